@@ -1,0 +1,172 @@
+"""Batches for training and evaluation, cut so that ranks neither overlap nor wait for each other."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from data.augment import AUGMENTATIONS, NUM_DRAWS
+from data.seeding import generator
+
+
+class ShardedBatches:
+    """One rank's share of the training set, shuffled anew in every epoch.
+
+    All ranks shuffle by (seed, epoch) alike and take disjoint shares of equal size: together the ranks' batches of
+    one step are the next world_size * batch_size samples of the shuffled order, whatever the world size. The tail that
+    fills no such step, fewer than world_size * batch_size samples, is left out of that epoch; other samples are
+    in it next time. Augmentation is drawn from (seed, epoch, rank).
+
+    Args:
+        inputs: (num, channels, height, width) uint8 or float32, on the device where batches are wanted; kept, never
+            modified.
+        targets: (num,) int64, on the same device.
+        batch_size: samples per rank and step.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        seed: the run's seed.
+        augment: ``none`` or ``crop_flip``.
+        mean: per channel, as in `Classification`.
+        std: per channel, as in `Classification`.
+
+    Raises:
+        ValueError: a setting is out of range, or there are too few samples for one step.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        augment: str = "none",
+        mean: Sequence[float],
+        std: Sequence[float],
+    ) -> None:
+        _check(inputs, targets, batch_size, rank, world_size)
+        if augment not in AUGMENTATIONS:
+            raise ValueError(f"augment must be one of {', '.join(AUGMENTATIONS)}, got '{augment}'")
+        if len(inputs) < world_size * batch_size:
+            raise ValueError(
+                f"world_size * batch_size must be at most the {len(inputs)} training samples, "
+                f"got {world_size} * {batch_size} = {world_size * batch_size}"
+            )
+        self._inputs, self._targets = inputs, targets
+        self._batch_size, self._rank, self._world_size, self._seed = batch_size, rank, world_size, seed
+        self._augment = AUGMENTATIONS[augment]
+        self._normalise = _Normalise(inputs, mean, std)
+
+    @property
+    def num_batches(self) -> int:
+        """Steps in an epoch, equal on all ranks."""
+        return len(self._inputs) // (self._world_size * self._batch_size)
+
+    def indices(self, epoch: int) -> Tensor:
+        """Return the samples of this rank in an epoch: (num_batches, batch_size) int64 on the CPU."""
+        order = torch.randperm(len(self._inputs), generator=generator(self._seed, epoch))
+        used = order[: self.num_batches * self._world_size * self._batch_size]
+        return used.view(self.num_batches, self._world_size, self._batch_size)[:, self._rank]
+
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (batch_size, channels, height, width) float32 inputs and (batch_size,) int64 targets.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+        """
+        device = self._inputs.device
+        draws = self._draws(epoch)[start:].to(device)
+        for chosen, drawn in zip(self.indices(epoch)[start:].to(device), draws, strict=True):
+            images = self._augment(self._inputs[chosen], drawn)
+            yield self._normalise(images), self._targets[chosen]
+
+    def _draws(self, epoch: int) -> Tensor:
+        shape = (self.num_batches, self._batch_size, NUM_DRAWS)
+        return torch.randint(2**31, shape, generator=generator(self._seed, epoch, self._rank))
+
+
+class EvalBatches:
+    """One rank's share of the test set, in order, without overlap and without a sample left out.
+
+    Shares differ by at most one sample, so ranks may have different numbers of batches, even none: sum the counts of
+    right answers and of samples over the ranks after the loop, never inside it.
+
+    Args:
+        inputs: (num, channels, height, width) uint8 or float32; kept, never modified.
+        targets: (num,) int64, on the same device.
+        batch_size: samples per batch; the last one may be smaller.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        mean: per channel, as in `Classification`.
+        std: per channel, as in `Classification`.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+    ) -> None:
+        _check(inputs, targets, batch_size, rank, world_size)
+        share = slice(len(inputs) * rank // world_size, len(inputs) * (rank + 1) // world_size)
+        self._inputs, self._targets, self._batch_size = inputs[share], targets[share], batch_size
+        self._normalise = _Normalise(inputs, mean, std)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank; they sum to the test set over the ranks."""
+        return len(self._inputs)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of this rank; ranks may differ."""
+        return -(-self.num_samples // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (at most batch_size, channels, height, width) float32 inputs and their int64 targets."""
+        for start in range(0, self.num_samples, self._batch_size):
+            chosen = slice(start, start + self._batch_size)
+            yield self._normalise(self._inputs[chosen]), self._targets[chosen]
+
+
+class _Normalise:
+    """Map pixels to (pixel - mean) / std per channel, in float32; uint8 pixels count as pixel / 255."""
+
+    def __init__(self, inputs: Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
+        channels = inputs.shape[1]
+        if len(mean) != channels or len(std) != channels:
+            raise ValueError(f"mean and std must have {channels} channels as the inputs, got {len(mean)}, {len(std)}")
+        if not all(value > 0 for value in std):
+            raise ValueError(f"std must be positive, got {tuple(std)}")
+        unit = 255.0 if inputs.dtype == torch.uint8 else 1.0
+        self._scale = inputs.new_tensor([1 / (unit * s) for s in std], dtype=torch.float32).view(-1, 1, 1)
+        shifts = [-m / s for m, s in zip(mean, std, strict=True)]
+        self._shift = inputs.new_tensor(shifts, dtype=torch.float32).view(-1, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return torch.addcmul(self._shift, images, self._scale)
+
+
+def _check(inputs: Tensor, targets: Tensor, batch_size: int, rank: int, world_size: int) -> None:
+    if inputs.ndim != 4 or len(targets) != len(inputs):
+        raise ValueError(
+            "inputs must be (num, channels, height, width) with as many targets, "
+            f"got {tuple(inputs.shape)} and {tuple(targets.shape)}"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be in 0..{world_size - 1}, got {rank}")

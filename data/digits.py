@@ -1,0 +1,75 @@
+"""Handwritten digits that ship with scikit-learn: real images without a download."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from data.seeding import generator
+from data.source import Classification, DatasetInfo, channel_stats, sha256
+
+NUM_IMAGES = 1797
+NUM_TEST = 360
+MAX_PIXEL = 16  # a pixel counts the set bits of a 4x4 block
+SPLIT_SEED = 1797  # not the run's seed: runs that differ in seed are measured on the same test images
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits:
+    """1,797 images of 8x8 pixels in 10 classes, scaled to [0, 1]; a fixed stratified split into 1,437 and 360.
+
+    Source: Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998; the
+    copy inside scikit-learn is the original's test part.
+    """
+
+    def load(self, root: str | None, seed: int) -> Classification:  # noqa: ARG002
+        """Read the images; neither argument matters."""
+        images, targets = _read()
+        train, test = _split(targets)
+        mean, std = channel_stats(images[train])
+        return Classification(
+            train_inputs=images[train],
+            train_targets=targets[train],
+            test_inputs=images[test],
+            test_targets=targets[test],
+            num_classes=10,
+            in_channels=1,
+            checksums={"digits/images": sha256(images), "digits/targets": sha256(targets)},
+            mean=mean,
+            std=std,
+        )
+
+    def check(self, root: str | None) -> None:  # noqa: ARG002
+        """Raise ValueError when scikit-learn is not installed or ships other images."""
+        _read()
+
+    def info(self, root: str | None) -> DatasetInfo:  # noqa: ARG002
+        """Return the sizes, which are fixed."""
+        return DatasetInfo(
+            num_classes=10, in_channels=1, num_train=NUM_IMAGES - NUM_TEST, num_test=NUM_TEST, image_size=8
+        )
+
+
+def _read() -> tuple[Tensor, Tensor]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ValueError(f"dataset digits needs scikit-learn ({error}): pip install scikit-learn") from error
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float().div_(MAX_PIXEL).unsqueeze(1)
+    if images.shape != (NUM_IMAGES, 1, 8, 8):
+        raise ValueError(
+            f"scikit-learn's digits must be {NUM_IMAGES} images of 8x8, got {tuple(bunch.images.shape)}: "
+            "install scikit-learn again"
+        )
+    return images, torch.from_numpy(bunch.target).long()
+
+
+def _split(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the (num_train,) and (num_test,) positions, each with every class in proportion, both ascending."""
+    shuffled = torch.randperm(NUM_IMAGES, generator=generator(SPLIT_SEED))
+    by_class = shuffled[targets[shuffled].argsort(stable=True)]
+    # Evenly spaced positions of a list sorted by class take from each class its share, to within one image.
+    is_test = torch.zeros(NUM_IMAGES, dtype=torch.bool)
+    is_test[by_class[torch.arange(NUM_TEST) * NUM_IMAGES // NUM_TEST]] = True
+    return (~is_test).nonzero().squeeze(1), is_test.nonzero().squeeze(1)

@@ -1,0 +1,75 @@
+"""Images drawn at random, for tests and benchmarks that need a size rather than a meaning."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from data.seeding import generator
+from data.source import Classification, DatasetInfo, channel_stats, sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic:
+    """One Gaussian blob per class: a centre image, and samples of unit variance around it.
+
+    Attributes:
+        num_samples: training images; a fifth as many, at least one, are drawn for the test.
+        image_size: side of the square images, in pixels.
+        channels: channels of an image.
+        num_classes: number of blobs. Samples take the classes in turn, so every count is equal to within one.
+
+    Raises:
+        ValueError: a setting is not an integer of at least 1.
+    """
+
+    num_samples: int = 1024
+    image_size: int = 8
+    channels: int = 1
+    num_classes: int = 10
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field.name} must be an integer of at least 1, got {value!r}")
+
+    def load(self, root: str | None, seed: int) -> Classification:  # noqa: ARG002
+        """Draw the images, the same ones for the same seed and settings."""
+        sizes = self.info(None)
+        random = generator(seed)
+        centres = torch.randn(self.num_classes, self.channels, self.image_size, self.image_size, generator=random)
+        train_inputs, train_targets = _draw(centres, sizes.num_train, random)
+        test_inputs, test_targets = _draw(centres, sizes.num_test, random)
+        mean, std = channel_stats(train_inputs)
+        return Classification(
+            train_inputs=train_inputs,
+            train_targets=train_targets,
+            test_inputs=test_inputs,
+            test_targets=test_targets,
+            num_classes=self.num_classes,
+            in_channels=self.channels,
+            checksums={"synthetic/train": sha256(train_inputs), "synthetic/test": sha256(test_inputs)},
+            mean=mean,
+            std=std,
+        )
+
+    def check(self, root: str | None) -> None:
+        """Accept: the settings were checked when this object was built."""
+
+    def info(self, root: str | None) -> DatasetInfo:  # noqa: ARG002
+        """Return the sizes."""
+        return DatasetInfo(
+            num_classes=self.num_classes,
+            in_channels=self.channels,
+            num_train=self.num_samples,
+            num_test=max(1, self.num_samples // 5),
+            image_size=self.image_size,
+        )
+
+
+def _draw(centres: Tensor, num_samples: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return (num_samples, channels, size, size) float32 images and their (num_samples,) int64 classes."""
+    targets = torch.arange(num_samples) % len(centres)
+    noise = torch.randn(num_samples, *centres.shape[1:], generator=random)
+    return noise.add_(centres[targets]), targets

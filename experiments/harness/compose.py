@@ -1,0 +1,95 @@
+"""From words on the command line to checked configurations, before anything is made or started."""
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.harness.config import TrainConfig, check_content, typed
+from experiments.harness.errors import UserError, suggestion
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+ConfigStore.instance().store(name="schema", node=TrainConfig)
+
+
+def compose_checked(overrides: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
+    """Return the configuration that ``overrides`` describe, checked to the last.
+
+    Raises:
+        UserError: anything that would keep the run from starting.
+    """
+    _check_words(overrides)
+    try:
+        composed = compose("train", overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_one_line(error)) from None
+    return typed(composed, joined_world_size=joined_world_size)
+
+
+def compose_all(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
+    """Return the configurations of all jobs, or raise UserError for the first that is wrong, before any starts."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        configs = [compose_checked(job, joined_world_size=joined_world_size) for job in jobs]
+    for content in {_content_key(config): config for config in configs}.values():
+        check_content(content)
+    return configs
+
+
+def expand(overrides: list[str], *, multirun: bool) -> list[list[str]]:
+    """Return one list of overrides per run: the product of all choices under -m, the words themselves otherwise.
+
+    Raises:
+        UserError: a word is no override.
+    """
+    if not multirun:
+        return [overrides]
+    choices = [list(_choices(override)) for override in _parsed(overrides)]
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def _choices(override: Override) -> Iterable[str]:
+    if override.is_sweep_override():
+        key = override.get_key_element()
+        return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    return [str(override.input_line)]
+
+
+def _parsed(overrides: list[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise UserError(_one_line(error)) from None
+
+
+def _check_words(overrides: list[str]) -> None:
+    """Refuse what hydra would take silently or explain at length: added and deleted keys, choices that are not there."""
+    for override in _parsed(overrides):
+        key = override.key_or_group
+        if override.is_add() or override.is_delete():
+            raise UserError(f"'{override.input_line}': keys of the configuration cannot be added or deleted")
+        if override.is_sweep_override():
+            raise UserError(f"'{override.input_line}' names several values: run them all with -m, or choose one")
+        group = CONF / key
+        if "." not in key and group.is_dir() and isinstance(override.value(), str):
+            known = sorted(path.stem for path in group.glob("*.yaml"))
+            if override.value() not in known:
+                given = str(override.value())
+                raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("To append", "object_type", "full_key", "reference_type", "See "))]
+    return "; ".join(kept[:3])
+
+
+def _content_key(config: TrainConfig) -> tuple[str, ...]:
+    parts = (config.dataset, config.model, config.cluster, config.batch_size)
+    return tuple(str(part) for part in parts)

@@ -1,0 +1,290 @@
+"""What a run is: typed, checked, and named by what it contains."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import data
+import micro
+import models
+from data.augment import AUGMENTATIONS
+from experiments.harness.errors import UserError, suggestion
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """A network of models/ and its settings; num_classes is the data set's when not given."""
+
+    name: str
+    num_classes: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    """A data set of data/, where its files are, and how its training images are augmented."""
+
+    name: str
+    root: str | None = None
+    augment: str = "none"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class SparsifierConfig:
+    """A composition: selector (its name and settings; None for dense), exchange, codec, feedback."""
+
+    name: str
+    selector: dict[str, Any] | None = None
+    exchange: str = "union"
+    codec: str = "raw"
+    feedback: str = "residual"
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """Where the workers are: local or nodes (processes), or simulated in one process."""
+
+    name: str
+    nproc_per_node: int = 1
+    nnodes: int = 1
+    rdzv_endpoint: str = "localhost:0"
+    world_size: int | None = None
+    device: str = "auto"
+
+    @property
+    def simulated(self) -> bool:
+        """Whether all workers live in one process."""
+        return self.name == "simulated"
+
+
+@dataclass(kw_only=True)
+class WarmupConfig:
+    """A density that starts higher: over how many steps it falls, and from where."""
+
+    steps: int = 0
+    start: float = 0.25
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """One run. The values stand in conf/; see conf/train.yaml for what each means."""
+
+    model: ModelConfig
+    dataset: DatasetConfig
+    sparsifier: SparsifierConfig
+    cluster: ClusterConfig
+    density: float
+    density_warmup: WarmupConfig
+    seed: int
+    epochs: int
+    batch_size: int
+    lr: float
+    lr_warmup_epochs: float
+    lr_milestones: list[float]
+    lr_decay: float
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    nonfinite: str
+    timed: bool
+    output: str
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        assert self.cluster.world_size is not None
+        return self.cluster.world_size
+
+
+PATHS = {"output", "dataset.root", "cluster.rdzv_endpoint"}  # where, not what: left out of a run's name
+
+
+def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> TrainConfig:
+    """Return the configuration as dataclasses, checked as far as can be without reading data.
+
+    Args:
+        composed: what hydra composed.
+        joined_world_size: the number of ranks this process is one of, when something else started them.
+
+    Raises:
+        UserError: a key that does not exist, a value missing or out of range, or parts that do not go together.
+    """
+    _refuse_unknown_keys(composed, TrainConfig, "")
+    schema = OmegaConf.structured(TrainConfig)
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(schema, composed))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from None
+    assert isinstance(config, TrainConfig)
+    _settle_cluster(config.cluster, joined_world_size)
+    if config.sparsifier.selector is None:
+        config.density = 1.0
+    _check_numbers(config)
+    build_reducer(config)
+    return config
+
+
+def check_content(config: TrainConfig) -> None:
+    """Look at data and model as the workers will find them.
+
+    Raises:
+        UserError: data missing or torn, a model that does not fit it, more workers than batches or devices.
+    """
+    try:
+        data.check(config.dataset.name, config.dataset.root, **config.dataset.settings)
+        info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
+        with torch.device("meta"):
+            build_model(config, info.in_channels, info.num_classes)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    needed = config.world_size * config.batch_size
+    if info.num_train < needed:
+        raise UserError(
+            f"world_size {config.world_size} x batch_size {config.batch_size} needs {needed} samples a step, "
+            f"dataset {config.dataset.name} has {info.num_train}: lower one of them"
+        )
+    devices = torch.cuda.device_count()
+    if config.cluster.device == "cuda" and devices < (1 if config.cluster.simulated else config.cluster.nproc_per_node):
+        raise UserError(f"cluster.device=cuda needs {config.cluster.nproc_per_node} GPUs here, there are {devices}")
+
+
+def build_model(config: TrainConfig, in_channels: int, num_classes: int) -> torch.nn.Module:
+    """Return the model for data of this shape.
+
+    Raises:
+        ValueError: no such model or setting, or fewer outputs than classes.
+    """
+    outputs = num_classes if config.model.num_classes is None else config.model.num_classes
+    if outputs < num_classes:
+        raise ValueError(f"model.num_classes is {outputs}, dataset {config.dataset.name} has {num_classes} classes")
+    return models.build(config.model.name, in_channels=in_channels, num_classes=outputs, **config.model.settings)
+
+
+def build_reducer(config: TrainConfig) -> micro.Reducer:
+    """Return the reducer that the configuration describes.
+
+    Raises:
+        UserError: a part that does not exist, a value out of range, or parts that do not go together.
+    """
+    parts = config.sparsifier
+    try:
+        if parts.selector is None:
+            return micro.DenseReducer(nonfinite=config.nonfinite)  # type: ignore[arg-type]
+        return micro.SparseReducer(
+            selector=micro.build_selector(**parts.selector),
+            density=_density(config),
+            exchange=_choice("sparsifier.exchange", micro.EXCHANGES, parts.exchange)(),
+            codec=_choice("sparsifier.codec", micro.CODECS, parts.codec)(),
+            feedback=_choice("sparsifier.feedback", micro.FEEDBACKS, parts.feedback)(),
+            nonfinite=config.nonfinite,  # type: ignore[arg-type]
+            seed=config.seed,
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from None
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Return the configuration as yaml, complete."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def from_yaml(path: Path) -> TrainConfig:
+    """Return the configuration that ``to_yaml`` wrote."""
+    loaded = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path)))
+    assert isinstance(loaded, TrainConfig)
+    return loaded
+
+
+def run_name(config: TrainConfig) -> str:
+    """Return the run's folder name: readable, and ending in a hash of everything but paths."""
+    plain = dataclasses.asdict(config)
+    for path in PATHS:
+        *groups, key = path.split(".")
+        holder = plain
+        for group in groups:
+            holder = holder[group]
+        del holder[key]
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
+    method = f"{config.sparsifier.name}-d{config.density:g}"
+    return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"
+
+
+def _density(config: TrainConfig) -> micro.Constant | micro.WarmUp:
+    warmup = config.density_warmup
+    if not warmup.steps:
+        return micro.Constant(config.density)
+    return micro.WarmUp(density=config.density, start=warmup.start, steps=warmup.steps)
+
+
+def _choice(key: str, known: dict[str, Any], given: str) -> Any:
+    if given not in known:
+        raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
+    return known[given]
+
+
+def _refuse_unknown_keys(given: DictConfig, schema: type, prefix: str) -> None:
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    for key in given:
+        if str(key) not in fields:
+            raise UserError(f"'{prefix}{key}' is not a key of the configuration{suggestion(str(key), fields)}")
+        kind = fields[str(key)].type
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            if not OmegaConf.is_dict(given[key]):
+                raise UserError(f"'{prefix}{key}' is missing: choose one, for instance {prefix}{key}=NAME")
+            _refuse_unknown_keys(given[key], kind, f"{prefix}{key}.")
+    missing = [name for name in fields if name not in given and fields[name].default is dataclasses.MISSING]
+    missing = [name for name in missing if fields[name].default_factory is dataclasses.MISSING]
+    if missing:
+        raise UserError(f"'{prefix}{missing[0]}' is missing from the configuration")
+
+
+def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> None:
+    """Check the numbers of the cluster and fill in its world size."""
+    _at_least("cluster.nproc_per_node", cluster.nproc_per_node, 1)
+    _at_least("cluster.nnodes", cluster.nnodes, 1)
+    if cluster.device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"cluster.device must be one of auto, cpu, cuda, got '{cluster.device}'")
+    if cluster.simulated:
+        if cluster.world_size is None:
+            raise UserError("cluster.world_size is missing: say how many workers to simulate")
+        _at_least("cluster.world_size", cluster.world_size, 1)
+        return
+    started = joined_world_size or cluster.nnodes * cluster.nproc_per_node
+    if cluster.world_size not in (None, started):
+        how = "ranks were started" if joined_world_size else "= nnodes x nproc_per_node"
+        raise UserError(f"cluster.world_size is {cluster.world_size}, but {started} {how}: leave it out or make them equal")
+    cluster.world_size = started
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    _at_least("epochs", config.epochs, 1)
+    _at_least("batch_size", config.batch_size, 1)
+    _at_least("seed", config.seed, 0)
+    _at_least("density_warmup.steps", config.density_warmup.steps, 0)
+    for key in ("lr_warmup_epochs", "momentum", "weight_decay"):
+        value = getattr(config, key)
+        if not (math.isfinite(value) and value >= 0):
+            raise UserError(f"{key} must be at least 0, got {value}")
+    for key in ("lr", "lr_decay"):
+        value = getattr(config, key)
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{key} must be positive, got {value}")
+    if config.momentum >= 1:
+        raise UserError(f"momentum must be below 1, got {config.momentum}")
+    if config.nesterov and config.momentum == 0:
+        raise UserError("nesterov needs a momentum above 0, got 0")
+    _choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
+
+
+def _at_least(key: str, value: int, lowest: int) -> None:
+    if value < lowest:
+        raise UserError(f"{key} must be at least {lowest}, got {value}")

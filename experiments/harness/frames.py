@@ -1,0 +1,225 @@
+"""Run folders as tidy tables: all that a figure or a table ever reads (results/README.md has the schema)."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from experiments.harness.errors import UserError, suggestion
+from experiments.harness.records import RunFolder, read_records
+
+STAGES = ("compute", "select", "exchange", "rest")
+STEP_NUMBERS = (
+    *("step", "epoch", "loss", "lr", "target_density", "density", "local_density", "density_error", "build_up"),
+    *("imbalance", "threshold", "bytes_sent", "counts_bytes", "indices_bytes", "values_bytes"),
+    *("compute_s", "select_s", "exchange_s", "rest_s", "step_s", "time_s"),
+)
+EPOCH_NUMBERS = ("epoch", "step", "time_s", "train_loss", "test_loss", "accuracy", "num_samples")
+
+# column of the run table -> key of config.yaml
+COLUMNS = {
+    "model": "model.name",
+    "dataset": "dataset.name",
+    "sparsifier": "sparsifier.name",
+    "density": "density",
+    "seed": "seed",
+    "cluster": "cluster.name",
+    "world_size": "cluster.world_size",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+}
+RULE = "sparsifier.selector.rule"  # only methods with a published and a repaired form have it
+# What does not make two runs different experiments.
+BOOKKEEPING = ("name", "paths", "tracking", "hydra", "output", "resume")
+# Runs that agree in these, and differ in the seed alone, are repetitions of one experiment.
+EXPERIMENT = ["model", "dataset", "world_size", "density", "sparsifier"]
+
+METHOD = ["sparsifier", "variant"]  # what one line of a figure stands for
+
+Config = dict[str, object]
+Selection = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """The finished runs under one folder; ``steps`` and ``epochs`` carry the columns of ``runs``.
+
+    ``runs`` has one row per run: run, the keys of COLUMNS, rule, and ``variant``, which is empty unless runs
+    of one experiment differ in more than the seed; it then names that difference, ``lr=0.1``. The density of
+    a dense run is 1, whatever its configuration says.
+    """
+
+    runs: pd.DataFrame
+    steps: pd.DataFrame
+    epochs: pd.DataFrame
+
+
+def runs(root: Path | str) -> pd.DataFrame:
+    """One row per finished run under ``root``. Raises: UserError when there is none."""
+    return _run_frame(_configs(Path(root)))
+
+
+def steps(root: Path | str) -> pd.DataFrame:
+    """One row per run and step. Raises: UserError when no run is finished or a record cannot be read."""
+    return load(root).steps
+
+
+def epochs(root: Path | str) -> pd.DataFrame:
+    """One row per run and epoch. Raises: UserError when no run is finished or a record cannot be read."""
+    return load(root).epochs
+
+
+def load(root: Path | str, selection: Selection | None = None) -> Frames:
+    """Read every finished run under ``root`` whose configuration fits ``selection``.
+
+    Raises:
+        UserError: no finished run, a selection that fits none, a broken configuration or record.
+    """
+    root = Path(root)
+    configs = _select(_configs(root), selection or {})
+    table = _run_frame(configs)
+    identity = table.drop(columns=["rule", "epochs"])
+    return Frames(
+        runs=table,
+        steps=_records(root, identity, "steps.jsonl", STEP_NUMBERS).pipe(_complete_steps),
+        epochs=_records(root, identity.assign(rule=table["rule"]), "epochs.jsonl", EPOCH_NUMBERS),
+    )
+
+
+def parse_selection(words: Iterable[str]) -> dict[str, list[str]]:
+    """Turn ``["model=mlp", "seed=0,1"]`` into ``{"model": ["mlp"], "seed": ["0", "1"]}``."""
+    selection = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        if not (key and equals and values):
+            raise UserError(f"--select takes key=value or key=value,value, got {word!r}")
+        selection[key] = values.split(",")
+    return selection
+
+
+def _configs(root: Path) -> dict[str, Config]:
+    """Flat configuration of each finished run by name, repeated ones once; tells what is left out."""
+    folders = [RunFolder(path.parent) for path in sorted(root.glob("*/config.yaml"))]
+    done = [folder.path for folder in folders if folder.is_done()]
+    unfinished = [_unfinished_name(folder) for folder in folders if not folder.is_done()]
+    if not done:
+        also = f" ({len(unfinished)} unfinished)" if unfinished else ""
+        raise UserError(f"{root} holds no finished run{also}; make some with: python -m experiments.train")
+    if unfinished:
+        print(f"left out, not finished: {', '.join(unfinished)}")
+    return _distinct({folder.name: _read_config(folder / "config.yaml") for folder in done})
+
+
+def _unfinished_name(folder: RunFolder) -> str:
+    return f"{folder.path.name} (failed)" if folder.failure_path.exists() else folder.path.name
+
+
+def _read_config(path: Path) -> Config:
+    config = _flatten(yaml.safe_load(path.read_text()) or {})
+    missing = [key for key in COLUMNS.values() if key not in config]
+    if missing:
+        raise UserError(f"{path} has no {', '.join(missing)}; delete the folder and run it again")
+    # A dense run has no density: the value it was started with only says which sweep it came from.
+    return config | {"density": 1.0} if config["sparsifier.name"] == "dense" else config
+
+
+def _flatten(node: Mapping[str, object], prefix: str = "") -> Config:
+    flat: Config = {}
+    for key, value in node.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _settings(config: Config) -> Config:
+    return {key: value for key, value in config.items() if key.partition(".")[0] not in BOOKKEEPING}
+
+
+def _distinct(configs: dict[str, Config]) -> dict[str, Config]:
+    """Leave out a run whose settings and seed another one has already: it is no independent repetition."""
+    first: dict[str, str] = {}
+    for name, config in configs.items():
+        settings = json.dumps(_settings(config), sort_keys=True, default=str)
+        if first.setdefault(settings, name) != name:
+            print(f"left out, same experiment and seed as {first[settings]}: {name}")
+    return {name: configs[name] for name in first.values()}
+
+
+def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Config]:
+    for key, values in selection.items():
+        known = {known for config in configs.values() for known in (*COLUMNS, *config)}
+        if key not in known:
+            raise UserError(f"no run has the key {key!r}{suggestion(key, known)}")
+        kept = {name: config for name, config in configs.items() if _fits(config, key, values)}
+        if not kept:
+            present = sorted({str(_value(config, key)) for config in configs.values()})
+            raise UserError(f"--select {key}={','.join(values)} fits no run; present: {', '.join(present)}")
+        configs = kept
+    return configs
+
+
+def _fits(config: Config, key: str, values: list[str]) -> bool:
+    if key == "density" and config["sparsifier.name"] == "dense":
+        return True  # the baseline belongs to every density
+    return any(_same(_value(config, key), text) for text in values)
+
+
+def _value(config: Config, key: str) -> object:
+    return config.get(COLUMNS.get(key, key))
+
+
+def _same(value: object, text: str) -> bool:
+    try:
+        return float(str(value)) == float(text)
+    except ValueError:
+        return str(value).lower() == text.lower()
+
+
+def _run_frame(configs: dict[str, Config]) -> pd.DataFrame:
+    rows = [
+        {"run": name} | {column: config[key] for column, key in COLUMNS.items()} | {"rule": config.get(RULE)}
+        for name, config in configs.items()
+    ]
+    frame = pd.DataFrame(rows).astype({"density": float, "world_size": int, "seed": int})
+    frame["variant"] = ""
+    for _, group in frame.groupby(EXPERIMENT):
+        names = list(group["run"])
+        frame.loc[group.index, "variant"] = _variants([_settings(configs[name]) for name in names])
+    return frame
+
+
+def _variants(configs: list[Config]) -> list[str]:
+    """Name, for each of ``configs``, the settings beside the seed in which they are not all equal."""
+    keys = sorted({key for config in configs for key in config} - {"seed"})
+    differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    chosen = [key.removesuffix(".name") for key in differing if key.endswith(".name")]
+    # Once the name of a choice differs, its other settings follow from it.
+    keys = [key for key in differing if not key.startswith(tuple(f"{choice}." for choice in chosen))]
+    named = [(choice, f"{choice}.name") for choice in chosen] + [(key, key) for key in keys]
+    return [", ".join(f"{short.rpartition('.')[2]}={config.get(key)}" for short, key in named) for config in configs]
+
+
+def _records(root: Path, table: pd.DataFrame, file: str, numbers: tuple[str, ...]) -> pd.DataFrame:
+    """Rows of ``file`` of all runs, every column of ``numbers`` as float, joined with the run table."""
+    rows = pd.concat([_read(root / run / file).assign(run=run) for run in table["run"]], ignore_index=True)
+    rows = rows.reindex(columns=list(dict.fromkeys(["run", *numbers, *rows.columns])))
+    rows[list(numbers)] = rows[list(numbers)].apply(pd.to_numeric).astype(float)
+    # A resumed run may have repeated steps after its last checkpoint: the later row is the one that counts.
+    rows = rows.drop_duplicates(["run", numbers[0]], keep="last")
+    own = table.rename(columns={"density": "asked_density"})
+    return rows.merge(own, on="run", validate="many_to_one").sort_values(["run", numbers[0]], ignore_index=True)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    rows = read_records(path)
+    if not rows:
+        raise UserError(f"{path} has no rows; delete the folder {path.parent} and run it again")
+    return pd.DataFrame(rows)
+
+
+def _complete_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    skipped = rows["skipped"] if "skipped" in rows else pd.Series(False, index=rows.index)
+    rule = rows["rule"] if "rule" in rows else pd.Series(None, index=rows.index, dtype=object)
+    return rows.assign(skipped=skipped.eq(True), rule=rule).astype({"step": int, "epoch": int})

@@ -1,0 +1,134 @@
+"""The training loop: steps, epochs, and what is recorded of them."""
+
+import time
+from typing import Any
+
+import torch
+
+import micro
+from experiments.harness.config import TrainConfig
+from experiments.harness.records import RecordWriter, RunFolder
+from experiments.harness.teams import Reduced, Team
+
+
+def train(config: TrainConfig, team: Team, folder: RunFolder) -> dict[str, Any]:
+    """Train to the end and return the summary of the run; rank 0 writes a row per step and per epoch.
+
+    Raises:
+        UserError: a record cannot be written.
+        NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
+    """
+    optimizer = torch.optim.SGD(
+        team.task.model.parameters(),
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+    )
+    recorder = Recorder(folder) if team.is_main else None
+    step, time_s, row = 0, 0.0, {}
+    for epoch in range(config.epochs):
+        team.start_epoch(epoch)
+        losses = []
+        for index in range(team.num_batches):
+            started = time.perf_counter()
+            lr = learning_rate(config, epoch + index / team.num_batches)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            reduced = team.reduce(step)
+            if not any(stats.skipped for stats in reduced.stats):
+                optimizer.step()
+            loss = float(reduced.loss)  # host sync: the record needs it, and the step's time its end
+            step_s = time.perf_counter() - started
+            time_s += step_s
+            losses.append(loss)
+            if recorder:
+                recorder.step(step, epoch, loss, lr, reduced, step_s, time_s)
+            step += 1
+        test_loss, correct, num_samples = team.evaluate().tolist()
+        row = {
+            "epoch": epoch,
+            "step": step,
+            "time_s": time_s,
+            "train_loss": sum(losses) / len(losses),
+            "test_loss": test_loss / num_samples,
+            "accuracy": correct / num_samples,
+            "num_samples": int(num_samples),
+        }
+        if recorder:
+            recorder.epoch(row)
+    if recorder:
+        recorder.close()
+    return row
+
+
+def learning_rate(config: TrainConfig, epoch: float) -> float:
+    """Return the learning rate at a point of the schedule: linear warm-up, then a factor at each milestone.
+
+    Args:
+        epoch: epochs done, as a fraction.
+    """
+    warmup = min((epoch + 1e-9) / config.lr_warmup_epochs, 1.0) if config.lr_warmup_epochs else 1.0
+    return config.lr * max(warmup, 0.01) * config.lr_decay ** sum(epoch >= mark for mark in config.lr_milestones)
+
+
+class Recorder:
+    """Rank 0's records of a run."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._steps = RecordWriter(folder.steps_path)
+        self._epochs = RecordWriter(folder.epochs_path)
+
+    def step(
+        self, step: int, epoch: int, loss: float, lr: float, reduced: Reduced, step_s: float, time_s: float
+    ) -> None:
+        """Append a row for one step."""
+        self._steps.append(step_row(step, epoch, loss, lr, reduced, step_s, time_s))
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Append a row for one epoch."""
+        self._epochs.append(row)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._steps.close()
+        self._epochs.close()
+
+
+def step_row(
+    step: int, epoch: int, loss: float, lr: float, reduced: Reduced, step_s: float, time_s: float
+) -> dict[str, Any]:
+    """Return what is recorded of a step: the buckets of a dense step added up."""
+    stats = reduced.stats
+    numel = sum(s.numel for s in stats)
+    target = sum(s.target_count for s in stats)
+    updated = sum(s.global_count for s in stats)
+    whole: micro.StepStats = stats[0]
+    select_s, exchange_s = sum(s.select_s for s in stats), sum(s.exchange_s for s in stats)
+    return {
+        "step": step,
+        "epoch": epoch,
+        "loss": loss,
+        "lr": lr,
+        "rule": whole.rule,
+        "target_density": target / numel,
+        "density": updated / numel,
+        "local_density": sum(s.local_count for s in stats) / numel,
+        "density_error": abs(updated / target - 1),
+        "build_up": updated / target,
+        "imbalance": whole.imbalance,
+        "threshold": whole.threshold,
+        "bytes_sent": sum(s.bytes_sent for s in stats),
+        "counts_bytes": sum(s.counts_bytes for s in stats),
+        "indices_bytes": sum(s.indices_bytes for s in stats),
+        "values_bytes": sum(s.values_bytes for s in stats),
+        "num_collectives": sum(s.num_collectives for s in stats),
+        "compute_s": reduced.compute_s,
+        "select_s": select_s,
+        "exchange_s": exchange_s,
+        "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
+        "step_s": step_s,
+        "time_s": time_s,
+        "skipped": any(s.skipped for s in stats),
+    }
+

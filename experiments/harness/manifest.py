@@ -1,0 +1,137 @@
+"""Where a run took place and with what: everything beside its configuration that its numbers may depend on."""
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION",
+    "SLURM_NNODES",
+    "SLURM_NTASKS",
+)
+_VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "NUMBA_", "TRITON_")
+
+
+def collect_manifest(
+    *,
+    seed: int,
+    command: list[str],
+    world_size: int,
+    data_checksums: Mapping[str, str],
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the manifest of a run that starts now, as plain values.
+
+    Args:
+        seed: The run's seed.
+        command: The command line that started the run.
+        world_size: Number of ranks.
+        data_checksums: Checksum of each data file, by name.
+        extra: Entries that only the caller knows; they may not replace others.
+
+    Returns:
+        A dictionary for ``manifest.json``. What is unknown here, the git revision of an installed copy for
+        instance, is None.
+
+    Raises:
+        ValueError: An entry of ``extra`` has the name of another.
+    """
+    manifest = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "seed": seed,
+        "world_size": world_size,
+        "git": git_state(_REPOSITORY),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpu": {"model": _cpu_model(), "num_cores": os.cpu_count()},
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+        "environment": _environment(),
+        "num_threads": torch.get_num_threads(),
+        "deterministic": _deterministic_flags(),
+        "data_checksums": dict(data_checksums),
+    }
+    taken = sorted(manifest.keys() & extra.keys())
+    if taken:
+        raise ValueError(f"extra entries of a manifest must have names of their own, got {', '.join(taken)}")
+    return {**manifest, **extra}
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    """Return revision, whether tracked files differ from it, and the SHA-256 of that difference.
+
+    All three are None where ``folder`` is in no repository, has no commit, or git is missing; the checksum is None as
+    well when nothing differs.
+    """
+    revision = _git(folder, "rev-parse", "HEAD")
+    difference = _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-color")
+    if revision is None or difference is None:
+        return {"revision": None, "dirty": None, "diff_sha256": None}
+    return {
+        "revision": revision.decode().strip(),
+        "dirty": bool(difference),
+        "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None,
+    }
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # several runs may ask at once
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, env=environment, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    if sys.platform != "linux":
+        return platform.processor() or None
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables that change results or speed. Only these by name: others may hold secrets."""
+    chosen = (name for name in sorted(os.environ) if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES))
+    return {name: os.environ[name] for name in chosen}
+
+
+def _deterministic_flags() -> dict[str, Any]:
+    return {
+        "algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }

@@ -1,0 +1,189 @@
+"""How every figure looks: sizes, fonts, one colour per method, names for people, files with reproducible bytes."""
+
+import textwrap
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+COLUMN_INCHES, PAGE_INCHES = 3.4, 7.0  # one and both columns of a two-column paper
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so the same everywhere
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "legend.title_fontsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.4,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "hatch.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "pdf.fonttype": 42,  # TrueType: some publishers refuse Type 3
+    "svg.hashsalt": "micro",
+    "savefig.dpi": 200,
+}
+
+# Okabe and Ito's colours, told apart with any colour vision; grey stands in for their yellow, too light for lines.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
+PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+
+DASHED, DOTTED, DASHDOT, LONG = (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2))
+Dashes = tuple[int, tuple[float, ...]] | str
+DASHES: tuple[Dashes, ...] = ("-", DASHED, DOTTED, DASHDOT, LONG)
+MARKERS = "os^vDPX<>*ph"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one method is named and drawn; colour, dashes and marker together are its own."""
+
+    name: str
+    color: str
+    dashes: Dashes
+    marker: str
+
+
+LOOKS = {
+    "dense": Look("Dense", BLACK, "-", "o"),
+    "topk": Look("Top-k", BLUE, DASHED, "s"),
+    "cltk": Look("CLT-k", SKY, DASHDOT, "^"),
+    "threshold": Look("Hard-threshold", GREEN, DOTTED, "v"),
+    "randomk": Look("Random-k", ORANGE, LONG, "P"),
+    "micro": Look("MiCRO", VERMILLION, "-", "D"),
+    "micro_repaired": Look("MiCRO, repaired", PURPLE, "-", "<"),
+    "micro_published": Look("MiCRO, published", GREY, DASHED, ">"),
+    "exdyna": Look("ExDyna", GREEN, "-", "p"),
+    "deft": Look("DEFT", BLUE, "-", "h"),
+    "gaussiank": Look("Gaussian-k", ORANGE, DASHED, "X"),
+    "sidco": Look("SIDCo", SKY, "-", "*"),
+    "dgc": Look("DGC", GREEN, DASHDOT, "<"),
+    "redsync": Look("RedSync", BLUE, DOTTED, ">"),
+    "sage": Look("SAGE", ORANGE, DASHDOT, "h"),
+    "gtopk": Look("gTop-k", SKY, DOTTED, "X"),
+    "oktopk": Look("Ok-Topk", BLUE, DASHDOT, "p"),
+    "dsa": Look("TopkDSA", SKY, LONG, "v"),
+}
+NAMES = {
+    "mlp": "MLP",
+    "cnn_lstm": "CNN-LSTM",
+    "lstm_lm": "LSTM-LM",
+    "ncf": "NCF",
+    "googlenet": "GoogLeNet",
+    "resnet18": "ResNet-18",
+    "resnet20": "ResNet-20",
+    "resnet50": "ResNet-50",
+    "senet18": "SENet-18",
+    "vgg16": "VGG-16",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "movielens": "MovieLens",
+    "wikitext2": "WikiText-2",
+}
+
+
+def look(sparsifier: str) -> Look:
+    """How to draw a method; one without an entry in LOOKS gets a look that depends on its name alone."""
+    if sparsifier in LOOKS:
+        return LOOKS[sparsifier]
+    code = zlib.crc32(sparsifier.encode())
+    colors = PALETTE[:-1]  # black is the dense baseline's
+    return Look(
+        sparsifier, colors[code % len(colors)], DASHES[code // 7 % len(DASHES)], MARKERS[code // 64 % len(MARKERS)]
+    )
+
+
+def label(sparsifier: str, variant: str = "") -> str:
+    """Name of a method in legends and tables."""
+    return f"{look(sparsifier).name} ({variant})" if variant else look(sparsifier).name
+
+
+def human(name: str) -> str:
+    """Name of a model or data set for people; itself where none is known."""
+    return NAMES.get(name, name)
+
+
+def in_order(sparsifiers: Iterable[str]) -> list[str]:
+    """Distinct methods in the order of LOOKS, then those unknown there by name."""
+    known = list(LOOKS)
+    return sorted(set(sparsifiers), key=lambda name: (known.index(name) if name in known else len(known), name))
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and save inside this, or under it as a decorator: the caller's own settings neither matter nor change."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure in inches that keeps its parts from overlapping and needs no display."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
+    """Put title and legend above the panels, where they cover no data, in as many columns as the width holds."""
+    width = figure.get_figwidth()
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    fitting = int(width / (0.051 * longest + 0.4))  # inches of a letter, and of a line sample with its gaps
+    legend = figure.legend(
+        handles=handles,
+        title=textwrap.fill(title, int(15 * width)),
+        loc="outside upper center",
+        ncols=max(1, min(len(handles), fitting)),
+    )
+    legend.get_title().set_multialignment("center")
+
+
+def show_percent(axes: Axes) -> None:
+    """Write the y axis, fractions, as percent."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+
+
+def plain_log(axes: Axes) -> None:
+    """Make the y axis logarithmic, its ticks written as 0.01 0.02 0.05; call it when the data is drawn."""
+    axes.set_yscale("log", nonpositive="mask")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    plain_ticks(axes)
+
+
+def plain_ticks(axes: Axes) -> None:
+    """Write the numbers of the y axis as 0.01, not as powers of ten."""
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+@style()
+def save(figure: Figure, numbers: pd.DataFrame, stem: Path) -> list[Path]:
+    """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths."""
+    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".pdf", ".png", ".csv")]
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    figure.draw_without_rendering()  # places the parts; once is enough for both files
+    figure.set_layout_engine("none")
+    figure.savefig(paths[0], metadata={"CreationDate": None})
+    figure.savefig(paths[1])
+    numbers.to_csv(paths[2], index=False, float_format="%.8g", lineterminator="\n")
+    return paths

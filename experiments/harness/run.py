@@ -1,0 +1,107 @@
+"""One run from a checked configuration to DONE, wherever its workers are."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch.distributed as dist
+from rich.console import Console
+
+import data
+from experiments.harness.config import TrainConfig, run_name, to_yaml
+from experiments.harness.errors import UserError
+from experiments.harness.launch import RankFailure, launch
+from experiments.harness.progress import watch
+from experiments.harness.ranks import RankEnvironment, die_with_parent, recorded_errors
+from experiments.harness.records import RunFolder, write_atomic
+from experiments.harness.worker import run_rank
+
+Watcher = Callable[[TrainConfig, RunFolder], AbstractContextManager[None]]
+
+
+def folder_of(config: TrainConfig) -> RunFolder:
+    """Return the folder that a run has, whether it is there or not."""
+    return RunFolder(Path(config.output) / run_name(config))
+
+
+def num_steps(config: TrainConfig) -> int:
+    """Return how many steps a run takes."""
+    info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
+    return config.epochs * (info.num_train // (config.world_size * config.batch_size))
+
+
+def show_progress(config: TrainConfig, folder: RunFolder) -> AbstractContextManager[None]:
+    """Draw the progress of one run on the terminal."""
+    return watch(folder.path, total_steps=num_steps(config), label=label(config), console=Console(stderr=True))
+
+
+def label(config: TrainConfig) -> str:
+    """Return what to call a run on the terminal."""
+    return f"{config.model.name} on {config.dataset.name}, {config.sparsifier.name}, seed {config.seed}"
+
+
+def execute(config: TrainConfig, watcher: Watcher = show_progress) -> bool:
+    """Run ``config`` with workers of its own, or in this process when they are simulated.
+
+    Returns:
+        False where the folder holds this very run, finished, so that there was nothing to do.
+
+    Raises:
+        UserError: the folder cannot be written or is in use.
+        RankFailure: a worker failed.
+    """
+    folder = folder_of(config)
+    with folder.claim():
+        if folder.is_done():
+            return False
+        _prepare(config, folder)
+        with watcher(config, folder):
+            if config.cluster.simulated:
+                with recorded_errors(folder.path, 0):
+                    run_rank(config, folder, sys.argv)
+            else:
+                launch(
+                    folder.path,
+                    module="experiments.harness.worker",
+                    nproc_per_node=config.cluster.nproc_per_node,
+                    nnodes=config.cluster.nnodes,
+                    rdzv_endpoint=config.cluster.rdzv_endpoint,
+                    run_id=folder.path.name,
+                )
+    return True
+
+
+def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
+    """Be one of the ranks that torchrun or srun started; rank 0 owns the folder.
+
+    Returns:
+        False where the run was finished before.
+    """
+    ranks.export()
+    die_with_parent()
+    folder = folder_of(config)
+    with folder.claim() if ranks.rank == 0 else nullcontext():
+        if ranks.rank == 0 and not folder.is_done():
+            _prepare(config, folder)
+        if _agreed_done(ranks, folder):
+            return False
+        with show_progress(config, folder) if ranks.rank == 0 else nullcontext(), recorded_errors(folder.path, ranks.rank):
+            run_rank(config, folder, sys.argv)
+    return True
+
+
+def _agreed_done(ranks: RankEnvironment, folder: RunFolder) -> bool:
+    """Return rank 0's view of whether the run is finished; the others wait for it to own the folder."""
+    store = dist.TCPStore(ranks.master_addr, ranks.master_port, ranks.world_size, ranks.rank == 0)
+    if ranks.rank == 0:
+        store.set("done", "yes" if folder.is_done() else "no")
+    return bool(store.get("done") == b"yes")
+
+
+def _prepare(config: TrainConfig, folder: RunFolder) -> None:
+    write_atomic(folder.config_path, to_yaml(config))
+    write_atomic(folder.path / "command.txt", "\n".join(sys.argv) + "\n")
+
+
+__all__ = ["RankFailure", "UserError", "execute", "folder_of", "join", "label", "num_steps", "show_progress"]

@@ -1,0 +1,80 @@
+"""Train one model with one method, or sweep over several with -m.
+
+    python -m experiments.train model=resnet20 dataset=cifar10 dataset.root=DIR sparsifier=micro density=0.001
+    python -m experiments.train -m sparsifier=dense,topk,micro seed=0,1
+
+The command starts its own workers. Under torchrun or srun it joins the ranks that it is given. A run that is finished is
+not run again; one that was broken off starts anew, with what it recorded put aside under attempts/.
+"""
+
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+from experiments.harness.compose import CONF, compose_all, expand
+from experiments.harness.config import TrainConfig, typed
+from experiments.harness.errors import UserError
+from experiments.harness.launch import RankFailure
+from experiments.harness.ranks import RankEnvironment, joined
+from experiments.harness.run import execute, folder_of, join
+from micro import NonFiniteGradient
+
+failures: list[str] = []
+
+
+def main() -> None:
+    """Check everything that was asked for, then let hydra run it; exit 2 for a mistake, 1 for a failed run."""
+    words = sys.argv[1:]
+    flags = [word for word in words if word.startswith("-")]
+    multirun = bool({"-m", "--multirun"} & set(flags))
+    ranks = joined()
+    if not set(flags) - {"-m", "--multirun"}:  # with --help, --cfg and the like hydra only shows something
+        try:
+            _check(words, multirun=multirun, ranks=ranks)
+        except UserError as error:
+            sys.exit(_say(f"error: {error}", 2))
+    _run()
+    if failures:
+        sys.exit(_say("\n".join(failures), 1))
+
+
+def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -> None:
+    if multirun and ranks:
+        raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
+    overrides = [word for word in words if not word.startswith("-")]
+    jobs = expand(overrides, multirun=multirun)
+    configs = compose_all(jobs, joined_world_size=ranks.world_size if ranks else None)
+    names = [str(folder_of(config).path) for config in configs]
+    for name in names:
+        if names.count(name) > 1 and all(config.sparsifier.selector is not None for config in configs):
+            raise UserError(f"two runs of this sweep are the same, {name}: name each combination once")
+
+
+@hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
+def _run(composed: DictConfig) -> None:
+    ranks = joined()
+    config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
+    folder = folder_of(config).path
+    try:
+        ran = join(config, ranks) if ranks else execute(config)
+    except (UserError, RankFailure, NonFiniteGradient) as error:
+        if ranks and not isinstance(error, UserError):
+            raise
+        failures.append(f"error: {_name(config)}: {error}")
+        return
+    if ranks is None or ranks.rank == 0:
+        print(f"{'done' if ran else 'already done'}: {folder}")
+
+
+def _name(config: TrainConfig) -> str:
+    return folder_of(config).path.name
+
+
+def _say(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

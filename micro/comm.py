@@ -1,0 +1,185 @@
+"""Collectives among the ranks: the only file that calls them, and the one place where bytes are counted.
+
+Bytes are what the bandwidth-optimal form of a collective sends, as a mean over the ranks: ``(n-1) b`` for an all-gather of
+b bytes per rank, ``2 b (n-1)/n`` for an all-reduce, ``b (n-1)/n`` for a broadcast.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Kind = Literal["counts", "indices", "values"]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the collectives of one step cost this rank: bytes sent by kind, calls, seconds spent inside them."""
+
+    num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})
+    num_collectives: int = 0
+    elapsed_s: float = 0.0
+
+
+class Comm(ABC):
+    """The ranks that reduce together. One rank is a group too: it sends nothing."""
+
+    def __init__(self, rank: int, world_size: int, *, timed: bool = True) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.timed = timed
+        self.traffic = Traffic()
+
+    def begin_step(self) -> None:
+        """Start counting anew."""
+        self.traffic = Traffic()
+
+    def now(self, device: torch.device) -> float:
+        """Return a time in seconds; on an accelerator, once its queued work is done, if this group is timed."""
+        if self.timed and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def gather_rows(self, row: Tensor, kind: Kind = "counts") -> Tensor:
+        """Return (world_size, m), every rank's ``row`` (m,) in rank order; m is the same on all ranks, at least 1."""
+        if self.world_size == 1:
+            return row[None]
+        rows = row.new_empty((self.world_size, row.numel()))
+        with self._counted(kind, (self.world_size - 1) * _num_bytes(row), row.device):
+            self._gather_rows(rows, row.contiguous())
+        return rows
+
+    def gather_lists(self, mine: Tensor, counts: Sequence[int], kind: Kind) -> list[Tensor]:
+        """Return every rank's 1-D list in rank order; lengths may differ (``counts``, known everywhere) and be 0.
+
+        Nothing is padded: each rank sends exactly its list to each other rank.
+        """
+        if self.world_size == 1:
+            return [mine]
+        received = mine.new_empty(sum(counts))
+        with self._counted(kind, (self.world_size - 1) * _num_bytes(mine), mine.device):
+            if sum(counts):  # known everywhere, so all ranks skip together
+                self._exchange(received, mine.repeat(self.world_size), list(counts), [mine.numel()] * self.world_size)
+        return list(received.split(list(counts)))
+
+    def scatter_parts(self, mine: Tensor, sizes: Sequence[int], kind: Kind) -> Tensor:
+        """Send part j of ``mine`` (of ``sizes[j]`` elements) to rank j; return (world_size, own size) of what came."""
+        own = sizes[self.rank]
+        if self.world_size == 1:
+            return mine[None]
+        received = mine.new_empty((self.world_size, own))
+        sent = (mine.numel() - own) * mine.element_size()
+        with self._counted(kind, sent, mine.device):
+            self._exchange(received.view(-1), mine, [own] * self.world_size, list(sizes))
+        return received
+
+    def all_reduce_(self, x: Tensor, kind: Kind = "values") -> Tensor:
+        """Sum ``x`` over all ranks in place."""
+        if self.world_size > 1:
+            sent = 2 * _num_bytes(x) * (self.world_size - 1) / self.world_size
+            with self._counted(kind, sent, x.device):
+                self._all_reduce_(x)
+        return x
+
+    def broadcast_(self, x: Tensor, source: int, kind: Kind) -> Tensor:
+        """Copy rank ``source``'s ``x`` to all ranks in place."""
+        if self.world_size > 1:
+            sent = _num_bytes(x) * (self.world_size - 1) / self.world_size
+            with self._counted(kind, sent, x.device):
+                self._broadcast_(x, source)
+        return x
+
+    @contextmanager
+    def _counted(self, kind: Kind, num_bytes: float, device: torch.device) -> Iterator[None]:
+        started = self.now(device)
+        yield
+        self.traffic.elapsed_s += self.now(device) - started
+        self.traffic.num_bytes[kind] += num_bytes
+        self.traffic.num_collectives += 1
+
+    @abstractmethod
+    def _gather_rows(self, rows: Tensor, row: Tensor) -> None: ...
+
+    @abstractmethod
+    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None: ...
+
+    @abstractmethod
+    def _all_reduce_(self, x: Tensor) -> None: ...
+
+    @abstractmethod
+    def _broadcast_(self, x: Tensor, source: int) -> None: ...
+
+
+def _num_bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+class SoloComm(Comm):
+    """A group of one rank, for a run without torch.distributed; no primitive is ever reached."""
+
+    def __init__(self, *, timed: bool = True) -> None:
+        super().__init__(0, 1, timed=timed)
+
+    def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
+        raise AssertionError("a group of one rank has nobody to talk to")
+
+    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
+        raise AssertionError("a group of one rank has nobody to talk to")
+
+    def _all_reduce_(self, x: Tensor) -> None:
+        raise AssertionError("a group of one rank has nobody to talk to")
+
+    def _broadcast_(self, x: Tensor, source: int) -> None:
+        raise AssertionError("a group of one rank has nobody to talk to")
+
+
+class GroupComm(Comm):
+    """The ranks of a torch.distributed process group (gloo or NCCL); the default group when none is given."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, timed: bool = True) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), timed=timed)
+        self.group = group
+
+    def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
+        _all_gather_single()(rows.view(-1), row, group=self.group)
+
+    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
+        dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self.group)
+
+    def _all_reduce_(self, x: Tensor) -> None:
+        dist.all_reduce(x, group=self.group)
+
+    def _broadcast_(self, x: Tensor, source: int) -> None:
+        dist.broadcast(x, group=self.group, group_src=source)
+
+    def all_reduce_async(self, x: Tensor) -> torch.futures.Future[list[Tensor]]:
+        """Start to sum ``x`` over all ranks in place; the future completes with [x]. Bytes are counted at once."""
+        self.traffic.num_bytes["values"] += 2 * _num_bytes(x) * (self.world_size - 1) / self.world_size
+        self.traffic.num_collectives += 1
+        return dist.all_reduce(x, group=self.group, async_op=True).get_future()
+
+
+def _all_gather_single() -> Callable[..., object]:
+    """Return torch's equal-size all-gather under the name that this version has (renamed in torch 2.13)."""
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def private_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return a new group of the same ranks and backend, so that our collectives never mix with anybody else's."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    made = dist.new_group(ranks, backend=dist.get_backend(group))
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list[object]:
+    """Return every rank's picklable ``item`` in rank order (slow; for set-up, checkpoints and ends, not for steps)."""
+    items: list[object] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(items, item, group=group)
+    return items

@@ -1,0 +1,125 @@
+"""The one driver: DDP's communication hook."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from micro.comm import GroupComm, private_group
+from micro.flat import Layout
+from micro.reducer import BucketState, Reducer, saved_layout
+from micro.stats import StepStats
+
+
+def attach(model: DistributedDataParallel, reducer: Reducer, *, timed: bool = True) -> "Attachment":
+    """Let ``reducer`` average the gradients of ``model`` from now on.
+
+    Call it once, on all ranks, after the model is wrapped and before its first backward. The training loop stays as it
+    is: ``no_sync``, frozen and unused parameters, mixed dtypes and gradient_as_bucket_view work as they do without it.
+    Selection runs per bucket of DDP; wrap with a large ``bucket_cap_mb`` to select over the whole model.
+
+    Args:
+        timed: measure the parts of each step; on an accelerator that makes the host wait for the device.
+
+    Returns:
+        the attachment, which holds the statistics of the last step and everything a checkpoint needs.
+
+    Raises:
+        ValueError: the model is not a DistributedDataParallel.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+    return Attachment(model, reducer, timed=timed)
+
+
+class Attachment:
+    """A reducer at work on a DDP model: its buckets' states, kept by parameter name."""
+
+    def __init__(self, model: DistributedDataParallel, reducer: Reducer, *, timed: bool) -> None:
+        self.reducer = reducer
+        self.comm = GroupComm(private_group(model.process_group), timed=timed)
+        self._names = {parameter: name for name, parameter in model.module.named_parameters()}
+        self._watch_unused = bool(model.find_unused_parameters)
+        self._buckets: dict[tuple[str, ...], BucketState] = {}
+        self._stats: list[StepStats] = []
+        model.register_comm_hook(self, _hook)
+
+    @property
+    def stats(self) -> tuple[StepStats, ...]:
+        """The statistics of the last step, one per bucket in the order in which they were reduced."""
+        return tuple(self._stats)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's residuals, by parameter name, and selector states; save one per rank."""
+        return {"buckets": [self.reducer.save(bucket) for bucket in self._buckets.values()]}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
+
+        Raises:
+            ValueError: it names parameters that the model does not have, or of other shapes.
+        """
+        known = {name: tuple(parameter.shape) for parameter, name in self._names.items()}
+        layouts = [saved_layout(bucket) for bucket in saved["buckets"]]
+        for layout in layouts:
+            for name, shape in zip(layout.names, layout.shapes, strict=True):
+                if known.get(name) != shape:
+                    raise ValueError(f"state holds '{name}' of shape {shape}, the model has {known.get(name, 'none')}")
+        by_name = {name: parameter for parameter, name in self._names.items()}
+        self._buckets = {}
+        for layout, bucket in zip(layouts, saved["buckets"], strict=True):
+            parameter = by_name[layout.names[0]]
+            self._buckets[layout.names] = self.reducer.load(bucket, parameter.dtype, parameter.device)
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Reduce one bucket of DDP in place; DDP waits for the future."""
+        if bucket.index() == 0:
+            self._stats.clear()
+        self.comm.begin_step()
+        grad = bucket.buffer()
+        state = self._state_of(bucket, grad)
+        parked = self._park_unused_(bucket, state)
+        future = self.reducer.launch(state, grad, self.comm, self._stats.append, is_last=bucket.is_last())
+        for place, kept in parked:
+            state.residual[place] = kept
+        return future
+
+    def _state_of(self, bucket: dist.GradBucket, grad: Tensor) -> BucketState:
+        parameters = bucket.parameters()
+        names = tuple(self._names[parameter] for parameter in parameters)
+        if names not in self._buckets:
+            layout = Layout(names, tuple(tuple(parameter.shape) for parameter in parameters))
+            self._buckets[names] = self.reducer.rebuild(layout, self._take(layout), grad.dtype, grad.device)
+        return self._buckets[names]
+
+    def _take(self, layout: Layout) -> list[BucketState]:
+        """Remove the new bucket's parameters from the old buckets that hold them, and return those."""
+        wanted = set(layout.names)
+        old = [bucket for names, bucket in self._buckets.items() if wanted & set(names)]
+        for bucket in old:
+            del self._buckets[bucket.layout.names]
+            rest = [(name, shape) for name, shape in zip(bucket.layout.names, bucket.layout.shapes, strict=True) if name not in wanted]
+            if rest:  # other new buckets will come for these
+                kept = Layout(tuple(name for name, _ in rest), tuple(shape for _, shape in rest))
+                residual = bucket.residual
+                self._buckets[kept.names] = self.reducer.rebuild(kept, [bucket], residual.dtype, residual.device)
+        return old
+
+    def _park_unused_(self, bucket: dist.GradBucket, state: BucketState) -> list[tuple[slice, Tensor]]:
+        """Set aside the residual of parameters that no rank used: DDP would drop what was sent for them."""
+        if not self._watch_unused or not state.residual.numel():
+            return []
+        used = torch.stack([gradient.any() for gradient in bucket.gradients()]).to(torch.int32)
+        self.comm.all_reduce_(used, "counts")
+        parked = []
+        for (_, place), anywhere in zip(state.layout.slices(), used.tolist(), strict=True):  # host sync: which to park
+            if not anywhere:
+                parked.append((place, state.residual[place].clone()))
+                state.residual[place] = 0
+        return parked
+
+
+def _hook(state: Attachment, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.reduce(bucket)

@@ -1,0 +1,52 @@
+"""NaN and Inf in a gradient: found before they reach a residual, and handled by all ranks together."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.flat import Layout
+
+Policy = Literal["stop", "skip"]
+
+
+class NonFiniteGradient(RuntimeError):
+    """A gradient held NaN or Inf. Raised on all ranks in the same step; no residual was touched by it."""
+
+
+def check_policy(policy: str) -> None:
+    """Raise ValueError unless ``policy`` is 'stop' or 'skip'."""
+    if policy not in get_args(Policy):
+        raise ValueError(f"nonfinite must be one of {', '.join(get_args(Policy))}, got '{policy}'")
+
+
+def first_nonfinite(vector: Tensor) -> int | None:
+    """Return the index of the first NaN or Inf in ``vector`` (numel,), or None; costs one read of it.
+
+    A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end.
+    """
+    wide = torch.promote_types(vector.dtype, torch.float32)
+    if torch.isfinite(vector.sum(dtype=wide)):  # host sync: a bad gradient must be stopped before it is added
+        return None
+    bad = torch.nonzero(~torch.isfinite(vector)).view(-1)
+    return int(bad[0]) if bad.numel() else None  # host sync: only after something was found
+
+
+def report(bad: int | None, layout: Layout, step: int, comm: Comm, device: torch.device) -> NonFiniteGradient:
+    """Return the error that names every bad rank's first bad parameter; all ranks call it together."""
+    mine = torch.tensor([-1 if bad is None else bad], dtype=torch.int64, device=device)
+    found = comm.gather_rows(mine).view(-1).tolist()  # host sync: the run ends here
+    places = [f"'{layout.name_at(index)}' on rank {rank}" for rank, index in enumerate(found) if index >= 0]
+    return NonFiniteGradient(
+        f"gradient of {', '.join(places)} is not finite at step {step}; nothing of it was kept. "
+        "Lower the learning rate, or set nonfinite=skip to leave such steps out"
+    )
+
+
+def mean_not_finite(name: str, step: int) -> NonFiniteGradient:
+    """Return the error for a dense mean, which is the same on all ranks and no longer tells whose fault it is."""
+    return NonFiniteGradient(
+        f"mean gradient of '{name}' is not finite at step {step}. "
+        "Lower the learning rate, or set nonfinite=skip to leave such steps out"
+    )

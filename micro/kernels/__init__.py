@@ -1,0 +1,55 @@
+"""The hot loops of selection: scan and compact, and exact top-k on top of it.
+
+On a CPU with numba installed the scan is compiled; anywhere else the pure-torch reference runs, and both give the same
+indices. What a scan has to cost is one read of what it searches.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from micro.kernels import reference
+
+try:
+    from micro.kernels import cpu
+except ImportError:  # numba is optional: the reference does the same work more slowly
+    cpu = None  # type: ignore[assignment]
+
+SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
+
+
+def compiled(x: Tensor) -> bool:
+    """Tell whether the compiled scan serves this tensor (float32, contiguous, on a CPU, numba installed)."""
+    return cpu is not None and x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+
+
+def above(x: Tensor, threshold: float) -> Tensor:
+    """Return the ascending (k,) int32 indices of ``x`` (numel,) with abs(x) >= threshold; NaN is never among them.
+
+    The threshold is rounded to the dtype of ``x`` first, as torch does when it compares a tensor with a number.
+    """
+    if compiled(x):
+        return cpu.above(x, threshold)
+    return reference.above(x, threshold)
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Return the ascending (min(k, numel),) int32 indices of the k largest magnitudes; ties go to the lowest index.
+
+    Exact. A sample tells about where the k-th magnitude lies, one scan collects what is above, and top-k runs on those
+    few; when the sample misled, the scan is repeated with a lower guess.
+    """
+    numel = x.numel()
+    if k >= numel or numel <= 2 * SAMPLE or 4 * k > numel or not compiled(x):
+        return reference.largest(x, k)
+    sample = x[:: numel // SAMPLE].abs()
+    expected = sample.numel() * k / numel
+    rank = math.ceil(expected + 3 * math.sqrt(expected) + 1)
+    while rank < sample.numel():
+        guess = float(torch.topk(sample, rank, sorted=False).values.min())
+        candidates = above(x, guess)
+        if candidates.numel() >= k:
+            return candidates.index_select(0, reference.largest(x.index_select(0, candidates), k))
+        rank *= 2
+    return reference.largest(x, k)

@@ -1,0 +1,12 @@
+"""How MiCRO's threshold follows the density: the authors' way, mended, and agreed upon within the step."""
+
+from typing import Any
+
+from micro.selectors.micro_rules.agreed import Agreed
+from micro.selectors.micro_rules.base import Found, Rule, Search
+from micro.selectors.micro_rules.published import Published
+from micro.selectors.micro_rules.repaired import Repaired
+
+RULES: dict[str, Rule[Any]] = {"agreed": Agreed(), "repaired": Repaired(), "published": Published()}
+
+__all__ = ["RULES", "Found", "Rule", "Search"]

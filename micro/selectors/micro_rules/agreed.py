@@ -1,0 +1,156 @@
+"""The density made right within the step: all ranks derive one cut from the counts they exchange anyway."""
+
+import math
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+from micro.selectors.histogram import SHIFT, magnitude_bins
+from micro.selectors.micro_rules.base import Found, Rule, Search
+
+NUM_BINS = 32  # counts each rank sends: 128 bytes
+SURPLUS = 2.0  # candidates wanted for one that is kept: room for the threshold to fall between two steps
+SMALLEST_BITS = 1  # the smallest positive magnitude: a candidate is never zero
+
+
+@dataclass(slots=True)
+class AgreedState:
+    """Where candidates begin and how wide a bin is, both as bits of a float32; None where they have to be found anew."""
+
+    lowest_bits: int | None = None
+    shift: int = 18
+
+
+class Agreed(Rule[AgreedState]):
+    """Collect candidates above a slightly lower threshold, count them by magnitude, and cut where the sum gives k.
+
+    Bins are ranges of float32 bit patterns, which order like magnitudes, so that a bin costs a subtraction and a shift
+    and its edges are exact. Every rank gets every rank's counts (one all-gather of 128 bytes, in place of the count
+    that other rules send) and cuts at the bin in which the k-th magnitude lies. From that bin each rank keeps its
+    largest, as many as its share of what is still missing: k come out exactly, whenever k elements are not zero.
+
+    When fewer than k candidates turn up (first step, or the scale of the gradients fell), all ranks see so from the
+    same counts and look again, once, below a cut from a wide histogram of everything (one further all-reduce).
+
+    Ours; the slices and their rotation are MiCRO's.
+    """
+
+    def start(self) -> AgreedState:
+        """Return the state before the first step."""
+        return AgreedState()
+
+    def search(self, state: AgreedState, search: Search) -> Found:
+        """Take exactly k over all ranks, or all that is not zero where that is less."""
+        k = search.step.target_count
+        known = state.lowest_bits is not None
+        if not known:
+            _look_anew(state, search)
+        candidates, bins, counts = _collect(state, search)
+        if known and _total(counts) < k:
+            _look_anew(state, search)
+            candidates, bins, counts = _collect(state, search)
+        cut = _Cut.at(counts, k)
+        keep = bins > cut.bin
+        boundary = torch.nonzero(bins == cut.bin).view(-1)
+        magnitudes = search.slice.index_select(0, candidates.index_select(0, boundary))
+        keep[boundary[kernels.largest(magnitudes, cut.shares[search.comm.rank]).long()]] = True
+        threshold = _between(state, cut)
+        taken = tuple(sum(row[cut.bin + 1 :]) + share for row, share in zip(counts, cut.shares, strict=True))
+        _prepare_next(state, threshold, cut, _total(counts), k)
+        return Found(candidates[keep], taken, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The bin in which the k-th magnitude lies, the share of it that is kept, and each rank's part of that."""
+
+    bin: int
+    fraction: float
+    shares: list[int]
+
+    @classmethod
+    def at(cls, counts: list[list[int]], k: int) -> "_Cut":
+        totals = [sum(column) for column in zip(*counts, strict=True)]
+        above, last = 0, len(totals) - 1
+        while last > 0 and above + totals[last] < k:
+            above += totals[last]
+            last -= 1
+        inside = totals[last]
+        missing = min(k - above, inside)
+        return cls(last, missing / inside if inside else 1.0, _apportion(missing, [row[last] for row in counts]))
+
+
+def _apportion(missing: int, counts: list[int]) -> list[int]:
+    """Split ``missing`` over ranks in proportion to ``counts``, by largest remainder; lower ranks first among equals."""
+    total = sum(counts)
+    if not total:
+        return [0] * len(counts)
+    shares = [missing * count // total for count in counts]
+    by_remainder = sorted(range(len(counts)), key=lambda rank: (-(missing * counts[rank] % total), rank))
+    for rank in by_remainder[: missing - sum(shares)]:
+        shares[rank] += 1
+    return shares
+
+
+def _collect(state: AgreedState, search: Search) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """Return this rank's candidates, the bin of each, and every rank's counts by bin (world_size lists of NUM_BINS)."""
+    assert state.lowest_bits is not None
+    candidates = kernels.above(search.slice, _magnitude(state.lowest_bits))
+    bits = _bits(search.slice.index_select(0, candidates))
+    bins = ((bits - state.lowest_bits) >> state.shift).clamp_(0, NUM_BINS - 1)
+    mine = torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
+    counts: list[list[int]] = search.comm.gather_rows(mine).tolist()  # host sync: counts shape the next message
+    return candidates, bins, counts
+
+
+def _look_anew(state: AgreedState, search: Search) -> None:
+    """Set the state so that SURPLUS * k elements, or all that are not zero, become candidates."""
+    totals = search.comm.all_reduce_(magnitude_bins(search.slice), "counts")
+    enough = math.ceil(SURPLUS * search.step.target_count)
+    reaching = torch.nonzero(totals.flip(0).cumsum(0) >= enough).view(-1)
+    bin_ = totals.numel() - 1 - int(reaching[0]) if reaching.numel() else 0  # host sync: only when the cut was lost
+    state.lowest_bits = max(bin_ << SHIFT, SMALLEST_BITS)
+    state.shift = AgreedState().shift
+
+
+def _between(state: AgreedState, cut: _Cut) -> float:
+    """Return the threshold inside the cut's bin, between its edges in proportion to what was kept."""
+    assert state.lowest_bits is not None
+    lower = state.lowest_bits + (cut.bin << state.shift)
+    return _magnitude(lower + round((1 << state.shift) * (1.0 - cut.fraction)))
+
+
+def _prepare_next(state: AgreedState, threshold: float, cut: _Cut, num_candidates: int, k: int) -> None:
+    """Place the next step's candidates by the slope of the tail between the lowest candidate and the threshold."""
+    assert state.lowest_bits is not None
+    lowest = _magnitude(state.lowest_bits)
+    if cut.bin == NUM_BINS - 1 or num_candidates <= k or threshold <= lowest:
+        state.lowest_bits = None  # the cut lies outside of what was resolved
+        return
+    slope = math.log(num_candidates / k) / math.log(threshold / lowest)
+    room = math.log(SURPLUS) / slope
+    next_lowest = threshold * math.exp(-room)
+    state.lowest_bits = max(_float_bits(next_lowest), SMALLEST_BITS)
+    highest = _float_bits(threshold * math.exp(2 * room))  # as far above in log count as twice the room below
+    state.shift = max(((highest - state.lowest_bits) // NUM_BINS).bit_length(), 0)
+
+
+def _total(counts: list[list[int]]) -> int:
+    return sum(map(sum, counts))
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.to(torch.float32).abs().view(torch.int32)
+
+
+def _magnitude(bits: int) -> float:
+    value: float = struct.unpack("=f", struct.pack("=i", bits))[0]
+    return value
+
+
+def _float_bits(value: float) -> int:
+    bits: int = struct.unpack("=i", struct.pack("=f", min(value, 3.4e38)))[0]
+    return bits

@@ -1,0 +1,42 @@
+"""What a rule of MiCRO is given and what it returns."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.selectors.base import Step
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One rank's search of one step: its slice of the accumulator (m,), m may be 0; the step; the ranks."""
+
+    slice: Tensor
+    step: Step
+    comm: Comm
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the search gave: (k_r,) int32 indices within the slice, every rank's k_r, the threshold that was used."""
+
+    indices: Tensor
+    counts: tuple[int, ...]
+    threshold: float
+
+
+class Rule(ABC, Generic[S]):
+    """A way to set the threshold. The state is the same on all ranks, for it is fed with what all ranks know."""
+
+    @abstractmethod
+    def start(self) -> S:
+        """Return the state before the first step."""
+
+    @abstractmethod
+    def search(self, state: S, search: Search) -> Found:
+        """Choose from the slice, and let the state learn from what all ranks found."""

@@ -1,0 +1,52 @@
+"""The authors' public code, step for step."""
+
+from dataclasses import dataclass
+
+import torch
+
+from micro import kernels
+from micro.selectors.micro_rules.base import Found, Rule, Search
+from micro.selectors.threshold import hard_threshold
+
+
+@dataclass(slots=True)
+class PublishedState:
+    """The threshold, and how many indices all ranks together sent in the last step."""
+
+    threshold: float = 1.0
+    last_count: int = 1
+
+
+class Published(Rule[PublishedState]):
+    """Factors 1.005, 1.00125 and 0.995 around last step's count, as public code of MiCRO has them.
+
+    Kept as they are: the start at 1 / (2 sqrt k); the middle band that only ever raises the threshold (its other branch
+    cannot be reached), which biases the count low; one arbitrary coordinate, number step % size, from an empty search; a
+    single rank that counts nothing, so that its threshold only falls. Where that code fails we go on: k is at least 1,
+    and an empty slice (fewer elements than ranks) sends nothing.
+    """
+
+    def start(self) -> PublishedState:
+        """Return the state before the first step."""
+        return PublishedState()
+
+    def search(self, state: PublishedState, search: Search) -> Found:
+        """Take what is at or above the threshold, or one arbitrary coordinate."""
+        k, index = search.step.target_count, search.step.index
+        state.threshold = hard_threshold(k) if index == 0 else state.threshold * _factor(state.last_count / k)
+        indices = kernels.above(search.slice, state.threshold)
+        size = search.slice.numel()
+        if not indices.numel() and size:
+            indices = torch.tensor([index % size], dtype=torch.int32, device=search.slice.device)
+        mine = torch.tensor([indices.numel()], dtype=torch.int32, device=indices.device)
+        counts = tuple(search.comm.gather_rows(mine).view(-1).tolist())  # host sync: counts shape the next message
+        state.last_count = sum(counts) if search.comm.world_size > 1 else 0
+        return Found(indices, counts, state.threshold)
+
+
+def _factor(share: float) -> float:
+    if share > 1.1:
+        return 1.005
+    if share > 0.909:
+        return 1.00125
+    return 0.995

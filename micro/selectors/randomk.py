@@ -1,0 +1,46 @@
+"""Random-k: the same random indices on every rank, so that no index travels."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.randomness import generator
+from micro.selectors.base import NoState, Selector, Step
+from micro.sparse import Overlap, Selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomK(Selector[NoState]):
+    """Select k indices uniformly at random, drawn from (seed, step) alike on all ranks.
+
+    Args:
+        unbiased: multiply the update by numel / k, so that its mean over draws is the dense mean. The variance grows
+            by numel / k - 1; this form is for use without error feedback.
+
+    Source: Stich et al., Sparsified SGD with memory, NeurIPS 2018, arXiv 1809.07599 (rand-k).
+    """
+
+    unbiased: bool = False
+    name: ClassVar[str] = "randomk"
+    overlap: ClassVar[Overlap] = Overlap.SAME
+
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return this step's random indices."""
+        numel, k = acc.numel(), min(step.target_count, acc.numel())
+        indices = draw(numel, k, generator(step.seed, step.index)).to(torch.int32).to(acc.device)
+        counts = (k,) * comm.world_size
+        return Selection(indices, counts=counts, scale=numel / k if self.unbiased else 1.0)
+
+
+def draw(numel: int, k: int, randomness: torch.Generator) -> Tensor:
+    """Return k distinct indices of [0, numel), ascending (k,) int64, each set equally likely; costs O(k), not O(numel)."""
+    if 4 * k > numel:
+        return torch.randperm(numel, generator=randomness)[:k].sort().values
+    drawn = torch.empty(0, dtype=torch.int64)
+    while drawn.numel() < k:
+        drawn = torch.unique(torch.cat([drawn, torch.randint(numel, (k + k // 4 + 8,), generator=randomness)]))
+    surplus = torch.randperm(drawn.numel(), generator=randomness)[:k]
+    return drawn[surplus.sort().values]

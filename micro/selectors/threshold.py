@@ -1,0 +1,45 @@
+"""Hard-threshold: a fixed cut, whatever density comes out."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from micro import kernels
+from micro.comm import Comm
+from micro.selectors.base import NoState, Selector, Step
+from micro.sparse import Selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold(Selector[NoState]):
+    """Select every magnitude at or above one threshold that never changes, over the whole vector on every rank.
+
+    Args:
+        value: the threshold; None takes 1 / (2 sqrt k), the rule of the source.
+
+    The density is not controlled: it drifts with the scale of the gradients, and the union over ranks adds build-up.
+
+    Source: Sahu et al., Rethinking gradient sparsification as total error minimization, NeurIPS 2021, arXiv 2108.00951.
+
+    Raises:
+        ValueError: ``value`` is not positive.
+    """
+
+    value: float | None = None
+    name: ClassVar[str] = "threshold"
+
+    def __post_init__(self) -> None:
+        if self.value is not None and not self.value > 0:
+            raise ValueError(f"value of the threshold must be positive, got {self.value}")
+
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return all indices at or above the threshold."""
+        threshold = self.value if self.value is not None else hard_threshold(step.target_count)
+        return Selection(kernels.above(acc, threshold), threshold=threshold)
+
+
+def hard_threshold(k: int) -> float:
+    """Return 1 / (2 sqrt k), the total-error rule's threshold for k elements per step."""
+    return 1.0 / (2.0 * math.sqrt(k))

@@ -1,0 +1,81 @@
+"""What one step reports, computed in one place."""
+
+from dataclasses import dataclass
+
+from micro.comm import Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """One reduction as one rank saw it. Counts and densities are the same on all ranks, times and bytes are its own.
+
+    Attributes:
+        step: number of the step, from 0.
+        numel: length d of the flat vector.
+        rule: which published behaviour the selector followed, where there are several.
+        target_count: k, the number of indices asked for.
+        counts: how many indices each rank chose.
+        local_count: how many this rank chose.
+        global_count: distinct indices in the update.
+        threshold: the cut on abs(acc), where there was one.
+        counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm).
+        num_collectives: collectives called.
+        select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of the reduction.
+        skipped: True where a gradient held NaN or Inf and the update of all ranks is zero.
+    """
+
+    step: int
+    numel: int
+    rule: str | None
+    target_density: float
+    target_count: int
+    counts: tuple[int, ...]
+    local_count: int
+    global_count: int
+    threshold: float | None
+    counts_bytes: float
+    indices_bytes: float
+    values_bytes: float
+    num_collectives: int
+    select_s: float
+    exchange_s: float
+    rest_s: float
+    skipped: bool
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that this rank sent."""
+        return self.counts_bytes + self.indices_bytes + self.values_bytes
+
+    @property
+    def local_density(self) -> float:
+        """Share of the vector that this rank chose."""
+        return self.local_count / self.numel
+
+    @property
+    def global_density(self) -> float:
+        """Share of the vector in the update."""
+        return self.global_count / self.numel
+
+    @property
+    def density_error(self) -> float:
+        """abs(global_count / target_count - 1): the papers' compression-ratio error."""
+        return abs(self.global_count / self.target_count - 1)
+
+    @property
+    def build_up(self) -> float:
+        """How many times more indices were updated than asked for; 1 = none."""
+        return self.global_count / self.target_count
+
+    @property
+    def imbalance(self) -> float:
+        """How much more the busiest rank chose than the mean rank; 0 = balanced."""
+        total = sum(self.counts)
+        return max(self.counts) * len(self.counts) / total - 1 if total else 0.0
+
+
+def traffic_fields(traffic: Traffic) -> dict[str, float]:
+    """Return the fields of StepStats that a step's traffic fills, but for the time."""
+    return {f"{kind}_bytes": sent for kind, sent in traffic.num_bytes.items()} | {
+        "num_collectives": traffic.num_collectives
+    }

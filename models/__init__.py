@@ -1,0 +1,14 @@
+"""Networks as plain ``nn.Module``: `build` one by name, `names` lists them.
+
+Adding a model means adding a file here whose function carries ``@register``; the files are found, not listed.
+"""
+
+import importlib
+import pkgutil
+
+from models.registry import build, names
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["build", "names"]

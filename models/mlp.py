@@ -1,0 +1,54 @@
+"""The multilayer perceptron: the smallest model that still has layers to tell apart."""
+
+from torch import Tensor, nn
+
+from models.registry import positive, register
+
+
+class MLP(nn.Module):
+    """Two hidden ReLU layers over the flattened image.
+
+    Initialised as in He et al., ICCV 2015, arXiv 1502.01852: fan-in normal weights, zero biases.
+    """
+
+    def __init__(self, *, in_channels: int, num_classes: int, hidden: int, image_size: int) -> None:
+        super().__init__()
+        self.image_shape = (in_channels, image_size, image_size)
+        self.layers = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(in_channels * image_size**2, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, num_classes),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (batch, in_channels, image_size, image_size) float32 images to (batch, num_classes) logits.
+
+        Raises:
+            ValueError: the images have another shape than the one the model was built for.
+        """
+        if tuple(inputs.shape[1:]) != self.image_shape:
+            raise ValueError(
+                f"mlp was built for images of shape {self.image_shape}, got {tuple(inputs.shape[1:])}: "
+                "set in_channels and image_size to the data set's"
+            )
+        return self.layers(inputs)
+
+
+@register
+def mlp(*, in_channels: int, num_classes: int, hidden: int = 64, image_size: int = 8) -> nn.Module:
+    """A perceptron with two hidden layers of width ``hidden`` for square images of side ``image_size``.
+
+    8,970 parameters for 1 channel, 10 classes and the default settings.
+
+    Raises:
+        ValueError: hidden or image_size is not an integer of at least 1.
+    """
+    positive(hidden=hidden, image_size=image_size)
+    return MLP(in_channels=in_channels, num_classes=num_classes, hidden=hidden, image_size=image_size)

@@ -1,0 +1,175 @@
+"""Ranks are started, watched and stopped; the rank that is blamed for a failure is the one that caused it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.harness.errors import UserError
+from experiments.harness.launch import Failure, Kind, RankFailure, launch, root_cause
+from experiments.harness.ranks import LAUNCHER_PID
+
+WORKERS = Path(__file__).parent / "workers"
+ENVIRONMENT = {"PYTHONPATH": str(WORKERS)}
+
+pytestmark = pytest.mark.dist
+
+
+def run(run_dir: Path, job: str, *, module: str = "idle_worker", nproc: int = 2, **more: str) -> None:
+    (run_dir / "job").write_text(job)
+    launch(run_dir, module=module, nproc_per_node=nproc, run_id="test", env={**ENVIRONMENT, **more})
+
+
+def eventually(condition: Callable[[], bool], *, deadline_s: float = 20) -> bool:
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    """A process that has died but was not yet collected by its parent counts as dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def start_sweep(folder: Path, job: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(WORKERS), str(WORKERS.parents[2])])
+    return subprocess.Popen(
+        [sys.executable, str(WORKERS / "sweep.py"), str(folder), job],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_every_rank_runs_with_its_output_in_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    run(tmp_path, "", OMP_NUM_THREADS="3")
+    for rank in range(2):
+        assert (tmp_path / f"ranks/rank{rank}/stdout.log").read_text() == f"hello from rank {rank}, 3 threads\n"
+    assert capfd.readouterr() == ("", "")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert LAUNCHER_PID not in os.environ
+
+
+def test_cores_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run(tmp_path, "", nproc=1)
+    cores = len(os.sched_getaffinity(0))
+    assert f" {cores} threads" in (tmp_path / "ranks/rank0/stdout.log").read_text()
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "message"),
+    [
+        ("raise", Kind.ERROR, "ValueError: loss is not finite at step 12"),
+        ("exit", Kind.EXIT, "exit code 3"),
+        ("SIGSEGV", Kind.KILLED, "killed by SIGSEGV"),
+        ("SIGKILL", Kind.KILLED, "killed by SIGKILL, as the kernel does when memory runs out"),
+    ],
+)
+def test_the_rank_that_began_is_blamed(tmp_path: Path, job: str, kind: Kind, message: str) -> None:
+    with pytest.raises(RankFailure) as caught:
+        run(tmp_path, job, module="gloo_worker", nproc=3, OMP_NUM_THREADS="1")
+    assert str(caught.value) == f"rank 2 failed: {message} (log: {tmp_path / 'ranks/rank2/stderr.log'})"
+    assert caught.value.failure.kind == kind
+    told = json.loads((tmp_path / "failure.json").read_text())
+    assert (told["rank"], told["message"], told["kind"]) == (2, message, kind.name.lower())
+    assert 2 in {failure["rank"] for failure in told["failures"]}
+
+
+def test_an_error_is_reported_without_help_of_the_worker(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match=r"^rank 1 failed: ValueError: loss is not finite at step 12 \("):
+        run(tmp_path, "raise")
+    report = json.loads((tmp_path / "errors/rank1.json").read_text())
+    assert report["message"] == "loss is not finite\nat step 12"
+    assert "idle_worker.py" in report["traceback"]
+    assert not report["collective"]
+    with pytest.raises(RankFailure, match="last words: nothing to do here"):  # and not the error of the last time
+        run(tmp_path, "leave", nproc=1)
+
+
+def test_a_waiting_thread_does_not_hide_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="must not keep this from being seen"):
+        run(tmp_path, "raise beside a thread", nproc=1)
+
+
+def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="no_such_worker"):
+        run(tmp_path, "", module="no_such_worker", nproc=1)
+
+
+def test_a_sweep_tells_one_line_per_failed_run_and_goes_on(tmp_path: Path) -> None:
+    output, errors = start_sweep(tmp_path, "raise").communicate(timeout=60)
+    assert output == ""
+    assert [line.split(" (log")[0] for line in errors.splitlines()] == [
+        "rank 1 failed: ValueError: loss is not finite at step 12"
+    ] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    sweep = start_sweep(tmp_path, "wait")
+    files = [tmp_path / f"0/pid{rank}" for rank in range(2)]
+    try:
+        assert eventually(lambda: all(file.exists() and file.read_text() for file in files))
+        sweep.send_signal(number)
+        sweep.communicate(timeout=20)
+    finally:
+        sweep.kill()
+    assert sweep.returncode == code
+    pids = [int(file.read_text()) for file in files]
+    assert eventually(lambda: not any(is_alive(pid) for pid in pids))
+    assert not (tmp_path / "1").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"nproc_per_node": 0}, "nproc_per_node must be at least 1, got 0"),
+        ({"nproc_per_node": 1, "rdzv_endpoint": "head"}, "rdzv_endpoint must be host:port, got 'head'"),
+        ({"nproc_per_node": 1, "nnodes": 2}, "rdzv_endpoint must name a port when nnodes is 2, got 'localhost:0'"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        launch(tmp_path, module="idle_worker", run_id="test", **arguments)
+    assert str(caught.value) == message
+    assert not list(tmp_path.iterdir())
+
+
+def failed(rank: int, kind: Kind, *, time: float = 10.0) -> Failure:
+    return Failure(rank=rank, kind=kind, message="", time=time, exit_code=1, log="")
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([failed(0, Kind.LOST_PEER, time=9.0), failed(1, Kind.ERROR)], 1),
+        ([failed(0, Kind.ERROR, time=9.9), failed(1, Kind.KILLED)], 1),
+        ([failed(0, Kind.EXIT), failed(1, Kind.LOST_PEER, time=9.9)], 0),
+        ([failed(0, Kind.STOPPED, time=9.0), failed(1, Kind.LOST_PEER)], 1),
+        ([failed(0, Kind.ERROR), failed(1, Kind.ERROR, time=9.0)], 1),
+        ([failed(0, Kind.KILLED, time=40.0), failed(1, Kind.ERROR)], 1),  # SIGKILL after the grace of a shutdown
+    ],
+)
+def test_root_cause(failures: list[Failure], cause: int) -> None:
+    assert root_cause(failures).rank == cause

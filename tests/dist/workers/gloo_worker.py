@@ -1,0 +1,33 @@
+"""A worker whose rank 2 ends in the way the file ``job`` says, while the others wait for it in a collective."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from experiments.harness.ranks import recorded_errors
+
+
+def end(job: str) -> None:
+    if job == "raise":
+        raise ValueError("loss is not finite at step 12")
+    if job == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), signal.Signals[job])
+
+
+def main(run_dir: Path) -> None:
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))  # all have met
+    if dist.get_rank() == 2:
+        end((run_dir / "job").read_text())
+    dist.all_reduce(torch.ones(1))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    with recorded_errors(folder, int(os.environ["RANK"])):
+        main(folder)

@@ -1,0 +1,25 @@
+"""A worker that does what the file ``job`` of its run folder says. It needs no torch, so it starts at once."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+run_dir = Path(sys.argv[1])
+rank = int(os.environ["RANK"])
+job = (run_dir / "job").read_text()
+(run_dir / f"pid{rank}").write_text(str(os.getpid()))
+print(f"hello from rank {rank}, {os.environ['OMP_NUM_THREADS']} threads", flush=True)
+
+if job == "wait":
+    time.sleep(100)
+if job == "raise" and rank == 1:
+    raise ValueError("loss is not finite\nat step 12")
+if job == "raise":
+    time.sleep(100)
+if job == "raise beside a thread":
+    threading.Thread(target=time.sleep, args=(100,)).start()
+    raise ValueError("the thread must not keep this from being seen")
+if job == "leave":
+    sys.exit("nothing to do here")

@@ -1,0 +1,15 @@
+"""A sweep of three runs that goes on after a run that failed, as Hydra's does: ``sweep.py FOLDER JOB``."""
+
+import sys
+from pathlib import Path
+
+from experiments.harness.launch import launch
+
+for number in range(3):
+    run_dir = Path(sys.argv[1]) / str(number)
+    run_dir.mkdir()
+    (run_dir / "job").write_text(sys.argv[2])
+    try:
+        launch(run_dir, module="idle_worker", nproc_per_node=2, run_id=str(number))
+    except Exception as error:
+        print(error, file=sys.stderr, flush=True)
