@@ -46,7 +46,7 @@ class Half(Codec):
     def encode(self, values: Tensor) -> Tensor:
         """Return the values rounded to half precision."""
         largest = torch.finfo(torch.float16).max
-        return values.clamp(-largest, largest).to(torch.float16)
+        return values.to(torch.float16).clamp(-largest, largest)
 
     def decode(self, wire: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the halves as ``dtype``."""

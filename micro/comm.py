@@ -158,11 +158,11 @@ class GroupComm(Comm):
     def _broadcast_(self, x: Tensor, source: int) -> None:
         dist.broadcast(x, group=self.group, group_src=source)
 
-    def all_reduce_async(self, x: Tensor) -> torch.futures.Future[list[Tensor]]:
-        """Start to sum ``x`` over all ranks in place; the future completes with [x]. Bytes are counted at once."""
+    def all_reduce_async(self, x: Tensor) -> dist.Work:
+        """Start to sum ``x`` over all ranks in place; wait for the work to end. Bytes are counted at once."""
         self.traffic.num_bytes["values"] += 2 * _num_bytes(x) * (self.world_size - 1) / self.world_size
         self.traffic.num_collectives += 1
-        return dist.all_reduce(x, group=self.group, async_op=True).get_future()
+        return dist.all_reduce(x, group=self.group, async_op=True)
 
 
 def _all_gather_single() -> Callable[..., object]:
@@ -173,7 +173,7 @@ def _all_gather_single() -> Callable[..., object]:
 def private_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Return a new group of the same ranks and backend, so that our collectives never mix with anybody else's."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    made = dist.new_group(ranks, backend=dist.get_backend(group))
+    made = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
     assert isinstance(made, dist.ProcessGroup)
     return made
 

@@ -1,14 +1,17 @@
 """The one driver: DDP's communication hook."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from micro.comm import GroupComm, private_group
 from micro.flat import Layout
+from micro.health import NonFiniteGradient
 from micro.reducer import BucketState, Reducer, saved_layout
 from micro.stats import StepStats
 
@@ -16,9 +19,9 @@ from micro.stats import StepStats
 def attach(model: DistributedDataParallel, reducer: Reducer, *, timed: bool = True) -> "Attachment":
     """Let ``reducer`` average the gradients of ``model`` from now on.
 
-    Call it once, on all ranks, after the model is wrapped and before its first backward. The training loop stays as it
-    is: ``no_sync``, frozen and unused parameters, mixed dtypes and gradient_as_bucket_view work as they do without it.
-    Selection runs per bucket of DDP; wrap with a large ``bucket_cap_mb`` to select over the whole model.
+    Call it once, on all ranks of the model, after it is wrapped and before its first backward. The training loop stays
+    as it is: ``no_sync``, frozen and unused parameters, mixed dtypes and gradient_as_bucket_view work as they do
+    without it. Selection runs per bucket of DDP; wrap with a large ``bucket_cap_mb`` to select over the whole model.
 
     Args:
         timed: measure the parts of each step; on an accelerator that makes the host wait for the device.
@@ -27,10 +30,15 @@ def attach(model: DistributedDataParallel, reducer: Reducer, *, timed: bool = Tr
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.
 
     Raises:
-        ValueError: the model is not a DistributedDataParallel.
+        ValueError: the model is not a DistributedDataParallel, has a communication hook, or makes sparse gradients.
+        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The bucket's gradients are zero
+            then; DDP's own work is done, so the model can be trained on.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(f"gradients must be dense tensors, '{name}' makes sparse ones: build it with sparse=False")
     return Attachment(model, reducer, timed=timed)
 
 
@@ -38,13 +46,19 @@ class Attachment:
     """A reducer at work on a DDP model: its buckets' states, kept by parameter name."""
 
     def __init__(self, model: DistributedDataParallel, reducer: Reducer, *, timed: bool) -> None:
+        try:
+            model.register_comm_hook(self, _hook)
+        except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
+            raise ValueError("model already has a communication hook, and DDP takes one: wrap it anew") from error
         self.reducer = reducer
         self.comm = GroupComm(private_group(model.process_group), timed=timed)
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._watch_unused = bool(model.find_unused_parameters)
+        self._numbered = not model.static_graph  # in its first backward, all buckets of a static graph have number 0
+        self._step: int | None = None
         self._buckets: dict[tuple[str, ...], BucketState] = {}
+        self._running: list[tuple[Callable[[], StepStats], torch.futures.Future[Tensor], Tensor]] = []
         self._stats: list[StepStats] = []
-        model.register_comm_hook(self, _hook)
 
     @property
     def stats(self) -> tuple[StepStats, ...]:
@@ -74,17 +88,45 @@ class Attachment:
             self._buckets[layout.names] = self.reducer.load(bucket, parameter.dtype, parameter.device)
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Reduce one bucket of DDP in place; DDP waits for the future."""
-        if bucket.index() == 0:
-            self._stats.clear()
-        self.comm.begin_step()
+        """Reduce one bucket of DDP in place; DDP waits for the future.
+
+        All reductions end in the hook of the last bucket, when backward has nothing left to hide them.
+        """
         grad = bucket.buffer()
         state = self._state_of(bucket, grad)
-        parked = self._park_unused_(bucket, state)
-        future = self.reducer.launch(state, grad, self.comm, self._stats.append, is_last=bucket.is_last())
-        for place, kept in parked:
-            state.residual[place] = kept
+        if bucket.index() == 0 and state.step != self._step:
+            self._step = state.step
+            self._stats.clear()
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
+        self._running.append((self._launch(bucket, state, grad), future, grad))
+        self._numbered = self._numbered or bucket.index() > 0
+        if bucket.is_last() or not self._numbered:
+            self._finish()
         return future
+
+    def _launch(self, bucket: dist.GradBucket, state: BucketState, grad: Tensor) -> Callable[[], StepStats]:
+        self.comm.begin_step()
+        parked = self._park_unused_(bucket, state)
+        try:
+            return self.reducer.launch(state, grad, self.comm)
+        except NonFiniteGradient as error:
+            return partial(_raise, error)
+        finally:
+            for place, kept in parked:
+                state.residual[place] = kept
+
+    def _finish(self) -> None:
+        errors = []
+        for finish, future, grad in self._running:
+            try:
+                self._stats.append(finish())
+            except NonFiniteGradient as error:
+                grad.zero_()
+                errors.append(error)
+            future.set_result(grad)
+        self._running.clear()
+        if errors:
+            _raise_after_backward(errors[0])
 
     def _state_of(self, bucket: dist.GradBucket, grad: Tensor) -> BucketState:
         parameters = bucket.parameters()
@@ -100,7 +142,11 @@ class Attachment:
         old = [bucket for names, bucket in self._buckets.items() if wanted & set(names)]
         for bucket in old:
             del self._buckets[bucket.layout.names]
-            rest = [(name, shape) for name, shape in zip(bucket.layout.names, bucket.layout.shapes, strict=True) if name not in wanted]
+            rest = [
+                (name, shape)
+                for name, shape in zip(bucket.layout.names, bucket.layout.shapes, strict=True)
+                if name not in wanted
+            ]
             if rest:  # other new buckets will come for these
                 kept = Layout(tuple(name for name, _ in rest), tuple(shape for _, shape in rest))
                 residual = bucket.residual
@@ -119,6 +165,19 @@ class Attachment:
                 parked.append((place, state.residual[place].clone()))
                 state.residual[place] = 0
         return parked
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _raise_after_backward(error: Exception) -> None:
+    """Raise once DDP has ended this backward, in a callback that it queues after the last hook; see autograd's engine.
+
+    Raised in a hook, the error would leave DDP waiting for the rest; raised by a future, it would lose its type.
+    """
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(partial(_raise, error)))
 
 
 def _hook(state: Attachment, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

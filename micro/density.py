@@ -44,8 +44,9 @@ class WarmUp:
 
     def at(self, step: int) -> float:
         """Return the target density of ``step``."""
-        done = min(step / self.steps, 1.0)
-        return self.start * (self.density / self.start) ** done
+        if step >= self.steps:
+            return self.density  # not by the formula, whose rounding can cost one element
+        return self.start * (self.density / self.start) ** (step / self.steps)
 
 
 Density = Constant | WarmUp

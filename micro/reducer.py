@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from micro.codecs import Codec, Raw
-from micro.comm import Comm, GroupComm
+from micro.comm import Comm, GroupComm, Traffic
 from micro.density import Constant, Density, target_count
 from micro.exchanges.base import Exchange
 from micro.exchanges.union import Union
@@ -58,25 +58,23 @@ class Reducer(ABC):
                 'skip' makes the update zero; finite ranks keep their gradient in the residual, others drop theirs.
         """
 
-    def launch(
-        self,
-        state: BucketState,
-        grad: Tensor,
-        comm: GroupComm,
-        done: Callable[[StepStats], None],
-        *,
-        is_last: bool,  # noqa: ARG002
-    ) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket of DDP and return a future of ``grad``; ``done`` gets the statistics. Here: at once."""
-        done(self.reduce_(state, grad, comm))
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
-        future.set_result(grad)
-        return future
+    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
+        """Start to reduce a bucket of DDP; the call of what is returned ends it. Here: all at once.
+
+        Every rank launches its buckets in the same order and then ends them in that order.
+        """
+        stats = self.reduce_(state, grad, comm)
+        return lambda: stats
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors, the residual by parameter name."""
         residual = {name: piece.clone() for name, piece in state.layout.split(state.residual).items()}
-        return {"step": state.step, "residual": residual, "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)), "selector": None}
+        return {
+            "step": state.step,
+            "residual": residual,
+            "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
+            "selector": None,
+        }
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
@@ -86,7 +84,9 @@ class Reducer(ABC):
             state.residual = regroup(saved["residual"], state.layout, dtype=state.residual.dtype, device=device)
         return state
 
-    def rebuild(self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device) -> BucketState:
+    def rebuild(
+        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
+    ) -> BucketState:
         """Return the state of a new bucket whose parameters lay in the buckets ``old`` before; those are used up.
 
         Residuals follow their parameters. The selector's state is taken over where the new bucket holds the same
@@ -135,7 +135,9 @@ class SparseReducer(Reducer):
                 f"exchange {self.exchange.name} sends pairs, but {self.selector.name} gives all ranks the same indices: use union"
             )
         if getattr(self.selector, "unbiased", False) and self.feedback.name != "none":
-            raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
+            raise ValueError(
+                "unbiased random-k scales its values, which error feedback would amplify: set feedback=none"
+            )
         _ = self.schedule
 
     @property
@@ -226,45 +228,53 @@ class DenseReducer(Reducer):
         exchange_s = comm.traffic.elapsed_s - waited
         healthy = self._finish_(state, grad, comm)
         rest_s = comm.now(grad.device) - started - exchange_s
-        return self._stats(state, grad.numel(), comm, healthy=healthy, exchange_s=exchange_s, rest_s=rest_s)
+        return self._stats(state, grad, comm.traffic, comm, healthy=healthy, exchange_s=exchange_s, rest_s=rest_s)
 
-    def launch(
-        self, state: BucketState, grad: Tensor, comm: GroupComm, done: Callable[[StepStats], None], *, is_last: bool
-    ) -> torch.futures.Future[Tensor]:
+    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
         """Start the all-reduce of a bucket and let backward go on, as DDP itself does without a hook.
 
-        Only the wait that nothing hides is reported as exchange_s: from the launch of the last bucket to its end.
+        Only the wait that nothing hides is reported as exchange_s: the one after backward.
         """
         if grad.is_cuda and comm.timed:  # times on a device need the host to wait
-            return super(DenseReducer, self).launch(state, grad, comm, done, is_last=is_last)
-        started = time.perf_counter()
+            return super(DenseReducer, self).launch(state, grad, comm)
+        work, traffic = comm.all_reduce_async(grad), comm.traffic
 
-        def finish(summed: torch.futures.Future[list[Tensor]]) -> Tensor:
-            mean = summed.value()[0]
-            healthy = self._finish_(state, mean, comm)
-            waited = time.perf_counter() - started if is_last else 0.0
-            done(self._stats(state, mean.numel(), comm, healthy=healthy, exchange_s=waited, rest_s=0.0))
-            return mean
+        def finish() -> StepStats:
+            started = time.perf_counter()
+            work.wait()
+            exchange_s = time.perf_counter() - started
+            healthy = self._finish_(state, grad, comm)
+            rest_s = time.perf_counter() - started - exchange_s
+            return self._stats(state, grad, traffic, comm, healthy=healthy, exchange_s=exchange_s, rest_s=rest_s)
 
-        return comm.all_reduce_async(grad).then(finish)
+        return finish
 
     def _finish_(self, state: BucketState, total: Tensor, comm: Comm) -> bool:
+        step = state.step
+        state.step += 1
         total.div_(comm.world_size)
         bad = first_nonfinite(total)
         if bad is None:
             return True
         if self.nonfinite == "stop":
-            raise mean_not_finite(state.layout.name_at(bad), state.step)
+            raise mean_not_finite(state.layout.name_at(bad), step)
         total.zero_()
         return False
 
     def _stats(
-        self, state: BucketState, numel: int, comm: Comm, *, healthy: bool, exchange_s: float, rest_s: float
+        self,
+        state: BucketState,
+        grad: Tensor,
+        traffic: Traffic,
+        comm: Comm,
+        *,
+        healthy: bool,
+        exchange_s: float,
+        rest_s: float,
     ) -> StepStats:
-        step = state.step
-        state.step += 1
+        numel = grad.numel()
         return StepStats(
-            step=step,
+            step=state.step - 1,  # it was counted when its sum came
             numel=numel,
             rule=None,
             target_density=1.0,
@@ -277,5 +287,5 @@ class DenseReducer(Reducer):
             exchange_s=exchange_s,
             rest_s=rest_s,
             skipped=not healthy,
-            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+            **traffic_fields(traffic),  # type: ignore[arg-type]
         )

@@ -45,7 +45,7 @@ class ThreadComm(Comm):
         torch.stack(self._put(row), out=rows)
         self._leave()
 
-    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
+    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:  # noqa: ARG002
         everyone = self._put(sent.split(sent_sizes))
         torch.cat([parts[self.rank] for parts in everyone], out=received)
         self._leave()
@@ -67,6 +67,12 @@ class ThreadComm(Comm):
         self._leave()
 
 
+def _use_one_thread() -> None:
+    """Give this thread's torch operations one thread: the ranks are the parallelism."""
+    torch.get_num_threads()  # sets this thread's number, which would otherwise happen later and undo the next line
+    torch.set_num_threads(1)
+
+
 class SimulatedGroup:
     """``world_size`` threads that call collectives together.
 
@@ -80,11 +86,9 @@ class SimulatedGroup:
         self._meeting = _Meeting(world_size)
         self.comms = [ThreadComm(rank, world_size, self._meeting) for rank in range(world_size)]
         threads = torch.get_num_threads()
-        # The ranks are the parallelism: one torch thread each. The number is kept per thread, but new threads take the
-        # last one set, so it is put back for everybody else.
-        self._pool = ThreadPoolExecutor(world_size, thread_name_prefix="rank", initializer=torch.set_num_threads, initargs=(1,))
-        self.run(lambda comm: comm.rank)
-        torch.set_num_threads(threads)
+        self._pool = ThreadPoolExecutor(world_size, thread_name_prefix="rank", initializer=_use_one_thread)
+        self.run(lambda _: self._meeting.barrier.wait())  # all at once, so that every rank's thread starts now
+        torch.set_num_threads(threads)  # new threads take the last number set: put it back for everybody else
 
     def run(self, work: Callable[[Comm], T]) -> list[T]:
         """Call ``work`` on every rank at once and return the results in rank order.

@@ -1,6 +1,7 @@
 """From words on the command line to checked configurations, before anything is made or started."""
 
 import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.harness.config import TrainConfig, check_content, typed
@@ -29,7 +31,7 @@ def compose_checked(overrides: list[str], *, joined_world_size: int | None = Non
     try:
         composed = compose("train", overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_one_line(error)) from None
+        raise UserError(_unknown_key(str(error), overrides) or _one_line(error)) from None
     return typed(composed, joined_world_size=joined_world_size)
 
 
@@ -82,6 +84,21 @@ def _check_words(overrides: list[str]) -> None:
             if override.value() not in known:
                 given = str(override.value())
                 raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
+
+
+def _unknown_key(message: str, overrides: list[str]) -> str | None:
+    """Return what to say where ``message`` is about a key that does not exist: what stands there instead."""
+    found = re.match(r"Could not override '([^']+)'", message)
+    if not found:
+        return None
+    *parents, key = found[1].split(".")
+    choices = [word for word in overrides if (CONF / word.split("=")[0]).is_dir()]
+    node = OmegaConf.select(compose("train", choices), ".".join(parents)) if parents else compose("train", choices)
+    if not OmegaConf.is_dict(node):
+        return f"'{found[1]}' is not a key of the configuration"
+    keys = [str(name) for name in node]
+    where = ".".join(parents) or "the configuration"
+    return f"'{key}' is not a key of {where}, which has {', '.join(keys)}{suggestion(key, keys)}"
 
 
 def _one_line(error: Exception) -> str:

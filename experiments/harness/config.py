@@ -258,6 +258,10 @@ def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> No
             raise UserError("cluster.world_size is missing: say how many workers to simulate")
         _at_least("cluster.world_size", cluster.world_size, 1)
         return
+    if cluster.nnodes > 1 and not joined_world_size and cluster.rdzv_endpoint.endswith(":0"):
+        raise UserError(
+            f"cluster.rdzv_endpoint must be host:port of one of the {cluster.nnodes} nodes, got '{cluster.rdzv_endpoint}'"
+        )
     started = joined_world_size or cluster.nnodes * cluster.nproc_per_node
     if cluster.world_size not in (None, started):
         how = "ranks were started" if joined_world_size else "= nnodes x nproc_per_node"

@@ -11,55 +11,71 @@ from experiments.harness.records import RecordWriter, RunFolder
 from experiments.harness.teams import Reduced, Team
 
 
-def train(config: TrainConfig, team: Team, folder: RunFolder) -> dict[str, Any]:
-    """Train to the end and return the summary of the run; rank 0 writes a row per step and per epoch.
+class Trainer:
+    """One run's training: a team of workers, an optimizer, and rank 0's records.
 
     Raises:
-        UserError: a record cannot be written.
-        NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
+        RecordError: a record cannot be written.
     """
-    optimizer = torch.optim.SGD(
-        team.task.model.parameters(),
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-    )
-    recorder = Recorder(folder) if team.is_main else None
-    step, time_s, row = 0, 0.0, {}
-    for epoch in range(config.epochs):
-        team.start_epoch(epoch)
-        losses = []
-        for index in range(team.num_batches):
-            started = time.perf_counter()
-            lr = learning_rate(config, epoch + index / team.num_batches)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            reduced = team.reduce(step)
-            if not any(stats.skipped for stats in reduced.stats):
-                optimizer.step()
-            loss = float(reduced.loss)  # host sync: the record needs it, and the step's time its end
-            step_s = time.perf_counter() - started
-            time_s += step_s
-            losses.append(loss)
-            if recorder:
-                recorder.step(step, epoch, loss, lr, reduced, step_s, time_s)
-            step += 1
-        test_loss, correct, num_samples = team.evaluate().tolist()
+
+    def __init__(self, config: TrainConfig, team: Team, folder: RunFolder) -> None:
+        self._config, self._team = config, team
+        self._recorder = Recorder(folder) if team.is_main else None
+        self._step, self._time_s = 0, 0.0
+        self._optimizer = torch.optim.SGD(
+            team.task.model.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the last epoch's row.
+
+        Raises:
+            NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
+        """
+        row: dict[str, Any] = {}
+        for epoch in range(self._config.epochs):
+            self._team.start_epoch(epoch)
+            losses = [self.step(epoch, index) for index in range(self._team.num_batches)]
+            row = self._evaluate(epoch, sum(losses) / len(losses))
+        if self._recorder:
+            self._recorder.close()
+        return row
+
+    def step(self, epoch: int, index: int) -> float:
+        """Take one step, batch ``index`` of an epoch, and return the loss of rank 0's batch."""
+        started = time.perf_counter()
+        lr = learning_rate(self._config, epoch + index / self._team.num_batches)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        reduced = self._team.reduce(self._step)
+        if not any(stats.skipped for stats in reduced.stats):
+            self._optimizer.step()
+        loss = float(reduced.loss)  # host sync: the record needs it, and the step's time its end
+        step_s = time.perf_counter() - started
+        self._time_s += step_s
+        if self._recorder:
+            self._recorder.step(step_row(self._step, epoch, loss, lr, reduced, step_s, self._time_s))
+        self._step += 1
+        return loss
+
+    def _evaluate(self, epoch: int, train_loss: float) -> dict[str, Any]:
+        test_loss, correct, num_samples = self._team.evaluate().tolist()
         row = {
             "epoch": epoch,
-            "step": step,
-            "time_s": time_s,
-            "train_loss": sum(losses) / len(losses),
+            "step": self._step,
+            "time_s": self._time_s,
+            "train_loss": train_loss,
             "test_loss": test_loss / num_samples,
             "accuracy": correct / num_samples,
             "num_samples": int(num_samples),
         }
-        if recorder:
-            recorder.epoch(row)
-    if recorder:
-        recorder.close()
-    return row
+        if self._recorder:
+            self._recorder.epoch(row)
+        return row
 
 
 def learning_rate(config: TrainConfig, epoch: float) -> float:
@@ -79,11 +95,9 @@ class Recorder:
         self._steps = RecordWriter(folder.steps_path)
         self._epochs = RecordWriter(folder.epochs_path)
 
-    def step(
-        self, step: int, epoch: int, loss: float, lr: float, reduced: Reduced, step_s: float, time_s: float
-    ) -> None:
+    def step(self, row: dict[str, Any]) -> None:
         """Append a row for one step."""
-        self._steps.append(step_row(step, epoch, loss, lr, reduced, step_s, time_s))
+        self._steps.append(row)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Append a row for one epoch."""

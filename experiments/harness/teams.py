@@ -91,6 +91,7 @@ class ProcessTeam(Team):
     def reduce(self, step: int) -> Reduced:
         """Compute this rank's gradients; the hook reduces them during backward."""
         batch = next(self._epoch)
+        self._ddp.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
         seed_step(self._config.seed, step, self.rank)
         started = self._comm.now(self.task.device)
         loss = self.task.loss(self._ddp, batch)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.harness.config import TrainConfig, from_yaml
-from experiments.harness.loop import train
+from experiments.harness.loop import Trainer
 from experiments.harness.manifest import collect_manifest
 from experiments.harness.records import RunFolder, write_json
 from experiments.harness.tasks import Task
@@ -29,7 +29,7 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> None
         if team.is_main:
             write_json(folder.manifest_path, _manifest(config, team, command, device))
         started = time.perf_counter()
-        last = train(config, team, folder)
+        last = Trainer(config, team, folder).run()
         if team.is_main:
             folder.mark_done(last | {"wall_s": time.perf_counter() - started})
 

@@ -1,4 +1,4 @@
-"""The hot loops of selection: scan and compact, and exact top-k on top of it.
+"""The hot loops of selection: scan and compact, count by magnitude, and exact top-k on top of them.
 
 On a CPU with numba installed the scan is compiled; anywhere else the pure-torch reference runs, and both give the same
 indices. What a scan has to cost is one read of what it searches.
@@ -32,6 +32,17 @@ def above(x: Tensor, threshold: float) -> Tensor:
     if compiled(x):
         return cpu.above(x, threshold)
     return reference.above(x, threshold)
+
+
+def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
+    """Return (num_bins,) int64 counts of the magnitudes of ``x`` (numel,) by ranges of their float32 bit patterns.
+
+    Bin b counts patterns from ``first_bit_pattern + (b << shift)`` on, ``1 << shift`` of them; what lies outside of all
+    bins, zeros, NaN and infinity are not counted.
+    """
+    if compiled(x):
+        return cpu.magnitude_counts(x, first_bit_pattern, shift, num_bins)
+    return reference.magnitude_counts(x, first_bit_pattern, shift, num_bins)
 
 
 def largest(x: Tensor, k: int) -> Tensor:

@@ -5,7 +5,6 @@ long, and neither numba nor torch emits the instruction by itself. Where a proce
 stores: the same result, more slowly.
 """
 
-import struct
 from typing import Any
 
 import numpy as np
@@ -73,8 +72,25 @@ def _above(bits: Any, lowest: Any, capacity: Any) -> Any:
     return out[:count]
 
 
+@njit(nogil=True, cache=True)
+def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
+    counts = np.zeros((2, num_bins + 1), np.int64)  # two tables: equal neighbours need not wait for each other
+    for i in range(bits.size):
+        magnitude = bits[i] & MAGNITUDE_BITS
+        place = (magnitude - first) >> shift
+        counted = (0 < magnitude) & (first <= magnitude) & (magnitude < INFINITY_BITS) & (place < num_bins)
+        counts[i & 1, place if counted else num_bins] += 1
+    return (counts[0] + counts[1])[:num_bins]
+
+
+def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
+    """Return (num_bins,) int64 counts of contiguous float32 ``x`` (numel,) by ranges of bit patterns."""
+    bits = x.detach().view(torch.int32).numpy()
+    return torch.from_numpy(_magnitude_counts(bits, np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins)))
+
+
 def above(x: Tensor, threshold: float) -> Tensor:
     """Return the ascending (k,) int32 indices of contiguous float32 ``x`` (numel,) with abs(x) >= threshold."""
-    (lowest,) = struct.unpack("=i", struct.pack("=f", max(threshold, 0.0)))
+    lowest = torch.tensor(max(threshold, 0.0), dtype=torch.float32).view(torch.int32).item()
     bits = x.detach().view(torch.int32).numpy()
     return torch.from_numpy(_above(bits, np.int32(lowest), x.numel() // 32))

@@ -3,10 +3,20 @@
 import torch
 from torch import Tensor
 
+INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
+
 
 def above(x: Tensor, threshold: float) -> Tensor:
     """Return the ascending (k,) int32 indices of ``x`` (numel,) with abs(x) >= threshold."""
     return torch.nonzero(x.abs() >= threshold).view(-1).to(torch.int32)
+
+
+def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
+    """Return (num_bins,) int64 counts of magnitudes by ranges of float32 bit patterns."""
+    bits = x.to(torch.float32).abs().view(torch.int32)
+    bits = bits[(bits >= max(first_bit_pattern, 1)) & (bits < INFINITY_BITS)]
+    bins = (bits - first_bit_pattern) >> shift
+    return torch.bincount(bins[bins < num_bins], minlength=num_bins)
 
 
 def largest(x: Tensor, k: int) -> Tensor:

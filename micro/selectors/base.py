@@ -73,10 +73,7 @@ class Selector(ABC, Generic[S]):
 
     def load(self, saved: dict[str, Any]) -> S:
         """Return the state that ``save`` described."""
-        state = self.start()
-        for field in dataclasses.fields(state):  # type: ignore[arg-type]
-            setattr(state, field.name, saved[field.name])
-        return state
+        return type(self.start())(**saved)
 
 
 def all_selectors() -> dict[str, type[Selector[Any]]]:

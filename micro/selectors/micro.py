@@ -48,6 +48,10 @@ class Micro(Selector[Any]):
         """Return the rule's state before the first step."""
         return RULES[self.rule].start()
 
+    def load(self, saved: dict[str, Any]) -> Any:
+        """Return the state that ``save`` described."""
+        return RULES[self.rule].load(saved)
+
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the indices of this rank's slice that pass the step's threshold."""
         start, stop = cyclic_slice(acc.numel(), step.index, comm.rank, comm.world_size)

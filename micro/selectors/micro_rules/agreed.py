@@ -13,12 +13,13 @@ from micro.selectors.micro_rules.base import Found, Rule, Search
 
 NUM_BINS = 32  # counts each rank sends: 128 bytes
 SURPLUS = 2.0  # candidates wanted for one that is kept: room for the threshold to fall between two steps
+MAX_ROOM = math.log(16.0)  # a flat stretch of the tail says little about what lies below it
 SMALLEST_BITS = 1  # the smallest positive magnitude: a candidate is never zero
 
 
 @dataclass(slots=True)
 class AgreedState:
-    """Where candidates begin and how wide a bin is, both as bits of a float32; None where they have to be found anew."""
+    """Where candidates begin and how wide a bin is, both as bits of a float32; None where both must be found anew."""
 
     lowest_bits: int | None = None
     shift: int = 18
@@ -84,7 +85,7 @@ class _Cut:
 
 
 def _apportion(missing: int, counts: list[int]) -> list[int]:
-    """Split ``missing`` over ranks in proportion to ``counts``, by largest remainder; lower ranks first among equals."""
+    """Split ``missing`` over ranks in proportion to ``counts``, by largest remainder; low ranks first among equals."""
     total = sum(counts)
     if not total:
         return [0] * len(counts)
@@ -107,13 +108,24 @@ def _collect(state: AgreedState, search: Search) -> tuple[Tensor, Tensor, list[l
 
 
 def _look_anew(state: AgreedState, search: Search) -> None:
-    """Set the state so that SURPLUS * k elements, or all that are not zero, become candidates."""
+    """Set the state so that SURPLUS * k elements, or all that are not zero, become candidates, and the bins reach k."""
+    k = search.step.target_count
     totals = search.comm.all_reduce_(magnitude_bins(search.slice), "counts")
-    enough = math.ceil(SURPLUS * search.step.target_count)
-    reaching = torch.nonzero(totals.flip(0).cumsum(0) >= enough).view(-1)
-    bin_ = totals.numel() - 1 - int(reaching[0]) if reaching.numel() else 0  # host sync: only when the cut was lost
-    state.lowest_bits = max(bin_ << SHIFT, SMALLEST_BITS)
-    state.shift = AgreedState().shift
+    reached = totals.flip(0).cumsum(0).flip(0)  # elements in each bin and above
+    highest_bits = (_bin_reached(reached, k / SURPLUS**2) + 1) << SHIFT
+    _resolve(state, _bin_reached(reached, SURPLUS * k) << SHIFT, highest_bits)
+
+
+def _bin_reached(reached: Tensor, wanted: float) -> int:
+    """Return the highest bin that ``wanted`` elements reach, or the lowest that holds any where they are fewer."""
+    there = max(int(reached[0]), 1)  # host sync: only when the cut was lost
+    return max(int((reached >= min(wanted, there)).sum()) - 1, 0)
+
+
+def _resolve(state: AgreedState, lowest_bits: int, highest_bits: int) -> None:
+    """Begin the candidates at ``lowest_bits`` and make the bins as narrow as reaching ``highest_bits`` allows."""
+    state.lowest_bits = max(lowest_bits, SMALLEST_BITS)
+    state.shift = max((highest_bits - state.lowest_bits) // NUM_BINS, 0).bit_length()
 
 
 def _between(state: AgreedState, cut: _Cut) -> float:
@@ -131,11 +143,10 @@ def _prepare_next(state: AgreedState, threshold: float, cut: _Cut, num_candidate
         state.lowest_bits = None  # the cut lies outside of what was resolved
         return
     slope = math.log(num_candidates / k) / math.log(threshold / lowest)
-    room = math.log(SURPLUS) / slope
+    room = min(math.log(SURPLUS) / slope, MAX_ROOM)
     next_lowest = threshold * math.exp(-room)
-    state.lowest_bits = max(_float_bits(next_lowest), SMALLEST_BITS)
-    highest = _float_bits(threshold * math.exp(2 * room))  # as far above in log count as twice the room below
-    state.shift = max(((highest - state.lowest_bits) // NUM_BINS).bit_length(), 0)
+    highest = threshold * math.exp(2 * room)  # as far above in log count as twice the room below
+    _resolve(state, _float_bits(next_lowest), _float_bits(highest))
 
 
 def _total(counts: list[list[int]]) -> int:

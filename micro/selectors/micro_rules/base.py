@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -36,6 +36,10 @@ class Rule(ABC, Generic[S]):
     @abstractmethod
     def start(self) -> S:
         """Return the state before the first step."""
+
+    def load(self, saved: dict[str, Any]) -> S:
+        """Return the state from its plain form."""
+        return type(self.start())(**saved)
 
     @abstractmethod
     def search(self, state: S, search: Search) -> Found:

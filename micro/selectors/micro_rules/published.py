@@ -13,7 +13,7 @@ from micro.selectors.threshold import hard_threshold
 class PublishedState:
     """The threshold, and how many indices all ranks together sent in the last step."""
 
-    threshold: float = 1.0
+    threshold: float | None = None
     last_count: int = 1
 
 
@@ -33,15 +33,23 @@ class Published(Rule[PublishedState]):
     def search(self, state: PublishedState, search: Search) -> Found:
         """Take what is at or above the threshold, or one arbitrary coordinate."""
         k, index = search.step.target_count, search.step.index
-        state.threshold = hard_threshold(k) if index == 0 else state.threshold * _factor(state.last_count / k)
-        indices = kernels.above(search.slice, state.threshold)
+        threshold = _next(state, k)
+        indices = kernels.above(search.slice, threshold)
         size = search.slice.numel()
         if not indices.numel() and size:
             indices = torch.tensor([index % size], dtype=torch.int32, device=search.slice.device)
         mine = torch.tensor([indices.numel()], dtype=torch.int32, device=indices.device)
         counts = tuple(search.comm.gather_rows(mine).view(-1).tolist())  # host sync: counts shape the next message
+        state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
-        return Found(indices, counts, state.threshold)
+        return Found(indices, counts, threshold)
+
+
+def _next(state: PublishedState, k: int) -> float:
+    """Return this step's threshold; the state is new at the first step, and where buckets have changed since."""
+    if state.threshold is None:
+        return hard_threshold(k)
+    return state.threshold * _factor(state.last_count / k)
 
 
 def _factor(share: float) -> float:

@@ -1,0 +1,42 @@
+"""Measure what a step costs: ``python -m experiments.bench step|loop|rules``.
+
+step   every method's reduction against its floor, the memory traffic that no sparse step can avoid
+loop   a training step of the harness against a bare PyTorch loop with DDP, dense against dense
+rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
+
+Each prints a table and writes it as csv (rules: a figure too) under --out. Times come from one run on one machine:
+compare them within a table, not across machines.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.benchmarks import loop, rules, step
+from experiments.harness.errors import UserError
+from experiments.harness.launch import RankFailure
+
+
+def main() -> None:
+    """Read the command line and run one benchmark."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="benchmark", required=True)
+    for benchmark in (step, loop, rules):
+        command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
+        command.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of the tables")
+        benchmark.add_arguments(command)
+        command.set_defaults(run=benchmark.run)
+    arguments = parser.parse_args()
+    try:
+        arguments.run(arguments, Console())
+    except (UserError, RankFailure) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+
+
+if __name__ == "__main__":
+    main()

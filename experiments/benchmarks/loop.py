@@ -1,0 +1,131 @@
+"""A training step of the harness against a bare PyTorch loop with DDP, dense against dense.
+
+Both train the same model on the same batches in the same processes, step by step in turn, so that a machine that slows
+down slows both. What the harness adds is its hook, its statistics and a record per step.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch.nn.parallel import DistributedDataParallel
+
+from experiments.benchmarks.processes import Row, measure, serve, slowest
+from experiments.harness.compose import compose_all
+from experiments.harness.config import TrainConfig, from_yaml, to_yaml
+from experiments.harness.loop import Trainer
+from experiments.harness.records import RunFolder
+from experiments.harness.tasks import Task
+from experiments.harness.teams import ProcessTeam
+
+NAME = "loop"
+WARMUP = 3
+OVERRIDES = ["sparsifier=dense", "epochs=1000", "output=unused"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this benchmark."""
+    parser.add_argument("--nproc", type=int, default=2, help="ranks")
+    parser.add_argument("--steps", type=int, default=40, help="pairs of steps that count, after a warm-up")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="model, dataset, batch_size and so on, as for train")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Measure, print and write the table."""
+    (config,) = compose_all([[*arguments.overrides, *OVERRIDES, f"cluster.nproc_per_node={arguments.nproc}"]])
+    settings = {"config": to_yaml(config), "nproc": arguments.nproc, "steps": arguments.steps}
+    (row,) = measure("experiments.benchmarks.loop", settings, arguments.nproc)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    name = f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks"
+    pd.DataFrame([row]).assign(run=name).to_csv(arguments.out / "loop.csv", index=False)
+    console.print(
+        f"{name}: harness {1e3 * row['harness_s']:.2f} ms, bare DDP {1e3 * row['bare_s']:.2f} ms a step; "
+        f"ratio {row['ratio']:.3f} (quartiles {row['ratio_q1']:.3f} to {row['ratio_q3']:.3f}, {arguments.steps} pairs)"
+    )
+
+
+def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
+    """Time pairs of steps and return one row of medians."""
+    config = _config(settings["config"])
+    folder = RunFolder(Path(tempfile.mkdtemp(prefix="micro-loop-")))
+    team = ProcessTeam(config, Task.load(config, device))
+    harness, bare = Trainer(config, team, folder), _BareLoop(config, device)
+    pairs = []
+    index = epoch = 0
+    for pair in range(WARMUP + settings["steps"]):
+        if index == 0:
+            team.start_epoch(epoch)
+            bare.start_epoch(epoch)
+        order = (harness.step, bare.step) if pair % 2 else (bare.step, harness.step)
+        times = {step: _timed(step, epoch, index, device) for step in order}
+        pairs.append((times[harness.step], times[bare.step]))
+        index = (index + 1) % team.num_batches
+        epoch += index == 0
+    counted = pairs[WARMUP:]
+    ratios = sorted(ours / theirs for ours, theirs in counted)
+    quartiles = statistics.quantiles(ratios, n=4)
+    return [
+        {
+            "harness_s": statistics.median(ours for ours, _ in counted),
+            "bare_s": statistics.median(theirs for _, theirs in counted),
+            "ratio": statistics.median(ratios),
+            "ratio_q1": quartiles[0],
+            "ratio_q3": quartiles[2],
+        }
+    ]
+
+
+class _BareLoop:
+    """What a user would write without us."""
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self._task = Task.load(config, device)
+        self._batches = self._task.batches(dist.get_rank())
+        device_ids = [device] if device.type == "cuda" else None
+        self._model = DistributedDataParallel(self._task.model, device_ids=device_ids, gradient_as_bucket_view=True)
+        self._optimizer = torch.optim.SGD(
+            self._model.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+        )
+
+    def start_epoch(self, epoch: int) -> None:
+        self._epoch = self._batches.epoch(epoch)
+
+    def step(self, epoch: int, index: int) -> float:  # noqa: ARG002
+        inputs, targets = next(self._epoch)
+        self._optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self._model(inputs), targets)
+        loss.backward()
+        self._optimizer.step()
+        return float(loss)
+
+
+def _timed(step: Any, epoch: int, index: int, device: torch.device) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    step(epoch, index)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return slowest(time.perf_counter() - started, device)
+
+
+def _config(text: str) -> TrainConfig:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        return from_yaml(Path(file.name))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], work)

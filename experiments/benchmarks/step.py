@@ -1,0 +1,149 @@
+"""Every method's reduction against its floor.
+
+The floor is what a sparse step has to move whatever it selects: ``residual.add_(grad)``, one read of the rank's own
+slice, ``grad.zero_()``. It is timed beside every single step, so that a machine that slows down slows both.
+"""
+
+import argparse
+import statistics
+import sys
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+import micro
+from experiments.benchmarks.processes import Row, measure, serve, slowest
+from micro.comm import GroupComm
+from micro.density import target_count
+from micro.partition import equal_slice
+
+NAME = "step"
+WARMUP = 5
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "micro (agreed)": ("micro", {"rule": "agreed"}),
+    "micro (repaired)": ("micro", {"rule": "repaired"}),
+    "micro (published)": ("micro", {"rule": "published"}),
+    "topk": ("topk", {}),
+    "cltk": ("leader", {}),
+    "threshold": ("threshold", {}),
+    "randomk": ("randomk", {}),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this benchmark."""
+    parser.add_argument("--numel", type=int, nargs="+", default=[11_181_642, 25_557_032], help="lengths d (ResNet-18, -50)")
+    parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.001])
+    parser.add_argument("--nproc", type=int, default=2, help="ranks")
+    parser.add_argument("--steps", type=int, default=15, help="steps that count, after a warm-up")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Measure, print and write the table."""
+    frames = []
+    for numel in arguments.numel:
+        for density in arguments.density:
+            settings = {"numel": numel, "density": density, "nproc": arguments.nproc, "steps": arguments.steps}
+            with console.status(f"d = {numel:,}, density {density:g}"):
+                rows = measure("experiments.benchmarks.step", settings, arguments.nproc)
+            frames.append(pd.DataFrame(rows).assign(**settings))
+            console.print(_table(rows, settings))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "step.csv"
+    pd.concat(frames).to_csv(path, index=False)
+    console.print(f"wrote {path}")
+
+
+def _table(rows: list[Row], settings: dict[str, Any]) -> Table:
+    title = "d = {numel:,}, density {density:g}, {nproc} ranks; medians of {steps} steps".format(**settings)
+    table = Table(title=title)
+    for column in ("method", "select ms", "rest ms", "exchange ms", "total ms", "floor ms", "select + rest", "MB sent", "density / asked"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows:
+        table.add_row(
+            row["method"],
+            *(f"{1e3 * row[key]:.2f}" for key in ("select_s", "rest_s", "exchange_s", "total_s", "floor_s")),
+            f"{row['floors']:.2f} floors",
+            f"{row['bytes_sent'] / 1e6:.3f}",
+            f"{row['build_up']:.2f}",
+        )
+    return table
+
+
+def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
+    """Measure all methods at one length and density; a row per method, of medians over steps."""
+    numel, rank = settings["numel"], dist.get_rank()
+    randomness = torch.Generator().manual_seed(rank)
+    gradients = [torch.randn(numel, generator=randomness).to(device) for _ in range(3)]
+    reducers: dict[str, micro.Reducer] = {
+        label: micro.SparseReducer(micro.build_selector(name, **options), settings["density"])
+        for label, (name, options) in METHODS.items()
+    }
+    reducers["dense"] = micro.DenseReducer()
+    rows = [_measure(label, reducer, gradients, settings["steps"], device) for label, reducer in reducers.items()]
+    return [*rows, _one_topk(gradients[0], target_count(settings["density"], numel), settings["steps"], device)]
+
+
+def _measure(label: str, reducer: micro.Reducer, gradients: list[torch.Tensor], steps: int, device: torch.device) -> Row:
+    comm = GroupComm()
+    numel = gradients[0].numel()
+    state = reducer.start(micro.Layout.flat(numel), torch.float32, device)
+    grad = torch.empty_like(gradients[0])
+    residual = torch.zeros_like(grad)
+    taken: list[dict[str, float]] = []
+    for step in range(WARMUP + steps):
+        grad.copy_(gradients[step % len(gradients)])
+        dist.barrier()
+        comm.begin_step()
+        started = comm.now(device)
+        stats = reducer.reduce_(state, grad, comm)
+        total_s = comm.now(device) - started
+        floor_s = _floor(residual, gradients[0], grad, comm)
+        times = {"select_s": stats.select_s, "rest_s": stats.rest_s, "exchange_s": stats.exchange_s}
+        row = {key: slowest(value, device) for key, value in {**times, "total_s": total_s, "floor_s": floor_s}.items()}
+        own = slowest(stats.select_s + stats.rest_s, device)
+        sizes = {"bytes_sent": stats.bytes_sent, "indices_bytes": stats.indices_bytes, "values_bytes": stats.values_bytes}
+        taken.append({**row, "floors": own / row["floor_s"], **sizes, "build_up": stats.build_up})
+    counted = taken[WARMUP:]
+    return {"method": label} | {key: statistics.median(row[key] for row in counted) for key in counted[0]}
+
+
+def _floor(residual: torch.Tensor, gradient: torch.Tensor, grad: torch.Tensor, comm: GroupComm) -> float:
+    first, stop = equal_slice(residual.numel(), comm.world_size, comm.rank)
+    dist.barrier()
+    started = comm.now(residual.device)
+    residual.add_(gradient)
+    residual[first:stop].sum()
+    grad.zero_()
+    return comm.now(residual.device) - started
+
+
+def _one_topk(gradient: torch.Tensor, k: int, steps: int, device: torch.device) -> Row:
+    """Time torch.topk itself on the same vector, for scale."""
+    comm = GroupComm()
+    residual, grad = torch.zeros_like(gradient), gradient.clone()
+    times, floors = [], []
+    for _ in range(max(3, steps // 3)):
+        dist.barrier()
+        started = comm.now(device)
+        torch.topk(gradient.abs(), k, sorted=False)
+        times.append(slowest(comm.now(device) - started, device))
+        floors.append(slowest(_floor(residual, gradient, grad, comm), device))
+    select_s, floor_s = statistics.median(times), statistics.median(floors)
+    row = dict.fromkeys(("rest_s", "exchange_s", "bytes_sent", "indices_bytes", "values_bytes", "build_up"), 0.0)
+    return {
+        "method": "(torch.topk alone)",
+        **row,
+        "select_s": select_s,
+        "total_s": select_s,
+        "floor_s": floor_s,
+        "floors": select_s / floor_s,
+    }
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], work)

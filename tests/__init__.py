@@ -1,0 +1,1 @@
+"""The tests; a package, so that all of them can import the table of methods."""

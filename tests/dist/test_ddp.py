@@ -1,0 +1,585 @@
+"""attach() on real ranks: what DDP may do to gradients and buckets, and what must hold whatever it does."""
+
+import copy
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from difflib import ndiff
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import Ranks, ranks
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+from micro.reducer import saved_layout
+
+SCRIPTS = Path(__file__).parent / "scripts"
+NEW_LINES = [
+    "import micro",
+    "    reducer = micro.SparseReducer(micro.Micro(), density=0.01)",
+    "    micro.attach(model, reducer)",
+]
+TINY_MB = 1e-4  # about one layer of Net per bucket
+
+TOPK = micro.SparseReducer(micro.TopK(), density=0.1, exchange=micro.Gather())
+MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
+DENSE = micro.DenseReducer()
+REDUCERS = {"topk": TOPK, "micro": MICRO, "dense": DENSE}
+
+pytestmark = pytest.mark.dist
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+# What runs on the ranks
+
+
+class Net(nn.Module):
+    """Four layers, of which a forward uses those it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, dtype=torch.float64) for _ in range(4))
+
+    def forward(self, x: Tensor, used: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
+        for index in used:
+            x = torch.tanh(self.layers[index](x))
+        return x
+
+
+class TiedNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[3].register_parameter("weight", self.layers[1].get_parameter("weight"))
+
+
+class MixedNet(nn.Module):
+    """A layer of each dtype, of different shapes, a lone scalar and a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single = nn.Linear(8, 5)
+        self.wide = nn.Linear(5, 7, dtype=torch.float64)
+        self.narrow = nn.Linear(7, 3, dtype=torch.bfloat16)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.single, self.wide, self.narrow, self.frozen):
+            x = layer(x.to(layer.weight.dtype))
+        return x * self.scale
+
+
+def device() -> torch.device:
+    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def build(net: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return net().to(device())
+
+
+def wrap(
+    net: nn.Module, reducer: micro.Reducer, *, timed: bool = True, **settings: Any
+) -> tuple[DistributedDataParallel, micro.Attachment]:
+    ddp = DistributedDataParallel(net, **settings)
+    return ddp, micro.attach(ddp, reducer, timed=timed)
+
+
+def batch(step: int, part: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * part + dist.get_rank())
+    return torch.randn(4, 8, generator=generator, dtype=torch.float64).to(device())
+
+
+def named(net: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
+
+
+def gradients(net: nn.Module) -> dict[str, Tensor]:
+    """Return what backward left; zeros where it left nothing."""
+    return {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in named(net).items()}
+
+
+def residuals(saved: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: piece for bucket in saved["buckets"] for name, piece in bucket["residual"].items()}
+
+
+def over_ranks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return sums over all ranks, on the CPU; micro's own group is not used for it."""
+    total = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    for tensor in total.values():
+        dist.all_reduce(tensor)
+    return {name: tensor.cpu() for name, tensor in total.items()}
+
+
+# One step of training, as the losses whose backward() it calls one after the other
+
+Losses = Callable[[nn.Module, int], Iterator[Tensor]]
+
+
+def one_loss(model: nn.Module, step: int) -> Iterator[Tensor]:
+    yield model(batch(step)).float().square().sum()
+
+
+def accumulated(model: nn.Module, step: int) -> Iterator[Tensor]:
+    for part in range(3):
+        waits = isinstance(model, DistributedDataParallel) and part < 2
+        with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
+            yield model(batch(step, part)).square().sum()
+
+
+def two_backwards(model: nn.Module, step: int) -> Iterator[Tensor]:
+    for part in range(2):
+        yield model(batch(step, part)).square().sum()
+
+
+def two_forwards(model: nn.Module, step: int) -> Iterator[Tensor]:
+    yield model(batch(step)).square().sum() + model(batch(step, 1)).square().sum()
+
+
+def some_unused(model: nn.Module, step: int) -> Iterator[Tensor]:
+    """Each rank uses layer 0 and another one; at two ranks, one or two layers are used by nobody."""
+    yield model(batch(step), (0, 1 + (step + dist.get_rank() * (step // 3)) % 3)).square().sum()
+
+
+def two_used(model: nn.Module, step: int) -> Iterator[Tensor]:
+    yield model(batch(step), (0, 1)).square().sum()
+
+
+def local_gradients(net: nn.Module, losses: Losses, step: int) -> dict[str, Tensor]:
+    """Return this rank's own gradients of a step, taken without DDP."""
+    total = {name: torch.zeros_like(p) for name, p in named(net).items()}
+    for loss in losses(net, step):
+        found = torch.autograd.grad(loss, list(named(net).values()), allow_unused=True)
+        for name, grad in zip(total, found, strict=True):
+            if grad is not None:
+                total[name] += grad
+    return total
+
+
+def ddp_gradients(ddp: DistributedDataParallel, losses: Losses, step: int) -> dict[str, Tensor]:
+    ddp.zero_grad()
+    for loss in losses(ddp, step):
+        loss.backward()
+    return gradients(ddp.module)
+
+
+def keep_books(
+    net: type[nn.Module], losses: Losses, reducer: micro.Reducer, settings: dict[str, Any], num_steps: int = 6
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[list[tuple[str, ...]]]]:
+    """Return the sum of all gradients; what was sent plus what is kept; the buckets' names after each step."""
+    ddp, attachment = wrap(build(net), reducer, **settings)
+    given = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in named(ddp.module).items()}
+    sent = copy.deepcopy(given)
+    buckets = []
+    for step in range(num_steps):
+        for name, grad in local_gradients(ddp.module, losses, step).items():
+            given[name] += grad
+        for name, grad in ddp_gradients(ddp, losses, step).items():
+            sent[name] += grad
+        buckets.append([tuple(bucket["shapes"]) for bucket in attachment.state_dict()["buckets"]])
+        steps = [stats.step for stats in attachment.stats]
+        assert len(steps) == len(buckets[-1]), "a bucket has no statistics"
+        assert len(set(steps)) == 1, "buckets count steps apart"
+    # what DDP hands out is a mean and the same everywhere, so its sum over ranks is what they sent
+    booked = over_ranks(sent)
+    for name, kept in over_ranks(residuals(attachment.state_dict())).items():
+        if kept.numel():
+            booked[name] += kept.view_as(booked[name])
+    return over_ranks(given), booked, buckets
+
+
+def hook_and_loop(reducer: micro.Reducer, settings: dict[str, Any], timed: bool = True) -> list[bool]:
+    """Return, per step, whether the hook and a loop that calls reduce_ gave the same bits."""
+    ddp, attachment = wrap(build(Net), reducer, timed=timed, **settings)
+    comm = micro.GroupComm()
+    states: dict[tuple[str, ...], Any] = {}
+    same = []
+    for step in range(4):
+        local = local_gradients(ddp.module, one_loss, step)
+        got = ddp_gradients(ddp, one_loss, step)
+        layouts = [saved_layout(bucket) for bucket in attachment.state_dict()["buckets"]]
+        states = {
+            layout.names: states.get(layout.names)
+            or reducer.rebuild(layout, list(states.values()), torch.float64, device())
+            for layout in layouts
+        }
+        for layout in layouts:
+            flat = layout.flatten(local)
+            comm.begin_step()
+            reducer.reduce_(states[layout.names], flat, comm)
+            same.append(torch.equal(flat, layout.flatten(got)))
+    return same
+
+
+def dense_beside_ddp(settings: dict[str, Any]) -> list[bool]:
+    """Return, per step, whether the dense reducer and DDP without a hook gave the same bits."""
+    hooked, _ = wrap(build(Net), DENSE, **settings)
+    bare = DistributedDataParallel(build(Net), **settings)
+    same = []
+    for step in range(3):
+        mine, theirs = ddp_gradients(hooked, one_loss, step), ddp_gradients(bare, one_loss, step)
+        same.append(all(torch.equal(mine[name], theirs[name]) for name in mine))
+    return same
+
+
+def accumulated_and_at_once(reducer: micro.Reducer) -> list[tuple[Tensor, Tensor]]:
+    """Return the gradients of three micro-batches, and of one batch that holds all of them."""
+
+    def at_once(model: nn.Module, step: int) -> Iterator[Tensor]:
+        yield model(torch.cat([batch(step, part) for part in range(3)])).square().sum()
+
+    first, attachment = wrap(build(Net), reducer)
+    second, _ = wrap(build(Net), reducer)
+    pairs = []
+    for step in range(3):
+        parts, whole = ddp_gradients(first, accumulated, step), ddp_gradients(second, at_once, step)
+        pairs += list(zip(parts.values(), whole.values(), strict=True))
+        assert [stats.step for stats in attachment.stats] == [step], "a micro-batch was reduced by itself"
+    return pairs
+
+
+def train_mixed(reducer: micro.Reducer) -> dict[str, Tensor]:
+    ddp, _ = wrap(build(MixedNet), reducer, bucket_cap_mb=TINY_MB)
+    optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.01)
+    for step in range(4):
+        ddp_gradients(ddp, one_loss, step)
+        optimizer.step()
+    assert ddp.module.frozen.weight.grad is None
+    return {name: p.detach() for name, p in ddp.module.named_parameters()}
+
+
+def resume(settings: dict[str, Any]) -> tuple[list[bool], list[bool]]:
+    """Go on in a fresh DDP from a saved state.
+
+    Returns:
+        whether each residual came back as it was; whether each later step gave the bits of the uninterrupted run.
+    """
+    reducer = micro.SparseReducer(micro.TopK(), density=0.1)
+    ddp, attachment = wrap(build(Net), reducer, **settings)
+    for step in range(3):
+        ddp_gradients(ddp, one_loss, step)
+    stored = io.BytesIO()
+    torch.save(attachment.state_dict(), stored)
+    stored.seek(0)
+    saved = torch.load(stored, weights_only=True)
+    fresh, loaded = wrap(build(Net), reducer, **settings)
+    loaded.load_state_dict(saved)
+    before, after = residuals(attachment.state_dict()), residuals(loaded.state_dict())
+    came_back = [torch.equal(before[name], after[name]) for name in named(ddp.module)]
+    same = []
+    for step in range(3, 6):
+        mine, theirs = ddp_gradients(ddp, one_loss, step), ddp_gradients(fresh, one_loss, step)
+        same.append(all(torch.equal(mine[name], theirs[name]) for name in mine))
+        same.append([stats.step for stats in loaded.stats] == [step] * len(loaded.stats))
+    return came_back, same
+
+
+def refused_states() -> list[str]:
+    small, attachment = wrap(build(Net), TOPK)
+    ddp_gradients(small, one_loss, 0)
+    _, other = wrap(nn.Sequential(nn.Linear(8, 8)), TOPK)
+    words = [words_of(ValueError, lambda: other.load_state_dict(attachment.state_dict()))]
+    wide = Net()
+    wide.layers[2] = nn.Linear(8, 9)
+    _, other = wrap(wide, TOPK)
+    return [*words, words_of(ValueError, lambda: other.load_state_dict(attachment.state_dict()))]
+
+
+def refused_models() -> list[str]:
+    ddp, _ = wrap(build(Net), TOPK)
+    words = [words_of(ValueError, lambda: micro.attach(ddp, TOPK))]
+    embedding = DistributedDataParallel(nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2)))
+    return [*words, words_of(ValueError, lambda: micro.attach(embedding, TOPK))]
+
+
+def words_of(kind: type[Exception], work: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        work()
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def poisoned(model: nn.Module, step: int) -> Iterator[Tensor]:
+    """At step 2, rank 1 (the only rank, if there is one) adds a NaN to the gradient of layer 1's bias."""
+    x = model(batch(step)).square().sum()
+    bad = step == 2 and dist.get_rank() == min(1, dist.get_world_size() - 1)
+    bias = next(p for name, p in model.named_parameters() if name.endswith("layers.1.bias"))
+    yield x + (bias.sum() * float("nan") if bad else 0)
+
+
+def is_healthy(grads: dict[str, Tensor]) -> bool:
+    flat = torch.cat([grad.flatten() for grad in grads.values()])
+    return bool(flat.isfinite().all()) and bool(flat.any())
+
+
+def stop_at_nan(reducer: micro.Reducer, settings: dict[str, Any], timed: bool = True) -> tuple[str, bool]:
+    """Return the words of the error, and whether the model can be trained on."""
+    ddp, attachment = wrap(build(Net), reducer, timed=timed, **settings)
+    for step in range(2):
+        ddp_gradients(ddp, poisoned, step)
+    words = words_of(micro.NonFiniteGradient, lambda: ddp_gradients(ddp, poisoned, 2))
+    went_on = is_healthy(ddp_gradients(ddp, poisoned, 3))
+    steps = [stats.step for stats in attachment.stats]
+    return words, went_on and steps == [3] * len(attachment.state_dict()["buckets"])
+
+
+def skip_nan(reducer: micro.Reducer, settings: dict[str, Any]) -> tuple[list[tuple[str, ...]], list[bool], bool]:
+    """Return the parameters of each bucket of the bad step, which of these were skipped, and whether all else held."""
+    ddp, attachment = wrap(build(Net), reducer, **settings)
+    for step in range(2):
+        ddp_gradients(ddp, poisoned, step)
+    grads = ddp_gradients(ddp, poisoned, 2)
+    buckets = [tuple(bucket["shapes"]) for bucket in attachment.state_dict()["buckets"]]
+    skipped = [stats.skipped for stats in attachment.stats]
+    zero = [not any(bool(grads[name].any()) for name in names) for names in buckets]
+    after = ddp_gradients(ddp, poisoned, 3)
+    return (
+        buckets,
+        skipped,
+        zero == skipped and is_healthy(after) and not any(stats.skipped for stats in attachment.stats),
+    )
+
+
+def traffic_of_dense(settings: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Return the bytes that each bucket's statistics report, and what an all-reduce of it sends."""
+    ddp, attachment = wrap(build(Net), DENSE, **settings)
+    for step in range(2):
+        ddp_gradients(ddp, one_loss, step)
+    n = dist.get_world_size()
+    return [s.bytes_sent for s in attachment.stats], [2 * 8 * s.numel * (n - 1) / n for s in attachment.stats]
+
+
+def part_of_the_ranks(members: list[int]) -> bool:
+    """Train on some ranks alone; return whether the update was the mean of their gradients."""
+    if dist.get_rank() not in members:
+        for _ in range(2):  # torch names groups by how many a process has made: keep the ranks even for later tests
+            dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        return True
+    group = dist.new_group(members, use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    ddp, attachment = wrap(build(Net), micro.SparseReducer(micro.Micro(), density=1.0), process_group=group)
+    local, got = local_gradients(ddp.module, one_loss, 0), ddp_gradients(ddp, one_loss, 0)
+    for name, grad in local.items():
+        dist.all_reduce(grad, group=group)
+        torch.testing.assert_close(got[name], grad / len(members))
+    return (sum(stats.bytes_sent for stats in attachment.stats) == 0) == (len(members) == 1)
+
+
+# The laws
+
+ONCE = {
+    "one bucket": {},
+    "small buckets": {"bucket_cap_mb": TINY_MB},
+    "views": {"bucket_cap_mb": TINY_MB, "gradient_as_bucket_view": True},
+    "static graph": {"bucket_cap_mb": TINY_MB, "static_graph": True},
+}
+
+
+def check_books(group: Ranks, *args: Any) -> list[list[tuple[str, ...]]]:
+    """Run keep_books, compare, and return the buckets' names after each step."""
+    answers = group.run(keep_books, *args)
+    for given, booked, _ in answers:
+        torch.testing.assert_close(booked, given, rtol=1e-10, atol=1e-12)
+    assert len({str(buckets) for _, _, buckets in answers}) == 1, "ranks have different buckets"
+    names: list[list[tuple[str, ...]]] = answers[0][2]
+    return names
+
+
+@pytest.mark.parametrize("reducer", ["topk", "micro"])
+@pytest.mark.parametrize("settings", ONCE)
+def test_nothing_is_lost_when_buckets_are_rebuilt(settings: str, reducer: str) -> None:
+    buckets = check_books(ranks(2), Net, one_loss, REDUCERS[reducer], ONCE[settings])
+    if settings != "one bucket":
+        assert buckets[0] != buckets[-1], "DDP rebuilt nothing: a test of nothing"
+
+
+@pytest.mark.parametrize("losses", [accumulated, two_backwards, two_forwards])
+@pytest.mark.parametrize("settings", ["one bucket", "views"])
+def test_nothing_is_lost_however_backward_is_called(losses: Losses, settings: str) -> None:
+    check_books(ranks(2), Net, losses, TOPK, ONCE[settings])
+
+
+@pytest.mark.parametrize("settings", ["one bucket", "views"])
+def test_nothing_is_lost_of_a_tied_parameter(settings: str) -> None:
+    check_books(ranks(2), TiedNet, one_loss, MICRO, ONCE[settings])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("reducer", ["topk", "micro", "dense"])
+def test_nothing_is_lost_of_parameters_that_some_or_all_ranks_do_not_use(world_size: int, reducer: str) -> None:
+    check_books(ranks(world_size), Net, some_unused, REDUCERS[reducer], {"find_unused_parameters": True})
+
+
+@pytest.mark.parametrize("reducer", ["topk", "dense"])
+def test_an_unused_parameter_of_a_static_graph_does_no_harm(reducer: str) -> None:
+    check_books(ranks(2), Net, two_used, REDUCERS[reducer], ONCE["static graph"])
+
+
+@pytest.mark.parametrize("settings", ["one bucket", "small buckets"])
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_hook_equals_the_plain_loop(reducer: str, settings: str) -> None:
+    for same in ranks(2).run(hook_and_loop, REDUCERS[reducer], ONCE[settings]):
+        assert all(same)
+
+
+@pytest.mark.parametrize("settings", ONCE)
+def test_dense_equals_ddp_without_a_hook(settings: str) -> None:
+    """Bit for bit at two ranks. Elsewhere to rounding: DDP multiplies by 1/n and adds, the reducer adds and divides."""
+    assert ranks(2).run(dense_beside_ddp, ONCE[settings]) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("settings", ONCE)
+def test_every_bucket_reports_its_own_bytes(settings: str) -> None:
+    for reported, expected in ranks(3).run(traffic_of_dense, ONCE[settings]):
+        assert reported == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_accumulated_gradients_equal_one_big_batch(reducer: str) -> None:
+    for parts, whole in ranks(2).run(accumulated_and_at_once, REDUCERS[reducer])[0]:
+        torch.testing.assert_close(parts, whole)
+
+
+@pytest.mark.parametrize("settings", ["one bucket", "static graph"])
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_nothing_is_lost_of_mixed_dtypes_but_the_rounding_of_updates(reducer: str, settings: str) -> None:
+    answers = ranks(3).run(keep_books, MixedNet, one_loss, REDUCERS[reducer], ONCE[settings], timeout_s=20)
+    for given, booked, _ in answers:
+        assert given.keys() == booked.keys()
+        for name, rtol in (("wide.weight", 1e-10), ("single.weight", 1e-5), ("narrow.weight", 1e-2), ("scale", 1e-5)):
+            scale = float(given[name].abs().max())
+            torch.testing.assert_close(booked[name], given[name], rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_mixed_dtypes_and_frozen_parameters_train_alike_on_all_ranks(reducer: str) -> None:
+    first, *others = ranks(3).run(train_mixed, REDUCERS[reducer])
+    assert all(value.isfinite().all() for value in first.values())
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+
+def test_state_goes_into_a_fresh_model() -> None:
+    for came_back, same in ranks(2).run(resume, {}):
+        assert all(came_back)
+        assert all(same), "one bucket selects over the same vector, so the runs must agree bit for bit"
+    for came_back, _ in ranks(2).run(resume, ONCE["views"]):
+        assert all(came_back)
+
+
+def test_state_of_another_model_is_refused() -> None:
+    for other_names, other_shapes in ranks(2).run(refused_states):
+        assert other_names.startswith("state holds 'layers.")
+        assert other_names.endswith("the model has none")
+        assert other_shapes == "state holds 'layers.2.weight' of shape (8, 8), the model has (9, 8)"
+
+
+def test_models_that_cannot_be_attached_to() -> None:
+    with pytest.raises(ValueError, match="model must be wrapped in DistributedDataParallel, got Net"):
+        micro.attach(Net(), TOPK)  # type: ignore[arg-type]
+    for twice, sparse in ranks(2).run(refused_models):
+        assert twice == "model already has a communication hook, and DDP takes one: wrap it anew"
+        assert sparse == "gradients must be dense tensors, '0' makes sparse ones: build it with sparse=False"
+
+
+@pytest.mark.parametrize("settings", ["one bucket", "small buckets", "views"])
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_a_nan_stops_all_ranks_with_the_same_words(reducer: str, settings: str) -> None:
+    answers = ranks(2).run(stop_at_nan, REDUCERS[reducer], ONCE[settings], timeout_s=20)
+    assert len({words for words, _ in answers}) == 1
+    words, went_on = answers[0]
+    assert "'layers.1.bias'" in words
+    assert "not finite at step 2" in words
+    assert ("on rank 1" in words) == (reducer != "dense")
+    assert "\n" not in words
+    assert went_on
+
+
+@pytest.mark.parametrize("settings", ONCE)
+@pytest.mark.parametrize(
+    "reducer", [micro.SparseReducer(micro.Micro(), 0.1, nonfinite="skip"), micro.DenseReducer("skip")]
+)
+def test_a_nan_is_skipped_by_all_ranks(reducer: micro.Reducer, settings: str) -> None:
+    for buckets, skipped, held in ranks(2).run(skip_nan, reducer, ONCE[settings]):
+        assert skipped == ["layers.1.bias" in names for names in buckets]
+        assert held
+
+
+@pytest.mark.parametrize("members", [[0], [0, 2]])
+def test_ranks_outside_the_model_are_not_waited_for(members: list[int]) -> None:
+    assert ranks(3).run(part_of_the_ranks, members, timeout_s=20) == [True] * 3
+
+
+# The scripts of the README
+
+
+def train_script(name: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", name]
+    root = str(Path(micro.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=SCRIPTS, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def output_of(process: "subprocess.Popen[str]") -> str:
+    try:
+        return process.communicate(timeout=90)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun ends its workers
+        raise
+
+
+def test_attaching_takes_these_lines_alone() -> None:
+    plain, sparse = ((SCRIPTS / name).read_text().splitlines() for name in ("plain_ddp.py", "sparse_ddp.py"))
+    changes = [line for line in ndiff(plain, sparse) if line[0] != " " and line[2:]]
+    assert changes == [f"+ {line}" for line in NEW_LINES]
+
+
+def test_scripts_train() -> None:
+    for process in [train_script("plain_ddp.py"), train_script("sparse_ddp.py")]:
+        output = output_of(process)
+        assert process.returncode == 0, output
+        losses = [float(line.split()[-1]) for line in output.splitlines() if line.startswith("step")]
+        assert losses[-1] < losses[0] / 5
+
+
+# The same on a GPU
+
+
+def gpus() -> Ranks:
+    return ranks(min(2, torch.cuda.device_count()), "nccl")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("losses", [one_loss, accumulated])
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_nothing_is_lost_on_gpus(reducer: str, losses: Losses) -> None:
+    check_books(gpus(), Net, losses, REDUCERS[reducer], ONCE["views"])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_hook_equals_the_plain_loop_on_gpus(reducer: str, timed: bool) -> None:
+    assert all(all(same) for same in gpus().run(hook_and_loop, REDUCERS[reducer], ONCE["small buckets"], timed))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("reducer", REDUCERS)
+def test_a_nan_stops_all_gpus(reducer: str, timed: bool) -> None:
+    for words, went_on in gpus().run(stop_at_nan, REDUCERS[reducer], ONCE["small buckets"], timed):
+        assert "'layers.1.bias'" in words
+        assert went_on

@@ -1,0 +1,146 @@
+"""The command as a user types it: real processes, real digits, real failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.harness.records import read_records
+
+pytestmark = pytest.mark.dist
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["model=mlp", "epochs=2", "batch_size=64", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"]
+
+
+def run(*words: str, module: tuple[str, ...] = ("-m", "experiments.train"), **env: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    command = [sys.executable, *module, *words]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+
+
+def only_run(output: Path) -> Path:
+    (folder,) = [path for path in output.iterdir() if path.is_dir()]
+    return folder
+
+
+def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) -> None:
+    words = ("dataset=synthetic", *SMALL, f"output={tmp_path}", "density=0.05")
+    first = run(*words)
+    assert first.returncode == 0, first.stderr
+    folder = only_run(tmp_path)
+    steps, epochs = read_records(folder / "steps.jsonl"), read_records(folder / "epochs.jsonl")
+    assert [row["step"] for row in steps] == list(range(8))
+    assert [row["epoch"] for row in epochs] == [0, 1]
+    assert all(row["density_error"] == 0 and row["rule"] == "agreed" for row in steps)
+    assert all(abs(row["compute_s"] + row["select_s"] + row["exchange_s"] + row["rest_s"] - row["step_s"]) < 1e-6 for row in steps)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["world_size"] == 2
+    assert manifest["seed"] == 0
+    assert torch.__version__.startswith(manifest["versions"]["torch"])
+    assert manifest["data_checksums"]
+    summary = json.loads((folder / "DONE").read_text())
+    assert summary["accuracy"] == epochs[-1]["accuracy"]
+    again = run(*words)
+    assert again.returncode == 0
+    assert again.stdout.startswith("already done")
+
+
+@pytest.mark.parametrize("sparsifier", ["dense", "micro"])
+def test_simulated_ranks_equal_real_ones(tmp_path: Path, sparsifier: str) -> None:
+    words = [f"sparsifier={sparsifier}", "epochs=1", "density=0.02", "batch_size=40", f"output={tmp_path}"]
+    real = run(*words, "cluster.nproc_per_node=3")
+    simulated = run(*words, "cluster=simulated", "cluster.world_size=3")
+    assert real.returncode == simulated.returncode == 0, real.stderr + simulated.stderr
+    first, second = (read_records(path / "steps.jsonl") for path in sorted(tmp_path.iterdir()) if path.is_dir())
+    assert len(first) == len(second) == 11
+    for one, other in zip(first, second, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
+        assert one["density"] == pytest.approx(other["density"], rel=0.02)
+        assert one["counts_bytes"] == other["counts_bytes"]
+
+
+def test_a_sweep_makes_one_folder_per_run_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+    words = ("dataset=synthetic", *SMALL, f"output={tmp_path}", "cluster=simulated", "cluster.world_size=2")
+    done = run("-m", *words, "lr=0.01,1e30", "seed=0,1")
+    assert done.returncode == 1
+    folders = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(folders) == 4
+    assert sum((folder / "DONE").exists() for folder in folders) == 2
+    told = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(told) == 2
+    assert all("not finite at step" in line for line in told)
+
+
+def test_a_mistake_starts_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    for words in (["density=2"], ["-m", "density=0.1,2"], ["model=mpl"], ["dataset=cifar10", "dataset.root=/nowhere"]):
+        refused = run(*words, f"output={tmp_path / 'runs'}")
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("error: ")
+        assert len(refused.stderr.splitlines()) == 1
+        assert not (tmp_path / "runs").exists()
+
+
+def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None:
+    failed = run("dataset=synthetic", *SMALL, "lr=1e30", f"output={tmp_path}")
+    assert failed.returncode == 1
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error")]
+    assert "NonFiniteGradient" in line
+    assert "is not finite at step" in line
+    folder = only_run(tmp_path)
+    assert (folder / "failure.json").exists()
+    assert read_records(folder / "steps.jsonl")
+    assert not (folder / "DONE").exists()
+
+
+def wait_for_records(output: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(path.stat().st_size for path in output.glob("*/epochs.jsonl")):
+        time.sleep(0.1)
+
+
+def test_a_killed_run_keeps_its_records_and_starts_anew(tmp_path: Path) -> None:
+    words = ["dataset=synthetic", *SMALL, "epochs=2000", f"output={tmp_path}"]
+    command = [sys.executable, "-m", "experiments.train", *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_records(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    folder = only_run(tmp_path)
+    recorded = read_records(folder / "steps.jsonl")
+    assert recorded
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_records(tmp_path)
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+    assert read_records(folder / "attempts" / "1" / "steps.jsonl") == recorded
+
+
+def test_it_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "experiments.train")
+    words = ("dataset=synthetic", *SMALL, f"output={tmp_path}")
+    joined = run(*words, module=launcher)
+    assert joined.returncode == 0, joined.stderr
+    assert (only_run(tmp_path) / "DONE").exists()
+    refused = run("-m", *words, "seed=0,1", module=launcher)
+    assert refused.returncode != 0
+    assert "call it without torchrun or srun" in refused.stderr
+
+
+def test_a_study_runs_once_and_is_skipped_when_done(tmp_path: Path) -> None:
+    words = ("demo", "model=mlp", "epochs=1", "batch_size=100", "cluster=simulated", "cluster.world_size=2", f"output={tmp_path}")
+    first = run(*words, module=("-m", "experiments.sweep"))
+    assert first.returncode == 0, first.stderr
+    folders = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(folders) == 10
+    before = {folder: (folder / "DONE").stat().st_mtime_ns for folder in folders}
+    assert run(*words, module=("-m", "experiments.sweep")).returncode == 0
+    assert before == {folder: (folder / "DONE").stat().st_mtime_ns for folder in folders}
+    drawn = run("--runs", str(tmp_path), "--out", str(tmp_path / "figures"), module=("-m", "experiments.figures"))
+    assert drawn.returncode == 0, drawn.stderr
+    assert len(list((tmp_path / "figures").glob("*.png"))) >= 3

@@ -1,0 +1,312 @@
+"""THE TABLE: one row per method. Adding a method is adding a row; every law of tests/unit/test_laws.py then holds.
+
+Closed forms count what the exchanges promise, by themselves: nothing here calls the code that counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import micro
+from micro.comm import Kind
+from micro.density import Density
+
+Make = Callable[[Density | float, int], micro.Reducer]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step came to: all that its bytes may depend on.
+
+    Attributes:
+        world_size: n.
+        counts: how many indices each rank chose.
+        num_updated: K, the number of distinct indices in the update.
+        value_bytes: of one value as it is accumulated.
+        num_extra: collectives beyond those of a step in steady state.
+    """
+
+    world_size: int
+    counts: tuple[int, ...]
+    num_updated: int
+    value_bytes: int
+    num_extra: int = 0
+
+
+Bytes = Callable[[Outcome, int], float]  # what one rank sends
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Where the number of updated indices lies, given k: at least ``lowest * k``, at most ``highest(world_size) * k``.
+
+    The lower end holds where k elements are not zero. ``at_once`` says that jumps of scale and ties make no difference.
+    """
+
+    lowest: float
+    highest: Callable[[int], float]
+    at_once: bool = True
+
+
+EXACT = Band(1.0, lambda _world_size: 1.0)
+BUILD_UP = Band(1.0, lambda world_size: world_size)
+STEERED = Band(0.5, lambda _world_size: 2.0, at_once=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One method and what it promises.
+
+    Attributes:
+        name: of the row.
+        make: density or schedule, seed -> reducer.
+        band: where the density ends up; None where it is not controlled.
+        counts, indices, values: closed forms of the bytes that one rank sends.
+        num_collectives: of a step in steady state, with more than one rank.
+        conserves_mass: what is not sent is kept.
+        follows_density: the target is the density given (dense ignores it).
+        names_rank: an error about NaN tells whose gradient it was.
+        seeded: another seed gives other indices.
+        rule: the published behaviour that the statistics must name.
+    """
+
+    name: str
+    make: Make
+    band: Band | None
+    counts: Bytes
+    indices: Bytes
+    values: Bytes
+    num_collectives: int
+    conserves_mass: bool = True
+    follows_density: bool = True
+    names_rank: bool = True
+    seeded: bool = False
+    rule: str | None = None
+
+    def bytes_sent(self, outcome: Outcome, rank: int) -> dict[Kind, float]:
+        """Return the bytes that ``rank`` has to have sent, by kind."""
+        return {
+            "counts": self.counts(outcome, rank),
+            "indices": self.indices(outcome, rank),
+            "values": self.values(outcome, rank),
+        }
+
+
+def nothing(outcome: Outcome, rank: int) -> float:
+    """No such message."""
+    return 0.0
+
+
+def rows(row_bytes: int) -> Bytes:
+    """All-gather of a row of ``row_bytes`` per rank."""
+    return lambda outcome, _rank: row_bytes * (outcome.world_size - 1)
+
+
+def lists(element_bytes: int) -> Bytes:
+    """Each rank's own list, to every other rank."""
+    return lambda outcome, rank: element_bytes * outcome.counts[rank] * (outcome.world_size - 1)
+
+
+def raw_lists(outcome: Outcome, rank: int) -> float:
+    """Each rank's own values at full length, to every other rank."""
+    return lists(outcome.value_bytes)(outcome, rank)
+
+
+def broadcast(outcome: Outcome, rank: int) -> float:
+    """One list of int32 from one rank to all, as a mean over the ranks."""
+    return 4 * sum(outcome.counts) * (outcome.world_size - 1) / outcome.world_size
+
+
+def all_reduce(num_bytes: float, world_size: int) -> float:
+    """Ring all-reduce."""
+    return 2 * num_bytes * (world_size - 1) / world_size
+
+
+def dense_values(outcome: Outcome, rank: int) -> float:
+    """All-reduce of everything."""
+    return all_reduce(outcome.value_bytes * outcome.num_updated, outcome.world_size)
+
+
+def union_values(outcome: Outcome, rank: int) -> float:
+    """All-reduce of the union's values and the health flag."""
+    return all_reduce(outcome.value_bytes * (outcome.num_updated + 1), outcome.world_size)
+
+
+def half_union_values(outcome: Outcome, rank: int) -> float:
+    """Halves of the union's values and the flag: all but the own part to their owners, the own part's mean to all."""
+    total, n = outcome.num_updated + 1, outcome.world_size
+    own = total // n + (rank < total % n)
+    return 2 * ((total - own) + own * (n - 1))
+
+
+def agreed_counts(outcome: Outcome, rank: int) -> float:
+    """32 counts to every other rank; where the cut was lost, a wide histogram, and the counts once more."""
+    n = outcome.world_size
+    histogram = all_reduce(2040 * 8, n) if outcome.num_extra else 0.0
+    return 128 * (n - 1) * max(1, outcome.num_extra) + histogram
+
+
+def steered_counts(outcome: Outcome, rank: int) -> float:
+    """A count and a sum of logarithms to every other rank; where the threshold is searched, two histograms."""
+    n = outcome.world_size
+    return 16 * (n - 1) + (all_reduce((2040 + 2048) * 8, n) if outcome.num_extra else 0.0)
+
+
+def and_header(counts: Bytes) -> Bytes:
+    """Add the header of the gather exchange: the count and the health flag."""
+    return lambda outcome, rank: counts(outcome, rank) + rows(8)(outcome, rank)
+
+
+def sparse(selector: micro.Selector, **parts: object) -> Make:
+    """Return a maker of the sparse reducer that is composed of these parts."""
+    return lambda density, seed: micro.SparseReducer(selector, density, seed=seed, **parts)  # type: ignore[arg-type]
+
+
+GATHER, HALF = micro.Gather(), micro.Half()
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        name="dense",
+        make=lambda _density, _seed: micro.DenseReducer(),
+        band=EXACT,
+        counts=nothing,
+        indices=nothing,
+        values=dense_values,
+        num_collectives=1,
+        follows_density=False,
+        names_rank=False,
+    ),
+    Row(
+        name="topk+union",
+        make=sparse(micro.TopK()),
+        band=BUILD_UP,
+        counts=nothing,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=2,
+    ),
+    Row(
+        name="topk+gather",
+        make=sparse(micro.TopK(), exchange=GATHER),
+        band=BUILD_UP,
+        counts=rows(8),
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=3,
+    ),
+    Row(
+        name="topk+union+half",
+        make=sparse(micro.TopK(), codec=HALF),
+        band=BUILD_UP,
+        counts=nothing,
+        indices=lists(4),
+        values=half_union_values,
+        num_collectives=3,
+    ),
+    Row(
+        name="topk+gather+half",
+        make=sparse(micro.TopK(), exchange=GATHER, codec=HALF),
+        band=BUILD_UP,
+        counts=rows(8),
+        indices=lists(4),
+        values=lists(2),
+        num_collectives=3,
+    ),
+    Row(
+        name="leader",
+        make=sparse(micro.Leader()),
+        band=EXACT,
+        counts=nothing,
+        indices=broadcast,
+        values=union_values,
+        num_collectives=2,
+    ),
+    Row(
+        name="leader+half",
+        make=sparse(micro.Leader(), codec=HALF),
+        band=EXACT,
+        counts=nothing,
+        indices=broadcast,
+        values=half_union_values,
+        num_collectives=3,
+    ),
+    Row(
+        name="threshold",
+        make=sparse(micro.Threshold()),
+        band=None,
+        counts=rows(4),
+        indices=lists(4),
+        values=union_values,
+        num_collectives=3,
+    ),
+    Row(
+        name="randomk",
+        make=sparse(micro.RandomK()),
+        band=EXACT,
+        counts=nothing,
+        indices=nothing,
+        values=union_values,
+        num_collectives=1,
+        seeded=True,
+    ),
+    Row(
+        name="randomk+unbiased",
+        make=sparse(micro.RandomK(unbiased=True), feedback=micro.NoFeedback()),
+        band=EXACT,
+        counts=nothing,
+        indices=nothing,
+        values=union_values,
+        num_collectives=1,
+        conserves_mass=False,
+        seeded=True,
+    ),
+    Row(
+        name="micro+agreed",
+        make=sparse(micro.Micro(rule="agreed")),
+        band=EXACT,
+        counts=agreed_counts,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=3,
+        rule="agreed",
+    ),
+    Row(
+        name="micro+agreed+half",
+        make=sparse(micro.Micro(rule="agreed"), codec=HALF),
+        band=EXACT,
+        counts=agreed_counts,
+        indices=lists(4),
+        values=half_union_values,
+        num_collectives=4,
+        rule="agreed",
+    ),
+    Row(
+        name="micro+agreed+gather",
+        make=sparse(micro.Micro(rule="agreed"), exchange=GATHER),
+        band=EXACT,
+        counts=and_header(agreed_counts),
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=4,
+        rule="agreed",
+    ),
+    Row(
+        name="micro+repaired",
+        make=sparse(micro.Micro(rule="repaired")),
+        band=STEERED,
+        counts=steered_counts,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=3,
+        rule="repaired",
+    ),
+    Row(
+        name="micro+published",
+        make=sparse(micro.Micro(rule="published")),
+        band=None,
+        counts=rows(4),
+        indices=lists(4),
+        values=union_values,
+        num_collectives=3,
+        rule="published",
+    ),
+)

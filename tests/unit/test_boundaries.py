@@ -1,0 +1,185 @@
+"""The boundaries: who may import whom, and who may talk to other ranks. Read from the source, not by running it."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("micro", "models", "data", "experiments")
+COLLECTIVES = {
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
+    *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),
+    *("batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "gather_object", "reduce"),
+    *("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "scatter", "scatter_object_list"),
+    *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"),
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file by its dotted name."""
+
+    name: str
+    source: str
+
+    def imports(self) -> set[str]:
+        """Return the dotted names of all imports, wherever in the file; ``from a import b`` gives a and a.b."""
+        return set(self._imports())
+
+    def _imports(self) -> Iterator[str]:
+        for node in ast.walk(ast.parse(self.source)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = self._base(node)
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names)
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parents = self.name.split(".")[: -node.level]
+        return ".".join([*parents, *([node.module] if node.module else [])])
+
+    def distributed_names(self) -> set[str]:
+        """Return what of torch.distributed is used: by attribute of whatever name it has here, or imported from it."""
+        tree, names = ast.parse(self.source), {"torch.distributed"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.asname for alias in node.names if alias.asname and alias.name == "torch.distributed"}
+            elif isinstance(node, ast.ImportFrom) and node.module == "torch":
+                names |= {alias.asname or alias.name for alias in node.names if alias.name == "distributed"}
+        used = {name.removeprefix("torch.distributed.") for name in self.imports() if is_in(name, "torch.distributed")}
+        attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        return used | {node.attr for node in attributes if ast.unparse(node.value) in names}
+
+
+def is_in(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts)
+
+
+MODULES = [
+    Module(dotted(path), path.read_text()) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+]
+
+
+def crossings(modules: list[Module]) -> list[str]:
+    """Return one line for every import or call that crosses a boundary."""
+    return [f"{module.name}: {what}" for module in modules for what in sorted(crossed(module))]
+
+
+def crossed(module: Module) -> Iterator[str]:
+    imports = module.imports()
+    for name in imports:
+        if not may_import(module.name, name):
+            yield f"imports {name}"
+    if module.name != "micro.comm":
+        called = module.distributed_names() & COLLECTIVES
+        if is_in(module.name, "experiments"):
+            called -= {"barrier"}  # carries nothing that could be counted; benchmarks start their clocks together
+        yield from (f"calls {name} of torch.distributed" for name in called)
+
+
+def may_import(module: str, name: str) -> bool:
+    """Tell whether ``module`` may import ``name``, both dotted."""
+    if is_in(module, "micro"):
+        return micro_may_import(module, name)
+    if is_in(module, "models"):
+        return is_own_or_standard(name, "models", "torch")
+    if is_in(module, "data"):
+        return not is_in(name, "torch.distributed", "micro", "models", "experiments", "hydra", "omegaconf", "wandb")
+    return not is_in(name, "tests", "notebooks")
+
+
+def micro_may_import(module: str, name: str) -> bool:
+    if is_in(name, "torch.distributed"):
+        return module in ("micro.comm", "micro.ddp")
+    if is_in(module, "micro.kernels"):
+        return is_own_or_standard(name, "micro.kernels", "micro", "torch", "numpy", "numba", "llvmlite", "triton")
+    if is_in(module, "micro.selectors") and is_in(name, "micro.exchanges"):
+        return False
+    if is_in(module, "micro.exchanges") and is_in(name, "micro.selectors"):
+        return False
+    return is_own_or_standard(name, "micro", "torch")
+
+
+def is_own_or_standard(name: str, *packages: str) -> bool:
+    return is_in(name, *packages) or name.split(".")[0] in sys.stdlib_module_names
+
+
+def test_no_boundary_is_crossed() -> None:
+    assert crossings(MODULES) == []
+
+
+def test_every_package_is_looked_at() -> None:
+    names = {module.name for module in MODULES}
+    assert {"micro.comm", "micro.ddp", "micro.kernels.cpu", "micro.selectors.topk", "micro.exchanges.union"} <= names
+    assert {name.split(".")[0] for name in names} == set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("micro.reducer", "import numpy as np"),
+        ("micro.reducer", "def late():\n    import pandas.io"),
+        ("micro.reducer", "from hydra import main"),
+        ("micro.stats", "import wandb"),
+        ("micro.stats", "from experiments.harness import records"),
+        ("micro.stats", "import models"),
+        ("micro.stats", "from data import batches"),
+        ("micro.stats", "import scipy"),
+        ("micro.stats", "from torch import distributed"),
+        ("micro.selectors.topk", "from numba import njit"),
+        ("micro.selectors.topk", "from micro.exchanges.union import Union"),
+        ("micro.selectors.topk", "from micro import exchanges"),
+        ("micro.selectors.topk", "from ..exchanges import union"),
+        ("micro.selectors.micro_rules.agreed", "from ...exchanges.base import mean_of"),
+        ("micro.exchanges.union", "from micro.selectors.base import Selector"),
+        ("micro.kernels.cpu", "import pandas"),
+        ("micro.ddp", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("micro.ddp", "from torch import distributed as d\nf = d.broadcast"),
+        ("micro.ddp", "import torch\ntorch.distributed.barrier()"),
+        ("micro.ddp", "from torch.distributed import all_gather"),
+        ("micro.ddp", "import torch.distributed as dist\ndist.barrier()"),
+        ("experiments.harness.run", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("models.mlp", "import torchvision"),
+        ("models.mlp", "from micro import Layout"),
+        ("data.batches", "import torch.distributed"),
+        ("data.batches", "from torch import distributed"),
+        ("data.batches", "import micro"),
+        ("data.batches", "from experiments.harness.errors import UserError"),
+        ("experiments.train", "from tests.sparsifiers import TABLE"),
+    ],
+)
+def test_a_planted_crossing_is_caught(module: str, source: str) -> None:
+    assert crossings([Module(module, source)]) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("micro.comm", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("micro.ddp", "import torch.distributed as dist\nx: dist.GradBucket"),
+        (
+            "micro.reducer",
+            "import math, torch\nfrom micro.selectors.base import Selector\nfrom micro.exchanges import base",
+        ),
+        ("micro.reducer", "comm.broadcast_(x)\nmyself.gather(x)"),
+        ("micro.kernels.cpu", "import numpy\nfrom llvmlite import ir\nfrom numba.core import cgutils"),
+        ("micro.selectors.micro_rules.agreed", "from ..base import Step\nfrom . import published"),
+        ("models.mlp", "from torch import nn\nfrom models.registry import build"),
+        ("data.digits", "import numpy, sklearn.datasets, torch"),
+        ("experiments.harness.worker", "import hydra, torch.distributed as dist\ndist.init_process_group('gloo')"),
+    ],
+)
+def test_what_is_allowed_is_not_caught(module: str, source: str) -> None:
+    assert crossings([Module(module, source)]) == []

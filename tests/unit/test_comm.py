@@ -1,0 +1,220 @@
+"""Collectives do what they say, cost what they say, and one rank's error ends the wait of the others."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from micro.comm import Comm, Kind, SoloComm, Traffic
+from micro.simulate import SimulatedGroup
+
+T = TypeVar("T")
+WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+
+
+@contextmanager
+def group_of(world_size: int) -> Iterator[SimulatedGroup]:
+    group = SimulatedGroup(world_size)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def run(world_size: int, work: Callable[[Comm], T]) -> tuple[list[T], list[Traffic]]:
+    def counted(comm: Comm) -> tuple[T, Traffic]:
+        comm.begin_step()
+        return work(comm), comm.traffic
+
+    with group_of(world_size) as group:
+        results = group.run(counted)
+    return [result for result, _ in results], [traffic for _, traffic in results]
+
+
+def own(comm: Comm, numel: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return (numel,) numbers that tell rank and place."""
+    return (100 * comm.rank + torch.arange(numel)).to(dtype)
+
+
+def assert_sent(traffic: list[Traffic], kind: Kind, num_bytes: list[float]) -> None:
+    expected = 1 if len(traffic) > 1 else 0
+    assert [t.num_bytes[kind] for t in traffic] == pytest.approx(num_bytes)
+    assert [sum(t.num_bytes.values()) for t in traffic] == pytest.approx(num_bytes)
+    assert [t.num_collectives for t in traffic] == [expected] * len(traffic)
+    assert all((t.elapsed_s > 0) == (expected > 0) for t in traffic)
+
+
+@WORLDS
+def test_gather_rows(world_size: int) -> None:
+    rows, traffic = run(world_size, lambda comm: comm.gather_rows(own(comm, 3, torch.int32)))
+    for got in rows:
+        assert got.dtype == torch.int32
+        assert got.tolist() == [[100 * rank, 100 * rank + 1, 100 * rank + 2] for rank in range(world_size)]
+    assert_sent(traffic, "counts", [12 * (world_size - 1)] * world_size)
+
+
+@WORLDS
+def test_gather_lists_of_different_lengths(world_size: int) -> None:
+    counts = [(3 * rank) % 4 for rank in range(world_size)]  # rank 0 has nothing
+    lists, traffic = run(
+        world_size, lambda comm: comm.gather_lists(own(comm, counts[comm.rank], torch.int32), counts, "indices")
+    )
+    for got in lists:
+        assert [part.tolist() for part in got] == [[100 * r + i for i in range(counts[r])] for r in range(world_size)]
+    assert_sent(traffic, "indices", [4.0 * count * (world_size - 1) for count in counts])
+
+
+@WORLDS
+def test_gather_lists_that_are_all_empty(world_size: int) -> None:
+    lists, traffic = run(world_size, lambda comm: comm.gather_lists(own(comm, 0), [0] * world_size, "values"))
+    assert all(part.numel() == 0 for got in lists for part in got)
+    assert [len(got) for got in lists] == [world_size] * world_size
+    assert_sent(traffic, "values", [0.0] * world_size)
+
+
+@WORLDS
+def test_scatter_parts(world_size: int) -> None:
+    sizes = [(rank + 1) % 4 for rank in range(world_size)]  # rank 3 owns nothing
+    parts, traffic = run(world_size, lambda comm: comm.scatter_parts(own(comm, sum(sizes)), sizes, "values"))
+    for rank, got in enumerate(parts):
+        first = sum(sizes[:rank])
+        assert got.tolist() == [[100.0 * r + first + i for i in range(sizes[rank])] for r in range(world_size)]
+        assert got.shape == (world_size, sizes[rank])
+    assert_sent(traffic, "values", [8.0 * (sum(sizes) - size) for size in sizes])
+
+
+@WORLDS
+@pytest.mark.parametrize("numel", [1, 4, 11])
+def test_all_reduce(world_size: int, numel: int) -> None:
+    sums, traffic = run(world_size, lambda comm: comm.all_reduce_(own(comm, numel)))
+    expected = world_size * (torch.arange(numel, dtype=torch.float64) + 50 * (world_size - 1))
+    assert all(torch.equal(got, expected) for got in sums)
+    assert_sent(traffic, "values", [2 * 8 * numel * (world_size - 1) / world_size] * world_size)
+
+
+def test_all_reduce_is_in_place_and_the_same_bits_on_all_ranks() -> None:
+    def work(comm: Comm) -> tuple[bool, Tensor]:
+        x = torch.randn(1001, generator=torch.Generator().manual_seed(comm.rank)) * 10.0 ** (3 * comm.rank)
+        return comm.all_reduce_(x) is x, x
+
+    results, _ = run(7, work)
+    assert all(in_place for in_place, _ in results)
+    assert all(torch.equal(x, results[0][1]) for _, x in results)
+
+
+@WORLDS
+def test_broadcast(world_size: int) -> None:
+    source = world_size - 1
+    copies, traffic = run(world_size, lambda comm: comm.broadcast_(own(comm, 5, torch.int32), source, "indices"))
+    assert [got.tolist() for got in copies] == [[100 * source + i for i in range(5)]] * world_size
+    assert_sent(traffic, "indices", [20 * (world_size - 1) / world_size] * world_size)
+
+
+def test_results_do_not_share_memory_with_what_others_sent() -> None:
+    def work(comm: Comm) -> list[float]:
+        mine = own(comm, 2)
+        rows = comm.gather_rows(mine)
+        lists = comm.gather_lists(mine, [2] * 3, "values")
+        kept = [*rows.view(-1).tolist(), *torch.cat(lists).tolist()]
+        mine.fill_(-1.0)
+        comm.all_reduce_(torch.zeros(1))  # all have overwritten theirs
+        assert [*rows.view(-1).tolist(), *torch.cat(lists).tolist()] == kept
+        return kept
+
+    run(3, work)
+
+
+def test_traffic_adds_up_by_kind_until_a_new_step_begins() -> None:
+    def work(comm: Comm) -> list[tuple[dict[Kind, float], int]]:
+        seen = []
+        for _ in range(2):
+            comm.begin_step()
+            comm.gather_rows(own(comm, 1))
+            comm.gather_rows(own(comm, 2))
+            comm.all_reduce_(own(comm, 4), "indices")
+            seen.append((dict(comm.traffic.num_bytes), comm.traffic.num_collectives))
+        return seen
+
+    results, _ = run(2, work)
+    assert results == [[({"counts": 24.0, "indices": 32.0, "values": 0.0}, 3)] * 2] * 2
+
+
+def test_collectives_of_many_steps_never_mix() -> None:
+    def work(comm: Comm) -> None:
+        for step in range(200):
+            rows = comm.gather_rows(torch.tensor([step * 10 + comm.rank]))
+            assert rows.view(-1).tolist() == [step * 10 + rank for rank in range(4)]
+            assert comm.all_reduce_(torch.tensor([step])).item() == 4 * step
+
+    run(4, work)
+
+
+def test_one_rank_alone_talks_to_nobody() -> None:
+    comm = SoloComm()
+    x = torch.arange(3.0)
+    assert (comm.rank, comm.world_size) == (0, 1)
+    assert comm.gather_rows(x).tolist() == [[0.0, 1.0, 2.0]]
+    assert [part.tolist() for part in comm.gather_lists(x, [3], "values")] == [[0.0, 1.0, 2.0]]
+    assert comm.scatter_parts(x, [3], "values").tolist() == [[0.0, 1.0, 2.0]]
+    assert comm.all_reduce_(x) is x
+    assert comm.broadcast_(x, 0, "values") is x
+    assert comm.traffic == Traffic()
+
+
+class FailedError(Exception):
+    """What a rank of these tests dies of."""
+
+
+@pytest.mark.parametrize("bad_rank", [0, 2])
+def test_an_error_of_one_rank_frees_the_others_and_is_the_one_that_is_told(bad_rank: int) -> None:
+    def work(comm: Comm) -> None:
+        comm.all_reduce_(torch.ones(3))
+        if comm.rank == bad_rank:
+            time.sleep(0.01)  # the others wait by now
+            raise FailedError(f"rank {comm.rank}")
+        comm.all_reduce_(torch.ones(3))
+
+    with group_of(4) as group:
+        for _ in range(3):
+            with pytest.raises(FailedError, match=f"rank {bad_rank}"):
+                group.run(work)
+            assert group.run(lambda comm: comm.all_reduce_(torch.ones(2)).tolist()) == [[4.0, 4.0]] * 4
+
+
+def test_an_error_of_all_ranks_is_told_once() -> None:
+    def work(comm: Comm) -> None:
+        comm.gather_rows(torch.ones(1))
+        raise FailedError("all")
+
+    with group_of(3) as group:
+        for _ in range(20):
+            with pytest.raises(FailedError, match="all"):
+                group.run(work)
+        assert group.run(lambda comm: comm.rank) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_a_group_has_members(world_size: int) -> None:
+    with pytest.raises(ValueError, match=f"world_size must be at least 1, got {world_size}"):
+        SimulatedGroup(world_size)
+
+
+def test_a_group_leaves_the_number_of_torch_threads_alone() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with group_of(6) as group:
+            assert group.run(lambda _: torch.get_num_threads()) == [1] * 6
+            assert torch.get_num_threads() == 3
+            seen: list[int] = []
+            newcomer = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            newcomer.start()
+            newcomer.join()
+            assert seen == [3]
+    finally:
+        torch.set_num_threads(before)

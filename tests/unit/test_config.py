@@ -1,0 +1,144 @@
+"""A mistake is told in one line before anything starts; what is right is typed, complete and named by its content."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.compose import CONF, compose_all, expand
+from experiments.harness.config import build_reducer, from_yaml, run_name, to_yaml
+from experiments.harness.errors import UserError
+from experiments.sweep import jobs, studies
+
+
+def compose_one(*words: str, **kwargs: int):
+    (config,) = compose_all([list(words)], **kwargs)
+    return config
+
+
+MISTAKES = {
+    "sede=1": "'sede' is not a key of the configuration.*did you mean 'seed'",
+    "sparsifier=mikro": "sparsifier must be one of .*micro.*got 'mikro'.*did you mean 'micro'",
+    "model=resnet9": "model must be one of .*got 'resnet9'",
+    "experiment=nothing": "experiment must be one of .*got 'nothing'",
+    "sparsifier.selector.rul=published": "'rul' is not a key of sparsifier.selector, .*did you mean 'rule'",
+    "sparsifer.codec=half": "sparsifer",
+    "sparsifier.selector.rule=publishd": "rule of micro must be one of agreed, repaired, published, got 'publishd'",
+    "sparsifier.exchange=unoin": "exchange must be one of union, gather, got 'unoin'; did you mean 'union'",
+    "sparsifier.codec=int4": "codec must be one of raw, half",
+    "sparsifier.feedback=some": "feedback must be one of residual, none",
+    "density=0": r"density must be in \(0, 1\], got 0",
+    "density=-1": r"density must be in \(0, 1\], got -1",
+    "density=2": r"density must be in \(0, 1\], got 2",
+    "density=nan": r"density must be in \(0, 1\], got nan",
+    "density=much": "density",
+    "seed=1.5": "seed",
+    "seed=-1": "seed must be at least 0",
+    "epochs=0": "epochs must be at least 1",
+    "batch_size=0": "batch_size must be at least 1",
+    "lr=0": "lr must be positive",
+    "lr=inf": "lr must be positive",
+    "momentum=1": "momentum must be below 1",
+    "nonfinite=ignore": "nonfinite must be one of stop, skip, got 'ignore'",
+    "model.num_classes=5": "model.num_classes is 5, dataset digits has 10 classes",
+    "model.settings.depth=3": "depth",
+    "dataset.augment=flip": "augment must be one of none, crop_flip",
+    "cluster.nproc_per_node=0": "nproc_per_node must be at least 1",
+    "cluster.nproc_per_node=200": "world_size 200 x batch_size 16 needs 3200 samples a step, dataset digits has 1437",
+    "cluster.world_size=3": "cluster.world_size is 3, but 2 = nnodes x nproc_per_node",
+    "cluster.device=tpu": "cluster.device must be one of auto, cpu, cuda",
+    "+new_key=1": "cannot be added or deleted",
+    "~seed": "cannot be added or deleted",
+    "seed=0,1": "-m",
+    "density_warmup.steps=-1": "density_warmup.steps must be at least 0",
+}
+
+
+@pytest.mark.parametrize("word", MISTAKES)
+def test_a_mistake_is_one_line(word: str) -> None:
+    with pytest.raises(UserError, match=MISTAKES[word]) as caught:
+        compose_one(word)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("sparsifier=randomk", "sparsifier.exchange=gather"), "gives all ranks the same indices: use union"),
+        (("sparsifier=randomk_unbiased", "sparsifier.feedback=residual"), "set feedback=none"),
+        (("sparsifier=threshold", "sparsifier.selector.value=-1"), "must be positive"),
+        (("density_warmup.steps=5", "density_warmup.start=3"), r"must be in \(0, 1\], got 3"),
+        (("cluster=simulated", "cluster.world_size=0"), "cluster.world_size must be at least 1"),
+        (("nesterov=true", "momentum=0"), "nesterov needs a momentum"),
+        (("cluster=nodes",), "rdzv_endpoint"),
+        (("dataset=cifar10", "model=resnet20", "dataset.root=/nowhere"), "/nowhere"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        compose_one(*words)
+    assert "\n" not in str(caught.value)
+
+
+def test_torn_data_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    whole = pickle.dumps({"data": [], "labels": []})
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]:
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="data_batch_1"):
+        compose_one("dataset=cifar10", "model=resnet20", f"dataset.root={tmp_path}")
+
+
+def test_joined_ranks_set_the_world_size() -> None:
+    assert compose_one("cluster.nproc_per_node=2", joined_world_size=6).world_size == 6
+    with pytest.raises(UserError, match="3, but 6 ranks were started"):
+        compose_one("cluster.world_size=3", joined_world_size=6)
+
+
+def test_every_choice_of_every_group_composes() -> None:
+    for sparsifier in (path.stem for path in (CONF / "sparsifier").glob("*.yaml")):
+        config = compose_one(f"sparsifier={sparsifier}")
+        assert config.sparsifier.name == sparsifier
+        build_reducer(config)
+    for model in ("resnet8", "resnet18", "resnet20", "mlp"):
+        assert compose_one(f"model={model}").model.name == model
+    assert compose_one("cluster=simulated", "cluster.world_size=16").world_size == 16
+
+
+def test_every_study_composes_and_names_its_runs_apart() -> None:
+    for study in studies():
+        names = [run_name(config) for config in compose_all(jobs(study, []))]
+        assert len(set(names)) == len(names) > 1
+
+
+def test_a_study_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="did you mean 'demo'"):
+        jobs("dmeo", [])
+
+
+def test_yaml_holds_everything(tmp_path: Path) -> None:
+    config = compose_one("sparsifier=topk_gather", "density=0.003", "density_warmup.steps=7")
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert from_yaml(path) == config
+
+
+def test_the_name_follows_content_and_not_place() -> None:
+    name = run_name(compose_one("seed=1"))
+    assert name == run_name(compose_one("seed=1", "output=elsewhere"))
+    assert name != run_name(compose_one("seed=1", "lr=0.019"))
+    assert name != run_name(compose_one("seed=2"))
+
+
+def test_dense_has_density_one_whatever_is_asked() -> None:
+    assert compose_one("sparsifier=dense", "density=0.001").density == 1.0
+
+
+def test_a_sweep_expands_to_all_combinations() -> None:
+    assert expand(["seed=0,1", "sparsifier=topk,micro", "lr=0.1"], multirun=True) == [
+        ["seed=0", "sparsifier=topk", "lr=0.1"],
+        ["seed=0", "sparsifier=micro", "lr=0.1"],
+        ["seed=1", "sparsifier=topk", "lr=0.1"],
+        ["seed=1", "sparsifier=micro", "lr=0.1"],
+    ]

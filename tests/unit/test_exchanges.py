@@ -1,0 +1,252 @@
+"""Exchanges and codecs against brute force, element by element, on simulated ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.simulate import SimulatedGroup
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, union
+
+NUMEL = 40
+LARGEST_HALF = 65504.0
+WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+
+
+@contextmanager
+def group_of(world_size: int) -> Iterator[SimulatedGroup]:
+    group = SimulatedGroup(world_size)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def accumulators(world_size: int, scale: float = 1.0) -> Tensor:
+    randomness = torch.Generator().manual_seed(world_size)
+    return scale * torch.randn(world_size, NUMEL, generator=randomness, dtype=torch.float64)
+
+
+def choices(world_size: int, overlap: Overlap) -> list[list[int]]:
+    """Return ascending indices per rank, of different lengths, some empty, that overlap as they are said to."""
+    if overlap is Overlap.SAME:
+        return [[1, 4, 5, 20, 39]] * world_size
+    if overlap is Overlap.DISJOINT:
+        return [list(range(rank, NUMEL - 8 * rank, world_size)) if rank != 1 else [] for rank in range(world_size)]
+    return [list(range(rank % 3, 5 + 4 * rank, 2)) if rank != 2 else [] for rank in range(world_size)]
+
+
+def exchange(
+    kind: micro.Exchange,
+    codec: micro.Codec,
+    acc: Tensor,
+    chosen: list[list[int]],
+    overlap: Overlap,
+    *,
+    healthy: tuple[bool, ...] | None = None,
+    say_counts: bool = False,
+) -> list[Exchanged]:
+    world_size = len(chosen)
+    counts = tuple(map(len, chosen)) if say_counts else None
+
+    def work(comm: micro.Comm) -> Exchanged:
+        selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), counts=counts)
+        mine = healthy[comm.rank] if healthy else True
+        return kind.exchange(acc[comm.rank], selection, overlap, codec, comm, healthy=mine)
+
+    before = acc.clone()
+    with group_of(world_size) as group:
+        results = group.run(work)
+    assert torch.equal(acc, before), "an exchange must not change the accumulator"
+    return results
+
+
+def dense(parts: tuple[SparseValues, ...]) -> Tensor:
+    vector = torch.zeros(NUMEL, dtype=torch.float64)
+    for part in parts:
+        part.add_to_(vector)
+    return vector
+
+
+def sent(results: list[Exchanged]) -> Tensor:
+    return torch.stack([dense((result.sent,)) for result in results])
+
+
+def union_of(chosen: list[list[int]]) -> list[int]:
+    return sorted({index for indices in chosen for index in indices})
+
+
+def assert_exchanged(results: list[Exchanged], chosen: list[list[int]], update: Tensor, contributed: Tensor) -> None:
+    for result in results:
+        assert torch.equal(dense(result.update), dense(results[0].update))
+        assert result.counts == tuple(map(len, chosen))
+        assert result.num_updated == len(union_of(chosen))
+        assert result.healthy
+    torch.testing.assert_close(dense(results[0].update), update, rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(sent(results), contributed, rtol=0, atol=0)
+
+
+@WORLDS
+@pytest.mark.parametrize("overlap", Overlap)
+def test_union_averages_all_ranks_at_every_chosen_index(world_size: int, overlap: Overlap) -> None:
+    acc, chosen = accumulators(world_size), choices(world_size, overlap)
+    update, contributed = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros_like(acc)
+    for index in union_of(chosen):
+        update[index] = sum(acc[rank, index] for rank in range(world_size)) / world_size
+        contributed[:, index] = acc[:, index]
+    # Where all hold the same, the lists need not be known: the counts say who chose them.
+    results = exchange(micro.Union(), micro.Raw(), acc, chosen, overlap, say_counts=overlap is Overlap.SAME)
+    assert_exchanged(results, chosen, update, contributed)
+
+
+@WORLDS
+@pytest.mark.parametrize("overlap", [Overlap.ANY, Overlap.DISJOINT])
+def test_gather_adds_what_each_rank_chose(world_size: int, overlap: Overlap) -> None:
+    acc, chosen = accumulators(world_size), choices(world_size, overlap)
+    update, contributed = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros_like(acc)
+    for rank, indices in enumerate(chosen):
+        for index in indices:
+            update[index] += acc[rank, index] / world_size
+            contributed[rank, index] = acc[rank, index]
+    results = exchange(micro.Gather(), micro.Raw(), acc, chosen, overlap)
+    assert_exchanged(results, chosen, update, contributed)
+
+
+@pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("codec", [micro.Raw(), micro.Half()], ids=lambda codec: codec.name)
+@WORLDS
+def test_nobody_chooses_anything(kind: micro.Exchange, codec: micro.Codec, world_size: int) -> None:
+    acc = accumulators(world_size)
+    chosen: list[list[int]] = [[] for _ in range(world_size)]
+    zero = torch.zeros(NUMEL, dtype=torch.float64)
+    assert_exchanged(exchange(kind, codec, acc, chosen, Overlap.ANY), chosen, zero, torch.zeros_like(acc))
+
+
+@pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("codec", [micro.Raw(), micro.Half()], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("ill", [{0}, {2}, {0, 1, 2, 3}])
+def test_one_unhealthy_rank_makes_all_know(kind: micro.Exchange, codec: micro.Codec, ill: set[int]) -> None:
+    healthy = tuple(rank not in ill for rank in range(4))
+    results = exchange(kind, codec, accumulators(4), choices(4, Overlap.ANY), Overlap.ANY, healthy=healthy)
+    assert [result.healthy for result in results] == [False] * 4
+
+
+def halves(x: np.ndarray) -> np.ndarray:
+    """Round to half precision, cut at its largest number, and back: numpy's own rounding, not torch's."""
+    return np.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float64)
+
+
+SCALES = pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-7, 1e-12, 1e4, 1e5, 1e9])
+
+
+@WORLDS
+@SCALES
+def test_half_gather_sends_the_rounded_values(world_size: int, scale: float) -> None:
+    acc, chosen = accumulators(world_size, scale), choices(world_size, Overlap.ANY)
+    update, contributed = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros_like(acc)
+    for rank, indices in enumerate(chosen):
+        rounded = torch.from_numpy(halves(acc[rank, indices].numpy()))
+        contributed[rank, indices] = rounded
+        update[indices] += rounded / world_size
+    results = exchange(micro.Gather(), micro.Half(), acc, chosen, Overlap.ANY)
+    assert_exchanged(results, chosen, update, contributed)
+
+
+@WORLDS
+@SCALES
+def test_half_union_sends_the_rounded_mean_of_rounded_values(world_size: int, scale: float) -> None:
+    acc, chosen = accumulators(world_size, scale), choices(world_size, Overlap.ANY)
+    indices = union_of(chosen)
+    wire = halves(acc[:, indices].numpy())
+    mean = halves(wire.sum(0) / world_size)
+    results = exchange(micro.Union(), micro.Half(), acc, chosen, Overlap.ANY)
+
+    update = torch.zeros(NUMEL, dtype=torch.float64)
+    update[indices] = torch.from_numpy(mean)
+    for result in results:
+        assert torch.equal(dense(result.update), update)
+    # Each value is booked as it was rounded; the rank that owns it books the mean's rounding too.
+    booked = sent(results)[:, indices].numpy()
+    total = len(indices) + 1  # and the health flag
+    owners = np.repeat(
+        np.arange(world_size), [total // world_size + (r < total % world_size) for r in range(world_size)]
+    )
+    for rank in range(world_size):
+        own = owners[:-1] == rank
+        assert np.array_equal(booked[rank, ~own], wire[rank, ~own])
+        rounding = (wire.sum(0) - world_size * mean)[own]
+        np.testing.assert_allclose(booked[rank, own], wire[rank, own] - rounding, rtol=1e-15, atol=0)
+    np.testing.assert_allclose(booked.sum(0), world_size * mean, rtol=1e-15, atol=1e-15 * np.abs(wire).max())
+
+
+@pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
+def test_what_half_precision_cuts_off_stays_in_the_residual(kind: micro.Exchange) -> None:
+    world_size, layout = 2, micro.Layout.flat(4)
+    reducer = micro.SparseReducer(micro.TopK(), 1.0, exchange=kind, codec=micro.Half())
+    simulation = micro.Simulation(reducer, layout, world_size, dtype=torch.float64)
+    grads = torch.tensor([[1e6, -1e6, 1.0 + 2**-12, 1e-9], [1e6, 1e6, 1.0, 1e-9]], dtype=torch.float64)
+    first = simulation.step(grads, residuals=True)
+    assert first.update.tolist() == [LARGEST_HALF, 0.0, 1.0, 0.0]
+    assert first.residuals is not None
+    assert first.residuals.sum(0).tolist() == [2e6 - 2 * LARGEST_HALF, 0.0, 2**-12, 2e-9]
+    applied = first.update.clone()
+    for _ in range(20):  # nothing new comes in: what was cut follows later
+        applied += simulation.step(torch.zeros_like(grads)).update
+    simulation.close()
+    torch.testing.assert_close(applied[:3], grads.mean(0)[:3], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_raw_changes_nothing(dtype: torch.dtype) -> None:
+    values = torch.tensor([1e300, -1.1, 0.0, float("inf")], dtype=dtype)
+    codec = micro.Raw()
+    assert codec.lossless
+    assert torch.equal(codec.decode(codec.encode(values), dtype), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_half_is_two_bytes_and_finite(dtype: torch.dtype) -> None:
+    values = torch.tensor([1e38, -1e38, 65519.0, 1.0, -0.1, 1e-9, 0.0], dtype=dtype)
+    codec = micro.Half()
+    assert not codec.lossless
+    wire = codec.encode(values)
+    assert wire.element_size() == 2
+    decoded = codec.decode(wire, dtype)
+    assert decoded.dtype == dtype
+    assert torch.isfinite(decoded).all()
+    if dtype != torch.bfloat16:
+        assert decoded.double().tolist() == halves(values.double().numpy()).tolist()
+
+
+def test_codecs_feedbacks_and_exchanges_are_found_by_name() -> None:
+    for known in (micro.CODECS, micro.FEEDBACKS, micro.EXCHANGES):
+        assert all(cls.name == name for name, cls in known.items())
+
+
+def test_union_of_lists_is_sorted_and_unique() -> None:
+    lists = [torch.tensor(indices, dtype=torch.int32) for indices in ([3, 9], [], [1, 3])]
+    assert union(lists).tolist() == [1, 3, 9]
+    assert union(lists).dtype == torch.int32
+
+
+def test_sparse_values_add_with_a_factor() -> None:
+    vector = torch.ones(5)
+    SparseValues(torch.tensor([0, 4], dtype=torch.int32), torch.tensor([2.0, 3.0], dtype=torch.float64)).add_to_(
+        vector, alpha=-2.0
+    )
+    assert vector.tolist() == [-3.0, 1.0, 1.0, 1.0, -5.0]
+
+
+@pytest.mark.parametrize("selector", [micro.Leader(), micro.RandomK()])
+def test_gather_refuses_selectors_whose_ranks_choose_the_same(selector: micro.Selector) -> None:
+    with pytest.raises(ValueError, match=f"gather sends pairs, but {selector.name} gives all ranks the same"):
+        micro.SparseReducer(selector, 0.1, exchange=micro.Gather())
+
+
+def test_error_feedback_refuses_an_unbiased_estimator() -> None:
+    with pytest.raises(ValueError, match="set feedback=none"):
+        micro.SparseReducer(micro.RandomK(unbiased=True), 0.1)

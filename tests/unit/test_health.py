@@ -1,0 +1,69 @@
+"""NaN and Inf are found where they are, and nothing else is taken for them."""
+
+import math
+
+import pytest
+import torch
+
+import micro
+from micro.health import check_policy, first_nonfinite, mean_not_finite, report
+from micro.simulate import SimulatedGroup
+
+LAYOUT = micro.Layout(("a", "b"), ((4,), (6,)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_first_bad_index_is_found(value: float, dtype: torch.dtype) -> None:
+    vector = torch.ones(1000, dtype=dtype)
+    vector[700] = value
+    vector[900] = -value
+    assert first_nonfinite(vector) == 700
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        torch.zeros(3),
+        torch.full((10,), 3e38),  # the sum overflows, no element does
+        torch.full((10,), -1e308, dtype=torch.float64),
+        torch.full((1000,), 60000.0, dtype=torch.float16),
+        torch.full((10,), 3e38, dtype=torch.bfloat16),
+    ],
+)
+def test_finite_vectors_are_healthy_however_large(vector: torch.Tensor) -> None:
+    assert first_nonfinite(vector) is None
+
+
+def test_opposite_infinities_do_not_cancel() -> None:
+    assert first_nonfinite(torch.tensor([1.0, math.inf, -math.inf])) == 1
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_known_policies(policy: str) -> None:
+    check_policy(policy)
+
+
+@pytest.mark.parametrize("policy", ["", "raise", "Stop"])
+def test_unknown_policies(policy: str) -> None:
+    with pytest.raises(ValueError, match=f"nonfinite must be one of stop, skip, got '{policy}'"):
+        check_policy(policy)
+
+
+def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
+    bad = [None, 3, 4, None]
+    group = SimulatedGroup(4)
+    errors = group.run(lambda comm: report(bad[comm.rank], LAYOUT, 12, comm, torch.device("cpu")))
+    group.close()
+    messages = {str(error) for error in errors}
+    assert len(messages) == 1
+    assert messages.pop().startswith("gradient of 'a' on rank 1, 'b' on rank 2 is not finite at step 12;")
+
+
+def test_errors_are_one_line_and_say_what_to_do() -> None:
+    solo = report(9, LAYOUT, 3, micro.SoloComm(), torch.device("cpu"))
+    for error in (solo, mean_not_finite("b", 3)):
+        assert "'b'" in str(error)
+        assert "step 3" in str(error)
+        assert "nonfinite=skip" in str(error)
+        assert "\n" not in str(error)

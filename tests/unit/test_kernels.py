@@ -1,0 +1,179 @@
+"""The scans equal brute force, whichever of their forms serves the tensor."""
+
+import math
+import struct
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from micro import kernels
+from micro.kernels import reference
+
+BLOCK = 1 << 16  # of the compiled scan: lengths around it are its corners
+SCANS = pytest.mark.parametrize("above", [kernels.above, reference.above], ids=["kernel", "reference"])
+TOPKS = pytest.mark.parametrize("largest", [kernels.largest, reference.largest], ids=["kernel", "reference"])
+
+
+def normal(numel: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def brute_above(x: Tensor, threshold: float) -> list[int]:
+    cut = float(torch.tensor(threshold, dtype=torch.float64).to(x.dtype))
+    return [i for i, value in enumerate(x.tolist()) if abs(value) >= cut]
+
+
+def brute_largest(x: Tensor, k: int) -> list[int]:
+    magnitudes = x.abs().tolist()
+    return sorted(sorted(range(len(magnitudes)), key=lambda i: (-magnitudes[i], i))[:k])
+
+
+@SCANS
+@pytest.mark.parametrize("numel", [0, 1, 15, 16, 17, 31, 33, 100, 1000])
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.5, 10.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_above_is_brute_force(
+    above: Callable[[Tensor, float], Tensor], numel: int, threshold: float, dtype: torch.dtype
+) -> None:
+    x = normal(numel, dtype)
+    found = above(x, threshold)
+    assert found.dtype == torch.int32
+    assert found.tolist() == brute_above(x, threshold)
+
+
+@pytest.mark.parametrize("numel", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
+@pytest.mark.parametrize("threshold", [0.0, 0.01, 2.0, 6.0])
+def test_above_equals_the_reference_across_blocks(numel: int, threshold: float) -> None:
+    x = normal(numel)
+    assert torch.equal(kernels.above(x, threshold), reference.above(x, threshold))
+
+
+@SCANS
+def test_above_of_special_values(above: Callable[[Tensor, float], Tensor]) -> None:
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([nan, inf, -inf, -nan, 0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38] * 4)  # lanes and the tail
+    assert above(x, 0.0).tolist() == [i for i in range(40) if i % 10 not in (0, 3)]
+    assert above(x, -1.0).tolist() == above(x, 0.0).tolist()
+    assert above(x, 1e-45).tolist() == [i for i in range(40) if i % 10 in (1, 2, 6, 7, 8, 9)]
+    assert above(x, inf).tolist() == [i for i in range(40) if i % 10 in (1, 2)]
+    assert above(x, 1e39).tolist() == above(x, inf).tolist()  # larger than any float32
+    assert above(x, nan).tolist() == []
+
+
+@SCANS
+def test_above_rounds_the_threshold_to_single_precision(above: Callable[[Tensor, float], Tensor]) -> None:
+    x = torch.full((20,), 0.1)  # a little more than the double 0.1
+    assert above(x, 0.1).numel() == 20
+    assert above(x, float(x[0])).numel() == 20
+    assert above(x, 0.1 + 1e-12).numel() == 20
+    assert above(x, 0.1000001).numel() == 0
+
+
+def test_above_serves_slices_and_strided_vectors() -> None:
+    x = normal(1000)
+    for view in (x[3:777], x[::2], x[:0], x.expand(2, -1)[1]):
+        assert kernels.above(view, 1.0).tolist() == brute_above(view, 1.0)
+
+
+def test_above_leaves_its_input_alone_and_needs_no_gradient() -> None:
+    x = normal(100).requires_grad_()
+    kept = x.detach().clone()
+    assert not kernels.above(x, 1.0).requires_grad
+    assert torch.equal(x, kept)
+
+
+@TOPKS
+@pytest.mark.parametrize("numel", [1, 2, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_largest_is_brute_force(largest: Callable[[Tensor, int], Tensor], numel: int, dtype: torch.dtype) -> None:
+    x = normal(numel, dtype)
+    for k in {0, 1, 2, numel // 2, numel - 1, numel, numel + 5}:
+        found = largest(x, k)
+        assert found.dtype == torch.int32
+        assert found.tolist() == brute_largest(x, k)
+
+
+@TOPKS
+@pytest.mark.parametrize("values", [[0.0], [1.0, -1.0], [0.0, 0.0, 0.0, 2.0], [3.0, 1.0, 1.0, -1.0, 0.5]])
+def test_ties_go_to_the_lowest_index(largest: Callable[[Tensor, int], Tensor], values: list[float]) -> None:
+    x = torch.tensor(values * 30)
+    for k in range(0, len(x) + 1, 7):
+        assert largest(x, k).tolist() == brute_largest(x, k)
+
+
+LONG = 2 * kernels.SAMPLE + 12_345  # long enough to be sampled
+
+
+def sparse_spikes(numel: int) -> Tensor:
+    x = torch.zeros(numel)
+    x[1 :: numel // 700] = normal(x[1 :: numel // 700].numel())
+    return x
+
+
+def hidden_from_the_sample(numel: int) -> Tensor:
+    x = torch.full((numel,), 100.0)
+    x[:: numel // kernels.SAMPLE] = 1e-3
+    return x + normal(numel) * 1e-4
+
+
+def only_in_the_sample(numel: int) -> Tensor:
+    x = normal(numel)
+    x[:: numel // kernels.SAMPLE] *= 1000
+    return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        normal,
+        torch.ones,
+        torch.zeros,
+        sparse_spikes,
+        hidden_from_the_sample,
+        only_in_the_sample,
+        lambda numel: normal(numel).round(),
+        lambda numel: torch.arange(numel, dtype=torch.float32),
+    ],
+    ids=["normal", "ones", "zeros", "spikes", "hidden", "shown", "rounded", "sorted"],
+)
+@pytest.mark.parametrize("numel", [LONG, 8 * kernels.SAMPLE])
+def test_sampled_largest_is_exact_whatever_the_sample_says(make: Callable[[int], Tensor], numel: int) -> None:
+    x = make(numel)
+    for k in (1, 2, 100, 3000, numel // 5, numel // 4 + 1):
+        assert kernels.largest(x, k).tolist() == brute_largest(x, k)
+
+
+COUNTS = pytest.mark.parametrize(
+    "count",
+    [
+        kernels.magnitude_counts,
+        lambda x, **bins: reference.magnitude_counts(x, bins["first_bit_pattern"], bins["shift"], bins["num_bins"]),
+    ],
+    ids=["kernel", "reference"],
+)
+
+
+def brute_counts(x: Tensor, first: int, shift: int, num_bins: int) -> list[int]:
+    counts = [0] * num_bins
+    for value in x.to(torch.float32).tolist():
+        (pattern,) = struct.unpack("=I", struct.pack("=f", abs(value)))
+        if math.isfinite(value) and value and first <= pattern < first + (num_bins << shift):
+            counts[(pattern - first) >> shift] += 1
+    return counts
+
+
+@COUNTS
+@pytest.mark.parametrize(
+    ("first", "shift", "num_bins"), [(0, 20, 2040), (0x3F000000, 18, 32), (0x3F812345, 0, 7), (1, 26, 4)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_magnitude_counts_are_brute_force(
+    count: Callable[..., Tensor], first: int, shift: int, num_bins: int, dtype: torch.dtype
+) -> None:
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, -3.4e38, 1.00888], dtype=dtype)
+    for x in (normal(1001, dtype), special, special[:0], normal(999, dtype)[::3]):
+        got = count(x, first_bit_pattern=first, shift=shift, num_bins=num_bins)
+        assert got.dtype == torch.int64
+        assert got.tolist() == brute_counts(x, first, shift, num_bins)

@@ -1,0 +1,452 @@
+"""The laws that every method obeys: each test here runs for every row of the table."""
+
+import io
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.simulate import SimulatedGroup
+from tests.sparsifiers import TABLE, Outcome, Row
+
+WORLDS = (1, 2, 3, 4, 5, 7, 8)
+DTYPES = (torch.float32, torch.float64)
+LAYOUT = micro.Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
+SCALES = {"a.weight": 1.0, "a.bias": 5.0, "b.weight": 0.2}  # layers differ in scale
+DENSITY = 0.05
+STEPS = 5
+
+
+def is_prompt(row: Row) -> bool:
+    """Tell whether the density is inside its band whatever the gradient."""
+    return row.band is not None and row.band.at_once
+
+
+every_row = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+every_world = pytest.mark.parametrize("world_size", WORLDS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+mass_rows = pytest.mark.parametrize("row", [row for row in TABLE if row.conserves_mass], ids=lambda row: row.name)
+banded_rows = pytest.mark.parametrize("row", [row for row in TABLE if row.band], ids=lambda row: row.name)
+prompt_rows = pytest.mark.parametrize("row", [row for row in TABLE if is_prompt(row)], ids=lambda row: row.name)
+
+
+def gradients(layout: micro.Layout, world_size: int, step: int, dtype: torch.dtype) -> Tensor:
+    """Return (world_size, numel) normal gradients: a part that all ranks share, and noise of their own."""
+    randomness = torch.Generator().manual_seed(1000 * step + world_size)
+    shared = torch.randn(1, layout.numel, generator=randomness, dtype=torch.float64)
+    own = torch.randn(world_size, layout.numel, generator=randomness, dtype=torch.float64)
+    drawn = shared + own
+    for name, place in layout.slices():
+        drawn[:, place] *= SCALES.get(name, 1.0)
+    return drawn.to(dtype)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step: what went in, what came out, and the residuals around it."""
+
+    grads: Tensor
+    before: Tensor
+    updates: Tensor
+    after: Tensor
+    stats: list[micro.StepStats]
+
+
+def assert_mass_conserved(step: Taken) -> None:
+    """sum(acc over ranks) == sum(residual) + world_size * update, at every element, but for the rounding of sums."""
+    world_size, dtype = step.updates.shape[0], step.updates.dtype
+    before = step.before.double() if step.before.numel() else torch.zeros_like(step.grads, dtype=torch.float64)
+    acc = before + step.grads.double()
+    after = step.after.double().sum(0) if step.after.numel() else 0.0
+    lost = acc.sum(0) - after - world_size * step.updates[0].double()
+    size = (before.abs() + step.grads.double().abs()).sum(0)
+    allowed = (world_size + 4) * torch.finfo(dtype).eps * size
+    assert (lost.abs() <= allowed).all(), f"lost {lost.abs().max():.3g} of {size.max():.3g}"
+
+
+def take(simulation: micro.Simulation, grads: Tensor) -> Taken:
+    before = torch.stack(simulation.residuals())
+    updates = grads.clone()
+    stats = simulation.step_(updates)
+    return Taken(grads, before, updates, torch.stack(simulation.residuals()), stats)
+
+
+def simulate(
+    row: Row,
+    world_size: int,
+    *,
+    layout: micro.Layout = LAYOUT,
+    dtype: torch.dtype = torch.float64,
+    density: Any = DENSITY,
+    seed: int = 0,
+    nonfinite: str = "stop",
+) -> micro.Simulation:
+    reducer = replace(row.make(density, seed), nonfinite=nonfinite)  # type: ignore[type-var]
+    return micro.Simulation(reducer, layout, world_size, dtype=dtype)
+
+
+@cache
+def taken(row: Row, world_size: int, dtype: torch.dtype) -> list[Taken]:
+    """Return the steps of one run, which several laws look at."""
+    with closing(simulate(row, world_size, dtype=dtype)) as simulation:
+        return [take(simulation, gradients(LAYOUT, world_size, step, dtype)) for step in range(STEPS)]
+
+
+def assert_replicas_equal(updates: Tensor) -> None:
+    for rank in range(1, updates.shape[0]):
+        assert torch.equal(updates[0], updates[rank]), f"rank {rank} holds another update than rank 0"
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+# --- every step of an ordinary run ------------------------------------------------------------------------------------
+
+
+@every_row
+@every_world
+@every_dtype
+def test_replicas_are_bitwise_equal(row: Row, world_size: int, dtype: torch.dtype) -> None:
+    for step in taken(row, world_size, dtype):
+        assert_replicas_equal(step.updates)
+        assert torch.isfinite(step.updates).all()
+
+
+@mass_rows
+@every_world
+@every_dtype
+def test_mass_is_conserved(row: Row, world_size: int, dtype: torch.dtype) -> None:
+    for step in taken(row, world_size, dtype):
+        assert_mass_conserved(step)
+
+
+@every_row
+@every_world
+@every_dtype
+def test_statistics_say_what_the_update_is(row: Row, world_size: int, dtype: torch.dtype) -> None:
+    for index, step in enumerate(taken(row, world_size, dtype)):
+        for rank, stats in enumerate(step.stats):
+            assert stats.step == index
+            assert stats.numel == LAYOUT.numel
+            assert stats.rule == row.rule
+            assert len(stats.counts) == world_size
+            assert stats.local_count == stats.counts[rank]
+            assert stats.global_count == int(torch.count_nonzero(step.updates[0]))
+            assert not stats.skipped
+            assert min(stats.select_s, stats.exchange_s, stats.rest_s) >= 0
+        assert len({(s.counts, s.global_count, s.threshold, s.target_count) for s in step.stats}) == 1
+
+
+@every_row
+@every_world
+@every_dtype
+def test_counted_bytes_are_the_closed_form(row: Row, world_size: int, dtype: torch.dtype) -> None:
+    for step in taken(row, world_size, dtype):
+        for rank, stats in enumerate(step.stats):
+            extra = max(stats.num_collectives - row.num_collectives, 0)
+            outcome = Outcome(world_size, stats.counts, stats.global_count, dtype.itemsize, extra)
+            assert row.bytes_sent(outcome, rank) == pytest.approx(
+                {"counts": stats.counts_bytes, "indices": stats.indices_bytes, "values": stats.values_bytes}
+            )
+            assert stats.bytes_sent == stats.counts_bytes + stats.indices_bytes + stats.values_bytes
+            assert world_size > 1 or stats.num_collectives == 0
+
+
+@banded_rows
+@every_world
+def test_density_is_inside_its_band(row: Row, world_size: int) -> None:
+    layout = micro.Layout.flat(4000)
+    with closing(simulate(row, world_size, layout=layout, dtype=torch.float32)) as simulation:
+        for index in range(6):
+            step = take(simulation, gradients(layout, world_size, index, torch.float32))
+            assert_in_band(row, step.stats[0], world_size)
+
+
+def assert_in_band(row: Row, stats: micro.StepStats, world_size: int) -> None:
+    assert row.band
+    k = stats.target_count
+    assert row.band.lowest * k <= stats.global_count <= row.band.highest(world_size) * k
+
+
+@every_row
+def test_target_follows_the_warm_up(row: Row) -> None:
+    schedule = micro.WarmUp(density=0.05, start=0.5, steps=4)
+    with closing(simulate(row, 3, density=schedule)) as simulation:
+        for index in range(7):
+            step = take(simulation, gradients(LAYOUT, 3, index, torch.float64))
+            assert_replicas_equal(step.updates)
+            if row.conserves_mass:
+                assert_mass_conserved(step)
+            density = schedule.at(index) if row.follows_density else 1.0
+            assert step.stats[0].target_density == density
+            assert step.stats[0].target_count == int(density * LAYOUT.numel)
+            if is_prompt(row):
+                assert_in_band(row, step.stats[0], 3)
+
+
+# --- unusual gradients ------------------------------------------------------------------------------------------------
+
+UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "zero": torch.zeros_like,
+    "tied": torch.ones_like,
+    "tied in magnitude": torch.sign,
+    "tiny": lambda x: 1e-30 * x,
+    "one element": lambda x: torch.nn.functional.one_hot(torch.tensor(7), x.shape[1]).to(x.dtype).expand_as(x),
+    "one rank": lambda x: x * (torch.arange(x.shape[0])[:, None] == x.shape[0] - 1),
+    "large": lambda x: 1e6 * x,
+}
+
+
+@every_row
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("kind", UNUSUAL)
+@every_dtype
+def test_unusual_gradients_do_no_harm(row: Row, world_size: int, kind: str, dtype: torch.dtype) -> None:
+    change = UNUSUAL[kind]
+    with closing(simulate(row, world_size, dtype=dtype)) as simulation:
+        for index in range(4):
+            usual = gradients(LAYOUT, world_size, index, dtype)
+            grads = change(usual) if index < 3 else usual  # and back to ordinary ones
+            step = take(simulation, grads)
+            assert_replicas_equal(step.updates)
+            assert torch.isfinite(step.updates).all()
+            if row.conserves_mass:
+                assert_mass_conserved(step)
+            if row.band and row.band.at_once:
+                assert step.stats[0].global_count <= row.band.highest(world_size) * step.stats[0].target_count
+            if kind == "zero" and index < 3:
+                assert not step.updates.any()
+
+
+@prompt_rows
+@pytest.mark.parametrize("kind", ["tied", "tied in magnitude"])
+def test_ties_do_not_widen_the_band(row: Row, kind: str) -> None:
+    with closing(simulate(row, 4)) as simulation:
+        for index in range(3):
+            step = take(simulation, UNUSUAL[kind](gradients(LAYOUT, 4, index, torch.float64)))
+            assert_in_band(row, step.stats[0], 4)
+
+
+@every_row
+@pytest.mark.parametrize(("numel", "world_size"), [(3, 5), (1, 1), (1, 4), (5, 8)])
+@every_dtype
+def test_fewer_elements_than_ranks(row: Row, numel: int, world_size: int, dtype: torch.dtype) -> None:
+    layout = micro.Layout.flat(numel)
+    with closing(simulate(row, world_size, layout=layout, dtype=dtype, density=0.4)) as simulation:
+        for index in range(2 * world_size):
+            step = take(simulation, gradients(layout, world_size, index, dtype))
+            assert_replicas_equal(step.updates)
+            if row.conserves_mass:
+                assert_mass_conserved(step)
+            if is_prompt(row):
+                assert step.stats[0].global_count >= min(step.stats[0].target_count, numel)
+
+
+@every_row
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_half_precision_gradients_keep_a_single_precision_residual(row: Row, world_size: int) -> None:
+    with closing(simulate(row, world_size, dtype=torch.bfloat16)) as simulation:
+        for index in range(3):
+            step = take(simulation, gradients(LAYOUT, world_size, index, torch.bfloat16))
+            assert step.updates.dtype == torch.bfloat16
+            assert_replicas_equal(step.updates)
+            assert not step.after.numel() or step.after.dtype == torch.float32
+            if row.conserves_mass:
+                assert_mass_conserved(step)  # to the eight bits of the update, whose rounding no residual keeps
+
+
+# --- NaN and Inf ------------------------------------------------------------------------------------------------------
+
+BAD_RANK, BAD_INDEX, BAD_NAME = 1, 130, "a.bias"
+
+
+def spoiled(grads: Tensor, value: float) -> Tensor:
+    grads = grads.clone()
+    grads[BAD_RANK, BAD_INDEX] = value
+    return grads
+
+
+@every_row
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float) -> None:
+    world_size, reducer = 3, row.make(DENSITY, 0)
+    states = [reducer.start(LAYOUT, torch.float64, torch.device("cpu")) for _ in range(world_size)]
+
+    def reduce(comm: micro.Comm) -> str | None:
+        comm.begin_step()
+        try:
+            reducer.reduce_(states[comm.rank], grads[comm.rank], comm)
+        except micro.NonFiniteGradient as error:
+            return str(error)
+        return None
+
+    with closing(SimulatedGroup(world_size)) as group:
+        grads = gradients(LAYOUT, world_size, 0, torch.float64)
+        assert group.run(reduce) == [None] * world_size
+        before = [state.residual.clone() for state in states]
+        grads = spoiled(gradients(LAYOUT, world_size, 1, torch.float64), value)
+        messages = group.run(reduce)
+
+    assert len(set(messages)) == 1
+    message = messages[0]
+    assert message
+    assert f"'{BAD_NAME}'" in message
+    assert "at step 1" in message
+    if row.names_rank:
+        assert f"on rank {BAD_RANK}" in message
+    for state in states:
+        assert torch.isfinite(state.residual).all()
+    assert torch.equal(states[BAD_RANK].residual, before[BAD_RANK])
+
+
+@every_row
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_skip_leaves_the_step_out(row: Row, value: float) -> None:
+    world_size = 3
+    with closing(simulate(row, world_size, nonfinite="skip")) as simulation:
+        take(simulation, gradients(LAYOUT, world_size, 0, torch.float64))
+        usual = gradients(LAYOUT, world_size, 1, torch.float64)
+        bad = take(simulation, spoiled(usual, value))
+        good = take(simulation, gradients(LAYOUT, world_size, 2, torch.float64))
+
+    assert not bad.updates.any()
+    assert all(stats.skipped and stats.global_count == 0 for stats in bad.stats)
+    if bad.after.numel():  # finite ranks keep their gradient, the other drops its own
+        kept = [rank for rank in range(world_size) if rank != BAD_RANK]
+        assert torch.equal(bad.after[BAD_RANK], bad.before[BAD_RANK])
+        assert torch.equal(bad.after[kept], bad.before[kept] + usual[kept])
+    assert_replicas_equal(good.updates)
+    assert torch.isfinite(good.updates).all()
+    assert good.updates.any()
+    assert not any(stats.skipped for stats in good.stats)
+    assert [stats.step for stats in good.stats] == [2] * world_size
+    if row.conserves_mass:
+        assert_mass_conserved(good)
+
+
+@every_row
+def test_policy_must_be_known(row: Row) -> None:
+    with pytest.raises(ValueError, match="nonfinite must be one of stop, skip, got 'ignore'"):
+        replace(row.make(DENSITY, 0), nonfinite="ignore")  # type: ignore[type-var]
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+def through_a_file(saved: dict[str, Any]) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
+    return loaded
+
+
+def assert_same_run(one: list[Taken], other: list[Taken]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert same_bits(a.updates, b.updates)
+        assert same_bits(a.after, b.after)
+        for x, y in zip(a.stats, b.stats, strict=True):
+            assert untimed(x) == untimed(y)
+
+
+def untimed(stats: micro.StepStats) -> micro.StepStats:
+    return replace(stats, select_s=0.0, exchange_s=0.0, rest_s=0.0)
+
+
+@every_row
+@pytest.mark.parametrize("world_size", [1, 4])
+@every_dtype
+def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int, dtype: torch.dtype) -> None:
+    grads = [gradients(LAYOUT, world_size, step, dtype) for step in range(8)]
+    with closing(simulate(row, world_size, dtype=dtype)) as simulation:
+        for step in range(4):
+            take(simulation, grads[step])
+        saved = simulation.state_dict()
+        uninterrupted = [take(simulation, grads[step]) for step in range(4, 8)]
+    with closing(simulate(row, world_size, dtype=dtype)) as resumed:
+        resumed.load_state_dict(through_a_file(saved))
+        assert_same_run(uninterrupted, [take(resumed, grads[step]) for step in range(4, 8)])
+
+
+@every_row
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_same_seed_gives_the_same_bytes(row: Row, world_size: int) -> None:
+    with closing(simulate(row, world_size)) as simulation:
+        again = [take(simulation, gradients(LAYOUT, world_size, step, torch.float64)) for step in range(STEPS)]
+    assert_same_run(taken(row, world_size, torch.float64), again)
+
+
+@every_row
+def test_only_random_methods_depend_on_the_seed(row: Row) -> None:
+    with closing(simulate(row, 2, seed=1)) as simulation:
+        step = take(simulation, gradients(LAYOUT, 2, 0, torch.float64))
+    first = taken(row, 2, torch.float64)[0]
+    assert torch.equal(step.updates != 0, first.updates != 0) == (not row.seeded)
+
+
+@every_row
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_size: int) -> None:
+    turned = micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
+    with closing(simulate(row, world_size)) as simulation:
+        for step in range(2):
+            last = take(simulation, gradients(LAYOUT, world_size, step, torch.float64))
+        simulation.rebuild(turned)
+        for rank, residual in enumerate(simulation.residuals()):
+            for name, piece in turned.split(residual).items():
+                assert same_bits(piece, LAYOUT.split(last.after[rank])[name])
+        step_after = take(simulation, gradients(turned, world_size, 2, torch.float64))
+    assert_replicas_equal(step_after.updates)
+    assert [stats.step for stats in step_after.stats] == [2] * world_size
+    if row.conserves_mass:
+        assert_mass_conserved(step_after)
+
+
+# --- what only some rows promise --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if not row.conserves_mass], ids=lambda row: row.name)
+def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> None:
+    world_size, draws = 2, 2000
+    layout = micro.Layout.flat(40)
+    grads = gradients(layout, world_size, 0, torch.float64)
+    group, drawn = SimulatedGroup(world_size), torch.empty(draws, layout.numel, dtype=torch.float64)
+    with closing(group):
+
+        def reduce(comm: micro.Comm) -> None:
+            for seed in range(draws):
+                reducer = row.make(0.25, seed)
+                mine = grads[comm.rank].clone()
+                reducer.reduce_(reducer.start(layout, torch.float64, mine.device), mine, comm)
+                if comm.rank == 0:
+                    drawn[seed] = mine
+
+        group.run(reduce)
+    dense = grads.mean(0)
+    standard_error = drawn.std(0) / draws**0.5
+    assert ((drawn.mean(0) - dense).abs() <= 4 * standard_error).all()
+    assert (standard_error > 0).all()
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.seeded], ids=lambda row: row.name)
+def test_random_indices_change_from_step_to_step(row: Row) -> None:
+    for earlier, later in pairwise(taken(row, 2, torch.float64)):
+        assert not torch.equal(earlier.updates[0] != 0, later.updates[0] != 0)
+
+
+def test_names_of_the_table_are_unique() -> None:
+    assert len({row.name for row in TABLE}) == len(TABLE)
+
+
+def test_every_selector_has_a_row() -> None:
+    reducers = [row.make(DENSITY, 0) for row in TABLE]
+    used = {reducer.selector.name for reducer in reducers if isinstance(reducer, micro.SparseReducer)}
+    assert used == set(micro.all_selectors())

@@ -1,0 +1,344 @@
+"""MiCRO's rules: the published one step for step against a re-write of its own, the agreed one against brute force."""
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.partition import cyclic_slice
+
+# --- published: the authors' code as described, in numpy and single precision ----------------------------------------
+
+
+@dataclass
+class PublishedByHand:
+    """n workers of the authors' code, one after the other."""
+
+    numel: int
+    world_size: int
+    k: int
+    t: int = -1
+    delta: float = 1.0
+    num_last: int = 1
+    memories: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memories = np.zeros((self.world_size, self.numel), np.float32)
+
+    def step(self, grads: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """Return the aggregated gradient and each worker's count."""
+        self.t += 1
+        self.adapt()
+        acc = self.memories + grads
+        chosen = [self.choose(acc[rank], rank) for rank in range(self.world_size)]
+        everyone = np.array([index for indices in chosen for index in indices], np.int64)
+        summed = np.zeros(len(everyone), np.float32)
+        for rank in range(self.world_size):
+            summed = summed + acc[rank, everyone]
+        aggregated = np.zeros(self.numel, np.float32)
+        aggregated[everyone] = summed / np.float32(self.world_size)
+        acc[:, everyone] = 0
+        self.memories = acc
+        self.num_last = len(everyone) if self.world_size > 1 else 0  # one worker never counts
+        return aggregated, [len(indices) for indices in chosen]
+
+    def adapt(self) -> None:
+        if self.t == 0:
+            self.delta = 1 / (2 * math.sqrt(self.k))
+            return
+        x = self.num_last / self.k
+        if x > 1.1:
+            self.delta *= 1.005
+        elif x > 0.909:
+            self.delta *= 1.00125 if x > 0 else 0.9987
+        else:
+            self.delta *= 0.995
+
+    def choose(self, acc: np.ndarray, rank: int) -> list[int]:
+        part = (self.t + rank) % self.world_size
+        quotient, remainder = divmod(self.numel, self.world_size)
+        sizes = [quotient + 1 if p < remainder else quotient for p in range(self.world_size)]
+        start, size = sum(sizes[:part]), sizes[part]
+        found = [i for i in range(start, start + size) if abs(acc[i]) >= np.float32(self.delta)]
+        return found or [start + self.t % size]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("density", [0.3, 0.05, 0.01, 0.004])  # the last asks for less than one index per rank
+@pytest.mark.parametrize("scale", [1.0, 0.02])  # from far too many, and from far too few
+def test_published_is_the_authors_code_step_for_step(world_size: int, density: float, scale: float) -> None:
+    numel, steps = 601, 60
+    by_hand = PublishedByHand(numel, world_size, int(density * numel))
+    simulation = build("published", numel, world_size, density)
+    randomness = np.random.default_rng(world_size)
+    with closing(simulation):
+        for index in range(steps):
+            grads = (scale * randomness.standard_normal((world_size, numel))).astype(np.float32)
+            expected, counts = by_hand.step(grads)
+            got = simulation.step(torch.from_numpy(grads), residuals=True)
+            assert got.stats[0].threshold == by_hand.delta, f"step {index}"
+            assert got.stats[0].counts == tuple(counts), f"step {index}"
+            assert np.array_equal(got.update.numpy(), expected), f"step {index}"
+            assert got.residuals is not None
+            assert np.array_equal(got.residuals.numpy(), by_hand.memories), f"step {index}"
+
+
+def test_published_follows_its_three_factors() -> None:
+    numel, k = 1000, 50
+    simulation = build("published", numel, 2, k / numel)
+    fed, thresholds = [60, 55, 50, 46, 45, 10], []
+    with closing(simulation):
+        for count in fed:
+            grads = torch.zeros(2, numel)
+            grads[:, torch.arange(count) * (numel // count)] = 1e6  # all of them, whatever the threshold
+            step = simulation.step(grads).stats[0]
+            assert step.global_count == count
+            assert step.threshold is not None
+            thresholds.append(step.threshold)
+        thresholds.append(simulation.step(torch.zeros(2, numel)).stats[0].threshold or 0.0)
+    assert thresholds[0] == 1 / (2 * math.sqrt(k))
+    factors = [after / before for before, after in pairwise(thresholds)]
+    assert factors == pytest.approx([1.005, 1.00125, 1.00125, 1.00125, 0.995, 0.995])
+
+
+def test_published_sends_one_arbitrary_coordinate_from_an_empty_search() -> None:
+    simulation = build("published", 10, 3, 0.5)  # slices [0, 4), [4, 7), [7, 10)
+    with closing(simulation):
+        for t in range(5):
+            grads = torch.full((3, 10), 1e-6)
+            grads -= torch.stack(simulation.residuals())  # so that nothing ever passes
+            update = simulation.step(grads).update
+            assert update.nonzero().view(-1).tolist() == [t % 4, 4 + t % 3, 7 + t % 3]
+
+
+def test_published_starts_by_its_rule_where_buckets_changed() -> None:
+    reducer = micro.SparseReducer(micro.Micro(rule="published"), 0.1)
+    comm, device = micro.SoloComm(), torch.device("cpu")
+    whole = reducer.start(micro.Layout(("a", "b"), ((50,), (90,))), torch.float32, device)
+    reducer.reduce_(whole, torch.ones(140), comm)
+    part = reducer.rebuild(micro.Layout.flat(90, "b"), [whole], torch.float32, device)
+    stats = reducer.reduce_(part, torch.ones(90), comm)
+    assert stats.step == 1
+    assert stats.threshold == 1 / (2 * math.sqrt(9))
+
+
+# --- agreed: exactly k, in the same step ------------------------------------------------------------------------------
+
+Stream = Callable[[torch.Generator, int, int], Tensor]
+
+
+def uniform(randomness: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(*shape, generator=randomness, dtype=torch.float64)
+
+
+def normal(randomness: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=randomness, dtype=torch.float64)
+
+
+def laplace(randomness: torch.Generator, *shape: int) -> Tensor:
+    return (1 - uniform(randomness, *shape)).log() * normal(randomness, *shape).sign()
+
+
+def student(randomness: torch.Generator, *shape: int) -> Tensor:
+    mean_square = (normal(randomness, 3, *shape) ** 2).mean(0)
+    return normal(randomness, *shape) / mean_square.sqrt()
+
+
+def layered(randomness: torch.Generator, *shape: int) -> Tensor:
+    scales = torch.logspace(-4, 0, 16, dtype=torch.float64)[torch.arange(16) * 5 % 16]  # large and small mixed
+    sizes = [len(part) for part in torch.arange(shape[-1]).tensor_split(16)]
+    return normal(randomness, *shape) * scales.repeat_interleave(torch.tensor(sizes))
+
+
+STREAMS: dict[str, Stream] = {"normal": normal, "laplace": laplace, "student": student, "layered": layered}
+every_stream = pytest.mark.parametrize("stream", STREAMS)
+NUMEL = 20_000
+JUMPS = (1.0, 1.0, 10.0, 10.0, 0.1, 0.1, 0.1, 1.0, 1.0)  # of the gradient's scale, from step to step
+
+
+def build(rule: str, numel: int, world_size: int, density: float) -> micro.Simulation:
+    reducer = micro.SparseReducer(micro.Micro(rule=rule), density)  # type: ignore[arg-type]
+    return micro.Simulation(reducer, micro.Layout.flat(numel), world_size)
+
+
+@lru_cache(maxsize=32)
+def draw(stream: str, world_size: int, step: int, numel: int = NUMEL) -> Tensor:
+    """Return (world_size, numel) gradients of one step; shared by many tests, to be left as they are."""
+    randomness = torch.Generator().manual_seed(step)
+    return STREAMS[stream](randomness, world_size, numel).float()
+
+
+@pytest.mark.parametrize("density", [0.1, 0.01, 0.001, 0.0001])  # innermost, so that draws are shared
+@every_stream
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 16, 64])
+def test_agreed_has_no_density_error_at_any_step(stream: str, world_size: int, density: float) -> None:
+    scales, numel = (JUMPS, NUMEL) if world_size <= 8 else ((1.0, 10.0, 1.0), NUMEL // 2)
+    grads = draw(stream, world_size, 0, numel)
+    with closing(build("agreed", numel, world_size, density)) as simulation:
+        for scale in scales:
+            grads = grads.roll(7919, dims=1)  # another gradient of the same stream
+            stats = simulation.step(scale * grads).stats[0]
+            assert stats.density_error == 0.0
+            assert sum(stats.counts) == stats.target_count == int(density * numel)
+
+
+@every_stream
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_agreed_takes_what_one_threshold_over_all_slices_would(stream: str, world_size: int) -> None:
+    k = 200
+    with closing(build("agreed", NUMEL, world_size, k / NUMEL)) as simulation:
+        for step in range(8):
+            grads = draw(stream, world_size, step)
+            searched = searched_by_all(torch.stack(simulation.residuals()) + grads, step)
+            result = simulation.step(grads)
+            chosen = result.update.nonzero().view(-1)
+            assert chosen.numel() == k
+            assert_best_of_each_slice(searched, chosen, step, world_size, result.stats[0])
+            best = torch.zeros(NUMEL, dtype=torch.bool)
+            best[searched.topk(k).indices] = True
+            taken = torch.zeros(NUMEL, dtype=torch.bool)
+            taken[chosen] = True
+            instead, missed = searched[taken & ~best], searched[best & ~taken]
+            if missed.numel():  # all of them lie in one bin, whose top and bottom are this near
+                assert missed.max() <= 1.1 * instead.min()
+                assert missed.numel() <= 0.1 * k
+            threshold = result.stats[0].threshold
+            assert threshold == pytest.approx(float(searched.topk(k).values[-1]), rel=0.1)
+
+
+def searched_by_all(acc: Tensor, step: int) -> Tensor:
+    """Return (numel,) magnitudes, each as the rank sees it that searches there."""
+    magnitudes = torch.empty(acc.shape[1])
+    for rank in range(acc.shape[0]):
+        start, stop = cyclic_slice(acc.shape[1], step, rank, acc.shape[0])
+        magnitudes[start:stop] = acc[rank, start:stop].abs()
+    return magnitudes
+
+
+def assert_best_of_each_slice(
+    searched: Tensor, chosen: Tensor, step: int, world_size: int, stats: micro.StepStats
+) -> None:
+    for rank in range(world_size):
+        start, stop = cyclic_slice(NUMEL, step, rank, world_size)
+        mine = chosen[(chosen >= start) & (chosen < stop)] - start
+        assert mine.numel() == stats.counts[rank]
+        assert mine.tolist() == searched[start:stop].topk(mine.numel()).indices.sort().values.tolist()
+
+
+@every_stream
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("density", [0.1, 0.01])
+def test_agreed_costs_three_collectives_and_128_bytes_once_it_runs(
+    stream: str, world_size: int, density: float
+) -> None:
+    with closing(build("agreed", NUMEL, world_size, density)) as simulation:
+        steps = [simulation.step(draw(stream, world_size, step)).stats[0] for step in range(10)]
+    for stats in steps[3:]:  # the first residuals raise the scale by half, which may ask for one more look
+        assert stats.num_collectives == 3
+        assert stats.counts_bytes == 128 * (world_size - 1)
+
+
+def test_agreed_finds_a_lost_cut_again_within_the_step() -> None:
+    with closing(build("agreed", NUMEL, 2, 0.01)) as simulation:
+        for step, (scale, num_collectives) in enumerate([(1.0, 4), (1.0, 3), (1e-3, 5), (1e-3, 3)]):
+            grads = scale * draw("normal", 2, step) - torch.stack(simulation.residuals())
+            stats = simulation.step(grads).stats[0]
+            assert stats.density_error == 0.0
+            assert stats.num_collectives == num_collectives
+
+
+@pytest.mark.parametrize("nonzero", [0, 1, 19, 20, 21, 39, 40, 41, 500])
+def test_agreed_takes_what_there_is_when_that_is_less_than_k(nonzero: int) -> None:
+    numel, k = 1000, 20
+    with closing(build("agreed", numel, 3, k / numel)) as simulation:
+        for step in range(4):
+            kept = torch.randperm(numel, generator=torch.Generator().manual_seed(step))[:nonzero]
+            grads = torch.zeros(3, numel)
+            grads[:, kept] = draw("laplace", 1, step, numel)[0, kept]
+            result = simulation.step(grads - torch.stack(simulation.residuals()))
+            assert result.stats[0].global_count == min(k, nonzero)
+            assert set(result.update.nonzero().view(-1).tolist()) <= set(kept.tolist())
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, -1.0, 2.0], [0.0, 3.0, 3.0]])
+@pytest.mark.parametrize("world_size", [1, 2, 7])
+def test_agreed_shares_ties_among_the_ranks(values: list[float], world_size: int) -> None:
+    numel, k = 903, 90
+    grads = torch.tensor(values).repeat(numel // len(values)).expand(world_size, -1)
+    with closing(build("agreed", numel, world_size, k / numel)) as simulation:
+        for _ in range(world_size + 1):
+            acc = grads - torch.stack(simulation.residuals())
+            stats = simulation.step(acc).stats[0]
+            assert stats.density_error == 0.0
+            assert max(stats.counts) - min(stats.counts) <= 2  # equal slices hold as many of each, give or take one
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-20, 1e20, 1e37])
+@every_stream
+def test_agreed_is_exact_at_the_ends_of_single_precision(stream: str, scale: float) -> None:
+    k = 100
+    grads = draw(stream, 3, 0, 2000)
+    grads = (grads / grads.abs().max() * scale * 3).float()
+    with closing(build("agreed", 2000, 3, k / 2000)) as simulation:
+        for step in range(4):
+            rolled = grads.roll(step, dims=1) - torch.stack(simulation.residuals())
+            stats = simulation.step(rolled).stats[0]
+            nonzero = int(searched_by_all(rolled, step).count_nonzero())
+            assert stats.global_count == min(k, nonzero)
+
+
+def test_agreed_survives_a_gap_below_the_threshold() -> None:
+    """A tail that is flat where it was cut says nothing about what lies below; taken at its word, it overflowed."""
+    numel, k = 100_000, 3000
+    with closing(build("agreed", numel, 2, k / numel)) as simulation:
+        first = simulation.step(draw("normal", 2, 0, numel)).stats[0]
+        assert first.threshold is not None
+        lowest = first.threshold / 1.2  # about where the next candidates begin
+        for step in range(3):
+            acc = torch.full((2, numel), 0.5 * lowest)
+            acc[:, :k] = torch.linspace(1.7 * lowest, 1.75 * lowest, k)
+            acc[:, k] = 1.1 * lowest
+            acc = acc[:, torch.randperm(numel, generator=torch.Generator().manual_seed(step))]
+            stats = simulation.step(acc - torch.stack(simulation.residuals())).stats[0]
+            assert stats.density_error == 0.0
+
+
+# --- all rules --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["agreed", "repaired", "published"])
+def test_ranks_choose_inside_their_slices(rule: str) -> None:
+    numel, world_size = 1003, 4
+    with closing(build(rule, numel, world_size, 0.02)) as simulation:
+        for step in range(6):
+            result = simulation.step(draw("normal", world_size, step, numel))
+            chosen = result.update.nonzero().view(-1)
+            for rank in range(world_size):
+                start, stop = cyclic_slice(numel, step, rank, world_size)
+                assert int(((chosen >= start) & (chosen < stop)).sum()) == result.stats[0].counts[rank]
+
+
+@pytest.mark.parametrize("rule", ["agreed", "repaired"])
+@every_stream
+def test_mended_rules_are_near_the_density_from_the_first_step(rule: str, stream: str) -> None:
+    with closing(build(rule, NUMEL, 4, 0.05)) as simulation:
+        errors = [simulation.step(draw(stream, 4, step)).stats[0].density_error for step in range(10)]
+    assert max(errors) <= 0.2
+
+
+@pytest.mark.parametrize("rule", ["agreed", "repaired"])
+def test_mended_rules_do_not_depend_on_the_unit_of_the_gradient(rule: str) -> None:
+    chosen = []
+    for scale in (1.0, 2.0**20, 2.0**-20):
+        with closing(build(rule, NUMEL, 3, 0.01)) as simulation:
+            steps = [simulation.step(scale * draw("normal", 3, step)) for step in range(5)]
+        chosen.append([step.stats[0].global_count for step in steps])
+    assert chosen[0] == chosen[1] == chosen[2]

@@ -1,0 +1,38 @@
+"""Slices cover the vector once, differ by one element at most, and rotate so that every rank sees every slice."""
+
+import pytest
+
+from micro.partition import cyclic_slice, equal_sizes, equal_slice
+
+CASES = [(0, 1), (1, 1), (10, 1), (10, 3), (12, 4), (3, 5), (0, 4), (257, 8), (1000, 64)]
+
+
+@pytest.mark.parametrize(("numel", "world_size"), CASES)
+def test_equal_slices_cover_everything_once(numel: int, world_size: int) -> None:
+    slices = [equal_slice(numel, world_size, part) for part in range(world_size)]
+    covered = [index for start, stop in slices for index in range(start, stop)]
+    assert covered == list(range(numel))
+
+
+@pytest.mark.parametrize(("numel", "world_size"), CASES)
+def test_the_first_slices_are_one_longer(numel: int, world_size: int) -> None:
+    size, longer = divmod(numel, world_size)
+    assert equal_sizes(numel, world_size) == [size + 1] * longer + [size] * (world_size - longer)
+
+
+@pytest.mark.parametrize(("numel", "world_size"), CASES)
+def test_slices_of_a_step_are_exclusive_and_complete(numel: int, world_size: int) -> None:
+    for step in (0, 1, world_size, 12_345):
+        slices = sorted(cyclic_slice(numel, step, rank, world_size) for rank in range(world_size))
+        assert [index for start, stop in slices for index in range(start, stop)] == list(range(numel))
+
+
+def test_every_rank_visits_every_slice_once_in_world_size_steps() -> None:
+    numel, world_size = 103, 7
+    everything = {equal_slice(numel, world_size, part) for part in range(world_size)}
+    for rank in range(world_size):
+        assert {cyclic_slice(numel, step, rank, world_size) for step in range(5, 5 + world_size)} == everything
+
+
+def test_rotation_goes_up_by_one_slice_per_step() -> None:
+    assert [cyclic_slice(12, step, 1, 4) for step in range(5)] == [(3, 6), (6, 9), (9, 12), (0, 3), (3, 6)]

@@ -1,0 +1,155 @@
+"""n ranks in one process: steps, state and errors of a simulation."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+
+LAYOUT = micro.Layout(("a", "b"), ((6, 5), (20,)))
+WORLD_SIZE = 3
+
+
+def build(world_size: int = WORLD_SIZE, density: float = 0.1) -> micro.Simulation:
+    return micro.Simulation(micro.SparseReducer(micro.TopK(), density), LAYOUT, world_size)
+
+
+@pytest.fixture
+def simulation() -> Iterator[micro.Simulation]:
+    made = build()
+    yield made
+    made.close()
+
+
+def gradients(step: int = 0) -> Tensor:
+    randomness = torch.Generator().manual_seed(step)
+    return torch.randn(WORLD_SIZE, LAYOUT.numel, generator=randomness)
+
+
+def test_step_leaves_the_gradients_as_they_are(simulation: micro.Simulation) -> None:
+    grads = gradients()
+    kept = grads.clone()
+    result = simulation.step(grads)
+    assert torch.equal(grads, kept)
+    assert result.update.shape == (LAYOUT.numel,)
+    assert result.residuals is None
+    assert [stats.local_count for stats in result.stats] == [5] * WORLD_SIZE
+
+
+def test_step_in_place_gives_every_row_the_update_of_step(simulation: micro.Simulation) -> None:
+    other = build()
+    for index in range(3):
+        rows = gradients(index)
+        result = other.step(rows)
+        simulation.step_(rows)
+        assert all(torch.equal(row, result.update) for row in rows)
+    other.close()
+
+
+def test_asked_for_residuals_are_copies(simulation: micro.Simulation) -> None:
+    result = simulation.step(gradients(), residuals=True)
+    assert result.residuals is not None
+    assert result.residuals.shape == (WORLD_SIZE, LAYOUT.numel)
+    kept = result.residuals.clone()
+    simulation.step(gradients(1))
+    assert torch.equal(result.residuals, kept)
+    assert not torch.equal(torch.stack(simulation.residuals()), kept)
+
+
+def test_dense_reduction_is_the_mean() -> None:
+    simulation = micro.Simulation(micro.DenseReducer(), LAYOUT, WORLD_SIZE)
+    grads = gradients()
+    torch.testing.assert_close(simulation.step(grads).update, grads.mean(0))
+    assert simulation.residuals()[0].numel() == 0
+    simulation.close()
+
+
+def test_full_density_is_the_mean_too() -> None:
+    simulation = build(density=1.0)
+    grads = gradients()
+    torch.testing.assert_close(simulation.step(grads).update, grads.mean(0))
+    assert not torch.stack(simulation.residuals()).any()
+    simulation.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [torch.zeros(2, 50), torch.zeros(3, 49), torch.zeros(50), torch.zeros(3, 50, dtype=torch.float64)],
+    ids=["ranks", "numel", "dimensions", "dtype"],
+)
+def test_gradients_must_be_of_the_simulation(simulation: micro.Simulation, given: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"gradients must be \(3, 50\) of torch.float32, got "):
+        simulation.step_(given)
+
+
+def test_state_of_another_world_is_refused(simulation: micro.Simulation) -> None:
+    other = build(world_size=2)
+    with pytest.raises(ValueError, match="state is of world_size 2, this simulation has 3"):
+        simulation.load_state_dict(other.state_dict())
+    other.close()
+
+
+def test_a_saved_state_does_not_change_later(simulation: micro.Simulation) -> None:
+    simulation.step(gradients())
+    saved = simulation.state_dict()
+    kept = [rank["residual"]["a"].clone() for rank in saved["ranks"]]
+    simulation.step(gradients(1))
+    assert all(
+        torch.equal(rank["residual"]["a"], residual) for rank, residual in zip(saved["ranks"], kept, strict=True)
+    )
+    assert [rank["step"] for rank in saved["ranks"]] == [1] * WORLD_SIZE
+
+
+def test_a_loaded_state_brings_its_layout(simulation: micro.Simulation) -> None:
+    simulation.step(gradients())
+    turned = micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
+    simulation.rebuild(turned)
+    other = build()
+    other.load_state_dict(simulation.state_dict())
+    assert other.layout == turned
+    assert all(torch.equal(a, b) for a, b in zip(other.residuals(), simulation.residuals(), strict=True))
+    other.close()
+
+
+def test_a_simulation_goes_on_after_a_bad_gradient(simulation: micro.Simulation) -> None:
+    bad = gradients()
+    bad[2, 40] = float("nan")
+    with pytest.raises(micro.NonFiniteGradient, match="gradient of 'b' on rank 2 is not finite at step 0"):
+        simulation.step(bad)
+    result = simulation.step(gradients(1))
+    assert torch.isfinite(result.update).all()
+    assert [stats.step for stats in result.stats] == [1] * WORLD_SIZE
+
+
+def test_residuals_move_into_new_buckets_by_name() -> None:
+    reducer = micro.SparseReducer(micro.Micro(), 0.1)
+    whole = reducer.start(LAYOUT, torch.float32, torch.device("cpu"))
+    whole.residual.copy_(torch.arange(50.0))
+    whole.step = 7
+    only_b = micro.Layout(("b",), ((20,),))
+    with_new = micro.Layout(("new", "a"), ((2,), (6, 5)))
+    moved = [reducer.rebuild(layout, [whole], torch.float32, torch.device("cpu")) for layout in (only_b, with_new)]
+    assert moved[0].residual.tolist() == list(range(30, 50))
+    assert moved[1].residual.tolist() == [0.0, 0.0, *range(30)]
+    assert [state.step for state in moved] == [7, 7]
+    assert all(state.selector is not whole.selector for state in moved)
+    again = reducer.rebuild(LAYOUT, moved, torch.float32, torch.device("cpu"))
+    assert again.residual.tolist() == list(range(50))
+
+
+def test_derived_statistics() -> None:
+    simulation = build(world_size=2)
+    apart = torch.zeros(2, 50)
+    apart[0, :5], apart[1, 5:10] = 1.0, 1.0
+    stats = simulation.step(apart).stats[0]
+    assert stats.local_density == 0.1
+    assert stats.global_density == 0.2
+    assert stats.build_up == 2.0
+    assert stats.density_error == 1.0
+    assert stats.imbalance == 0.0
+    simulation.close()
+    leader = micro.Simulation(micro.SparseReducer(micro.Leader(), 0.1), LAYOUT, 4)
+    assert leader.step(torch.ones(4, 50)).stats[0].imbalance == 3.0
+    leader.close()
