@@ -13,7 +13,7 @@ NUM_DRAWS = 3  # random integers that an augmentation may use per image
 Augment = Callable[[Tensor, Tensor], Tensor]
 
 
-def none(images: Tensor, draws: Tensor) -> Tensor:  # noqa: ARG001
+def none(images: Tensor, draws: Tensor) -> Tensor:
     """Return the images as they are."""
     return images
 

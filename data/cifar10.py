@@ -41,7 +41,7 @@ class Cifar10:
     archive's and lets a file run code; whether the sums are official stands in the checksums instead.
     """
 
-    def load(self, root: str | None, seed: int) -> Classification:  # noqa: ARG002
+    def load(self, root: str | None, seed: int) -> Classification:
         """Read all six batches, about 180 MB; the seed does not matter."""
         folder = _folder(root)
         checksums: dict[str, str] = {}

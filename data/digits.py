@@ -22,7 +22,7 @@ class Digits:
     copy inside scikit-learn is the original's test part.
     """
 
-    def load(self, root: str | None, seed: int) -> Classification:  # noqa: ARG002
+    def load(self, root: str | None, seed: int) -> Classification:
         """Read the images; neither argument matters."""
         images, targets = _read()
         train, test = _split(targets)
@@ -39,11 +39,11 @@ class Digits:
             std=std,
         )
 
-    def check(self, root: str | None) -> None:  # noqa: ARG002
+    def check(self, root: str | None) -> None:
         """Raise ValueError when scikit-learn is not installed or ships other images."""
         _read()
 
-    def info(self, root: str | None) -> DatasetInfo:  # noqa: ARG002
+    def info(self, root: str | None) -> DatasetInfo:
         """Return the sizes, which are fixed."""
         return DatasetInfo(
             num_classes=10, in_channels=1, num_train=NUM_IMAGES - NUM_TEST, num_test=NUM_TEST, image_size=8

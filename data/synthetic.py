@@ -34,7 +34,7 @@ class Synthetic:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field.name} must be an integer of at least 1, got {value!r}")
 
-    def load(self, root: str | None, seed: int) -> Classification:  # noqa: ARG002
+    def load(self, root: str | None, seed: int) -> Classification:
         """Draw the images, the same ones for the same seed and settings."""
         sizes = self.info(None)
         random = generator(seed)
@@ -57,7 +57,7 @@ class Synthetic:
     def check(self, root: str | None) -> None:
         """Accept: the settings were checked when this object was built."""
 
-    def info(self, root: str | None) -> DatasetInfo:  # noqa: ARG002
+    def info(self, root: str | None) -> DatasetInfo:
         """Return the sizes."""
         return DatasetInfo(
             num_classes=self.num_classes,

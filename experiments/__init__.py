@@ -1,0 +1,1 @@
+"""Entry points: each module here runs as ``python -m experiments.NAME``."""

@@ -3,8 +3,8 @@
     python -m experiments.train model=resnet20 dataset=cifar10 dataset.root=DIR sparsifier=micro density=0.001
     python -m experiments.train -m sparsifier=dense,topk,micro seed=0,1
 
-The command starts its own workers. Under torchrun or srun it joins the ranks that it is given. A run that is finished is
-not run again; one that was broken off starts anew, with what it recorded put aside under attempts/.
+The command starts its own workers. Under torchrun or srun it joins the ranks that it is given. A run that is finished
+is not run again; one that was broken off starts anew, with what it recorded put aside under attempts/.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Collectives among the ranks: the only file that calls them, and the one place where bytes are counted.
 
-Bytes are what the bandwidth-optimal form of a collective sends, as a mean over the ranks: ``(n-1) b`` for an all-gather of
-b bytes per rank, ``2 b (n-1)/n`` for an all-reduce, ``b (n-1)/n`` for a broadcast.
+Bytes are what the bandwidth-optimal form of a collective sends, as a mean over the ranks: ``(n-1) b`` for an all-gather
+of b bytes per rank, ``2 b (n-1)/n`` for an all-reduce, ``b (n-1)/n`` for a broadcast.
 """
 
 import time

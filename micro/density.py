@@ -19,7 +19,7 @@ class Constant:
     def __post_init__(self) -> None:
         check_density(self.density)
 
-    def at(self, step: int) -> float:  # noqa: ARG002
+    def at(self, step: int) -> float:
         """Return the target density of ``step``."""
         return self.density
 

@@ -50,7 +50,7 @@ class ErrorFeedback(Feedback):
         """Add the gradient to the residual in place and return it: one pass, no second vector."""
         return residual.add_(grad)
 
-    def hold(self, residual: Tensor, grad: Tensor) -> Tensor:  # noqa: ARG002
+    def hold(self, residual: Tensor, grad: Tensor) -> Tensor:
         """Return the residual as it is."""
         return residual
 
@@ -64,7 +64,7 @@ class NoFeedback(Feedback):
 
     name = "none"
 
-    def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG002
+    def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return an empty tensor: nothing is kept."""
         return torch.zeros(0, dtype=torch.promote_types(dtype, torch.float32), device=device)
 

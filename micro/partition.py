@@ -2,7 +2,7 @@
 
 
 def equal_slice(numel: int, world_size: int, part: int) -> tuple[int, int]:
-    """Return (start, stop) of one of ``world_size`` contiguous slices; the first ``numel % world_size`` are one longer."""
+    """Return (start, stop) of one of ``world_size`` slices; the first ``numel % world_size`` are one longer."""
     size, longer = divmod(numel, world_size)
     start = part * size + min(part, longer)
     return start, start + size + (part < longer)

@@ -24,7 +24,7 @@ from micro.stats import StepStats, traffic_fields
 
 @dataclass(slots=True)
 class BucketState:
-    """What a reducer remembers of one bucket: its layout, the steps done, the residual (numel,), the selector's state."""
+    """What a reducer remembers of one bucket: layout, steps done, residual (numel,), the selector's state."""
 
     layout: Layout
     step: int
@@ -132,7 +132,8 @@ class SparseReducer(Reducer):
         check_policy(self.nonfinite)
         if self.selector.overlap not in self.exchange.accepts:
             raise ValueError(
-                f"exchange {self.exchange.name} sends pairs, but {self.selector.name} gives all ranks the same indices: use union"
+                f"exchange {self.exchange.name} sends each rank's own pairs, "
+                f"but {self.selector.name} gives all ranks the same indices: use union"
             )
         if getattr(self.selector, "unbiased", False) and self.feedback.name != "none":
             raise ValueError(

@@ -45,7 +45,7 @@ class ThreadComm(Comm):
         torch.stack(self._put(row), out=rows)
         self._leave()
 
-    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:  # noqa: ARG002
+    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
         everyone = self._put(sent.split(sent_sizes))
         torch.cat([parts[self.rank] for parts in everyone], out=received)
         self._leave()

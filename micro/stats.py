@@ -20,7 +20,8 @@ class StepStats:
         threshold: the cut on abs(acc), where there was one.
         counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm).
         num_collectives: collectives called.
-        select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of the reduction.
+        select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of
+            the reduction.
         skipped: True where a gradient held NaN or Inf and the update of all ranks is zero.
     """
 

@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument("--nproc", type=int, default=2, help="ranks")
     parser.add_argument("--steps", type=int, default=40, help="pairs of steps that count, after a warm-up")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="model, dataset, batch_size and so on, as for train")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="model, dataset, batch_size and so on, as for train"
+    )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -102,7 +104,7 @@ class _BareLoop:
     def start_epoch(self, epoch: int) -> None:
         self._epoch = self._batches.epoch(epoch)
 
-    def step(self, epoch: int, index: int) -> float:  # noqa: ARG002
+    def step(self, epoch: int, index: int) -> float:
         inputs, targets = next(self._epoch)
         self._optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(self._model(inputs), targets)

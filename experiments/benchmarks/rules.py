@@ -80,7 +80,13 @@ def _jump(steps: int) -> int:
 
 
 def _trace(
-    rule: str, stream: str, draw: Callable[[int, torch.Generator], Tensor], numel: int, density: float, n: int, steps: int
+    rule: str,
+    stream: str,
+    draw: Callable[[int, torch.Generator], Tensor],
+    numel: int,
+    density: float,
+    n: int,
+    steps: int,
 ) -> pd.DataFrame:
     reducer = micro.SparseReducer(micro.Micro(rule=rule), density)  # type: ignore[arg-type]
     simulation = micro.Simulation(reducer, micro.Layout.flat(numel), n)
@@ -116,7 +122,11 @@ def _table(frame: pd.DataFrame, steps: int) -> Table:
     for (rule, stream), rows in frame.groupby(["rule", "stream"], sort=False):
         later = rows[settled.loc[rows.index]]
         table.add_row(
-            str(rule), str(stream), f"{rows['error'].max():.3f}", f"{later['error'].max():.3f}", f"{later['count'].mean() / k:.3f}"
+            str(rule),
+            str(stream),
+            f"{rows['error'].max():.3f}",
+            f"{later['error'].max():.3f}",
+            f"{later['count'].mean() / k:.3f}",
         )
     table.caption = f"* without the {RECOVERED} steps from the jump at {jump}"
     return table

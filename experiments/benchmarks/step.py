@@ -36,7 +36,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    parser.add_argument("--numel", type=int, nargs="+", default=[11_181_642, 25_557_032], help="lengths d (ResNet-18, -50)")
+    parser.add_argument(
+        "--numel", type=int, nargs="+", default=[11_181_642, 25_557_032], help="lengths d (ResNet-18, -50)"
+    )
     parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.001])
     parser.add_argument("--nproc", type=int, default=2, help="ranks")
     parser.add_argument("--steps", type=int, default=15, help="steps that count, after a warm-up")
@@ -61,7 +63,17 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 def _table(rows: list[Row], settings: dict[str, Any]) -> Table:
     title = "d = {numel:,}, density {density:g}, {nproc} ranks; medians of {steps} steps".format(**settings)
     table = Table(title=title)
-    for column in ("method", "select ms", "rest ms", "exchange ms", "total ms", "floor ms", "select + rest", "MB sent", "density / asked"):
+    for column in (
+        "method",
+        "select ms",
+        "rest ms",
+        "exchange ms",
+        "total ms",
+        "floor ms",
+        "select + rest",
+        "MB sent",
+        "density / asked",
+    ):
         table.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:
         table.add_row(
@@ -88,7 +100,9 @@ def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
     return [*rows, _one_topk(gradients[0], target_count(settings["density"], numel), settings["steps"], device)]
 
 
-def _measure(label: str, reducer: micro.Reducer, gradients: list[torch.Tensor], steps: int, device: torch.device) -> Row:
+def _measure(
+    label: str, reducer: micro.Reducer, gradients: list[torch.Tensor], steps: int, device: torch.device
+) -> Row:
     comm = GroupComm()
     numel = gradients[0].numel()
     state = reducer.start(micro.Layout.flat(numel), torch.float32, device)
@@ -106,7 +120,11 @@ def _measure(label: str, reducer: micro.Reducer, gradients: list[torch.Tensor], 
         times = {"select_s": stats.select_s, "rest_s": stats.rest_s, "exchange_s": stats.exchange_s}
         row = {key: slowest(value, device) for key, value in {**times, "total_s": total_s, "floor_s": floor_s}.items()}
         own = slowest(stats.select_s + stats.rest_s, device)
-        sizes = {"bytes_sent": stats.bytes_sent, "indices_bytes": stats.indices_bytes, "values_bytes": stats.values_bytes}
+        sizes = {
+            "bytes_sent": stats.bytes_sent,
+            "indices_bytes": stats.indices_bytes,
+            "values_bytes": stats.values_bytes,
+        }
         taken.append({**row, "floors": own / row["floor_s"], **sizes, "build_up": stats.build_up})
     counted = taken[WARMUP:]
     return {"method": label} | {key: statistics.median(row[key] for row in counted) for key in counted[0]}

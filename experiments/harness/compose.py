@@ -71,7 +71,7 @@ def _parsed(overrides: list[str]) -> list[Override]:
 
 
 def _check_words(overrides: list[str]) -> None:
-    """Refuse what hydra would take silently or explain at length: added and deleted keys, choices that are not there."""
+    """Refuse what hydra would take silently or explain at length: added keys, choices that are not there."""
     for override in _parsed(overrides):
         key = override.key_or_group
         if override.is_add() or override.is_delete():
@@ -103,7 +103,11 @@ def _unknown_key(message: str, overrides: list[str]) -> str | None:
 
 def _one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if not line.startswith(("To append", "object_type", "full_key", "reference_type", "See "))]
+    kept = [
+        line
+        for line in lines
+        if not line.startswith(("To append", "object_type", "full_key", "reference_type", "See "))
+    ]
     return "; ".join(kept[:3])
 
 

@@ -233,10 +233,10 @@ def _choice(key: str, known: dict[str, Any], given: str) -> Any:
 
 def _refuse_unknown_keys(given: DictConfig, schema: type, prefix: str) -> None:
     fields = {field.name: field for field in dataclasses.fields(schema)}
-    for key in given:
-        if str(key) not in fields:
-            raise UserError(f"'{prefix}{key}' is not a key of the configuration{suggestion(str(key), fields)}")
-        kind = fields[str(key)].type
+    for key in map(str, given):
+        if key not in fields:
+            raise UserError(f"'{prefix}{key}' is not a key of the configuration{suggestion(key, fields)}")
+        kind = fields[key].type
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             if not OmegaConf.is_dict(given[key]):
                 raise UserError(f"'{prefix}{key}' is missing: choose one, for instance {prefix}{key}=NAME")
@@ -260,12 +260,14 @@ def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> No
         return
     if cluster.nnodes > 1 and not joined_world_size and cluster.rdzv_endpoint.endswith(":0"):
         raise UserError(
-            f"cluster.rdzv_endpoint must be host:port of one of the {cluster.nnodes} nodes, got '{cluster.rdzv_endpoint}'"
+            f"cluster.rdzv_endpoint must be host:port of one of {cluster.nnodes} nodes, got '{cluster.rdzv_endpoint}'"
         )
     started = joined_world_size or cluster.nnodes * cluster.nproc_per_node
     if cluster.world_size not in (None, started):
         how = "ranks were started" if joined_world_size else "= nnodes x nproc_per_node"
-        raise UserError(f"cluster.world_size is {cluster.world_size}, but {started} {how}: leave it out or make them equal")
+        raise UserError(
+            f"cluster.world_size is {cluster.world_size}, but {started} {how}: leave it out or make them equal"
+        )
     cluster.world_size = started
 
 

@@ -145,4 +145,3 @@ def step_row(
         "time_s": time_s,
         "skipped": any(s.skipped for s in stats),
     }
-

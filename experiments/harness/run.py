@@ -86,7 +86,10 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
             _prepare(config, folder)
         if _agreed_done(ranks, folder):
             return False
-        with show_progress(config, folder) if ranks.rank == 0 else nullcontext(), recorded_errors(folder.path, ranks.rank):
+        with (
+            show_progress(config, folder) if ranks.rank == 0 else nullcontext(),
+            recorded_errors(folder.path, ranks.rank),
+        ):
             run_rank(config, folder, sys.argv)
     return True
 

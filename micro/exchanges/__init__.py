@@ -1,0 +1,1 @@
+"""HOW indices and values meet: one file per exchange."""

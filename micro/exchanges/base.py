@@ -30,7 +30,7 @@ class Exchange(ABC):
             overlap: how the ranks' index sets relate.
             codec: the form of the values on the wire.
             comm: every rank calls the same collectives in the same order.
-            healthy: whether this rank's gradient was finite; travels along, so that all ranks learn of one that was not.
+            healthy: whether this rank's gradient was finite; travels along, so that all ranks learn of it.
         """
 
 
@@ -57,7 +57,7 @@ def mean_of(values: Tensor, codec: Codec, comm: Comm, *, healthy: bool) -> tuple
     return mean[:-1], sent[:-1], not bool(mean[-1] > 0)  # host sync: the policy for NaN acts on the host
 
 
-def _mean_raw(values: Tensor, codec: Codec, comm: Comm) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _mean_raw(values: Tensor, codec: Codec, comm: Comm) -> tuple[Tensor, Tensor]:
     total = comm.all_reduce_(values.clone())
     return total / comm.world_size, values
 

@@ -22,8 +22,8 @@ INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
 
 
 @intrinsic
-def _store_passing(typingctx: Any, bits: Any, start: Any, lowest: Any, out: Any, count: Any) -> Any:  # noqa: ARG001
-    """Write to out[count:] each i in [start, start + LANES) with lowest <= magnitude bits <= infinity; return how many."""
+def _store_passing(typingctx: Any, bits: Any, start: Any, lowest: Any, out: Any, count: Any) -> Any:
+    """Write to out[count:] each i in [start, start + LANES) with lowest <= magnitude <= infinity; return how many."""
     signature = types.int64(bits, start, lowest, out, count)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -64,7 +64,7 @@ def _above(bits: Any, lowest: Any, capacity: Any) -> Any:
         stop = min(first + BLOCK, bits.size)
         whole = stop - (stop - first) % LANES
         for start in range(first, whole, LANES):
-            count += _store_passing(bits, start, lowest, out, count)
+            count += _store_passing(bits, start, lowest, out, count)  # type: ignore[call-arg]
         for i in range(whole, stop):
             magnitude = bits[i] & MAGNITUDE_BITS
             out[count] = i
@@ -78,7 +78,7 @@ def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
     for i in range(bits.size):
         magnitude = bits[i] & MAGNITUDE_BITS
         place = (magnitude - first) >> shift
-        counted = (0 < magnitude) & (first <= magnitude) & (magnitude < INFINITY_BITS) & (place < num_bins)
+        counted = (magnitude > 0) & (first <= magnitude) & (magnitude < INFINITY_BITS) & (place < num_bins)
         counts[i & 1, place if counted else num_bins] += 1
     return (counts[0] + counts[1])[:num_bins]
 

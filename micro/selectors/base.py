@@ -69,7 +69,7 @@ class Selector(ABC, Generic[S]):
 
     def save(self, state: S) -> dict[str, Any]:
         """Return the state as a plain dictionary."""
-        return dataclasses.asdict(state)  # type: ignore[call-overload, no-any-return]
+        return dataclasses.asdict(state)  # type: ignore[call-overload]
 
     def load(self, saved: dict[str, Any]) -> S:
         """Return the state that ``save`` described."""
@@ -97,7 +97,7 @@ def build_selector(name: str, **settings: Any) -> Selector[Any]:
     known = all_selectors()
     if name not in known:
         raise ValueError(f"selector must be one of {', '.join(known)}, got '{name}'{_hint(name, list(known))}")
-    allowed = [field.name for field in dataclasses.fields(known[name])]
+    allowed = [field.name for field in dataclasses.fields(known[name])]  # type: ignore[arg-type]
     for key in settings:
         if key not in allowed:
             has = ", ".join(allowed) or "no settings"

@@ -36,7 +36,7 @@ class RandomK(Selector[NoState]):
 
 
 def draw(numel: int, k: int, randomness: torch.Generator) -> Tensor:
-    """Return k distinct indices of [0, numel), ascending (k,) int64, each set equally likely; costs O(k), not O(numel)."""
+    """Return k distinct indices of [0, numel), ascending (k,) int64, every set equally likely; costs O(k)."""
     if 4 * k > numel:
         return torch.randperm(numel, generator=randomness)[:k].sort().values
     drawn = torch.empty(0, dtype=torch.int64)

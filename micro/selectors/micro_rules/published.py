@@ -21,9 +21,9 @@ class Published(Rule[PublishedState]):
     """Factors 1.005, 1.00125 and 0.995 around last step's count, as public code of MiCRO has them.
 
     Kept as they are: the start at 1 / (2 sqrt k); the middle band that only ever raises the threshold (its other branch
-    cannot be reached), which biases the count low; one arbitrary coordinate, number step % size, from an empty search; a
-    single rank that counts nothing, so that its threshold only falls. Where that code fails we go on: k is at least 1,
-    and an empty slice (fewer elements than ranks) sends nothing.
+    cannot be reached), which biases the count low; one arbitrary coordinate, number step % size, from an empty search;
+    a single rank that counts nothing, so that its threshold only falls. Where that code fails we go on: k is at least
+    1, and an empty slice (fewer elements than ranks) sends nothing.
     """
 
     def start(self) -> PublishedState:
