@@ -67,7 +67,7 @@ class Failure:
     traceback: str | None = None
 
 
-class RankFailure(RuntimeError):  # noqa: N818 - the name of what happened, not of a mistake
+class RankFailure(RuntimeError):
     """A rank failed, and the run with it; the text is one line.
 
     Attributes:

@@ -20,9 +20,9 @@ import math
 import struct
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.selectors.histogram import SHIFT
 
 TOLERANCE = 0.1  # wanted: abs(count / k - 1) <= TOLERANCE + SIGMAS / sqrt(k); alarms and memory follow from these two
@@ -85,9 +85,7 @@ def coarse_bin(counts: Tensor, k: int) -> int | None:
 
 def bins_inside(x: Tensor, coarse: int) -> Tensor:
     """Return (2048,) int64 counts of those of ``x`` (any floating dtype) that lie in one bin of the wide histogram."""
-    bits = x.reshape(-1).to(torch.float32).abs().view(torch.int32)
-    bits = bits[(bits >> SHIFT == coarse) & (bits > 0)]
-    return torch.bincount((bits >> FINE_SHIFT) & 2047, minlength=2048)
+    return kernels.magnitude_counts(x, first_bit_pattern=coarse << SHIFT, shift=FINE_SHIFT, num_bins=2048)
 
 
 def threshold_from_bins(counts: Tensor, fine: Tensor, k: int) -> float | None:
@@ -144,7 +142,7 @@ def observe(
     if steered:
         track = _whiten(track, forecast_count / k - 1, 1 / k, memory)
     track = replace(_smooth(track, ideal, surprise, memory), error=forecast_count / k - 1)
-    return _aim(track, k, next_k or k)
+    return aim(track, k, next_k or k)
 
 
 def _memory(k: int) -> float:
@@ -207,7 +205,7 @@ def _smooth(track: Track, ideal: float, surprise: float, memory: float) -> Track
     return replace(track, age=age, log_threshold=level + trend, trend=trend)
 
 
-def _aim(track: Track, k: int, next_k: int) -> Track:
+def aim(track: Track, k: int, next_k: int) -> Track:
     """Carry the forecast from k to next_k along the tail, and keep it a normal float32."""
     low, high = _LOG_RANGE
     log_threshold = max(low, min(high, track.log_threshold + track.tail * math.log(k / next_k)))

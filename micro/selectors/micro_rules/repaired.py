@@ -9,14 +9,15 @@ from torch import Tensor
 from micro import kernels
 from micro.selectors.histogram import magnitude_bins
 from micro.selectors.micro_rules.base import Found, Rule, Search
-from micro.selectors.steering import Track, bins_inside, coarse_bin, observe, threshold_from_bins
+from micro.selectors.steering import Track, aim, bins_inside, coarse_bin, observe, threshold_from_bins
 
 
 @dataclass(slots=True)
 class RepairedState:
-    """What the ranks know about the next step's threshold."""
+    """What the ranks know about the next step's threshold, and the count that it is aimed at."""
 
     track: Track = field(default_factory=Track)
+    last_k: int = 0
 
 
 class Repaired(Rule[RepairedState]):
@@ -33,11 +34,14 @@ class Repaired(Rule[RepairedState]):
 
     def load(self, saved: dict[str, Any]) -> RepairedState:
         """Return the state from its plain form."""
-        return RepairedState(Track(**saved["track"]))
+        return RepairedState(Track(**saved["track"]), saved["last_k"])
 
     def search(self, state: RepairedState, search: Search) -> Found:
         """Take what is at or above the threshold; an empty slice sends nothing."""
         k, track = search.step.target_count, state.track
+        if state.last_k not in (0, k):  # a density that changes with time
+            track = aim(track, state.last_k, k)
+        state.last_k = k
         threshold = track.threshold if track.threshold is not None else _quantile(search, k)
         if threshold is None:  # all ranks know: every slice is zero
             nothing = torch.empty(0, dtype=torch.int32, device=search.slice.device)
