@@ -32,7 +32,7 @@ def main() -> None:
         command.set_defaults(run=benchmark.run)
     arguments = parser.parse_args()
     try:
-        arguments.run(arguments, Console())
+        arguments.run(arguments, Console() if sys.stdout.isatty() else Console(width=140))
     except (UserError, RankFailure) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from experiments.harness.launch import launch
 from experiments.harness.records import write_json
+from micro.comm import GroupComm
 
 Row = dict[str, Any]
 
@@ -45,7 +46,5 @@ def serve(folder: str, work: Callable[[dict[str, Any], torch.device], list[Row]]
 
 def slowest(value: float, device: torch.device) -> float:
     """Return the largest of all ranks' values: a step lasts as long as its slowest rank."""
-    everyone = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
-    everyone[dist.get_rank()] = value
-    dist.all_reduce(everyone)
-    return float(everyone.max())
+    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    return float(GroupComm(timed=False).gather_rows(mine).max())
