@@ -23,7 +23,7 @@ from micro.partition import equal_slice
 from micro.selectors.threshold import hard_threshold
 
 NAME = "step"
-WARMUP = 5
+WARMUP = 40  # the repaired rule searches while residuals fill up, and steers after
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "micro (agreed)": ("micro", {"rule": "agreed"}),
     "micro (repaired)": ("micro", {"rule": "repaired"}),
