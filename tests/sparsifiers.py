@@ -141,14 +141,14 @@ def half_union_values(outcome: Outcome, rank: int) -> float:
 def agreed_counts(outcome: Outcome, rank: int) -> float:
     """32 counts to every other rank; where the cut was lost, a wide histogram, and the counts once more."""
     n = outcome.world_size
-    histogram = all_reduce(2040 * 8, n) if outcome.num_extra else 0.0
+    histogram = all_reduce(2040 * 4, n) if outcome.num_extra else 0.0
     return 128 * (n - 1) * max(1, outcome.num_extra) + histogram
 
 
 def steered_counts(outcome: Outcome, rank: int) -> float:
     """A count and a sum of logarithms to every other rank; where the threshold is searched, two histograms."""
     n = outcome.world_size
-    return 16 * (n - 1) + (all_reduce((2040 + 2048) * 8, n) if outcome.num_extra else 0.0)
+    return 16 * (n - 1) + (all_reduce((2040 + 2048) * 4, n) if outcome.num_extra else 0.0)
 
 
 def and_header(counts: Bytes) -> Bytes:

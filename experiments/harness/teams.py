@@ -16,6 +16,7 @@ import micro
 from experiments.harness.config import TrainConfig, build_reducer
 from experiments.harness.seeding import seed_step
 from experiments.harness.tasks import Batch, Task
+from micro import kernels
 from micro.comm import GroupComm
 
 
@@ -70,6 +71,7 @@ class ProcessTeam(Team):
         self.is_main = self.rank == 0
         self._batches = task.batches(self.rank)
         self._comm = GroupComm()
+        kernels.prepare()
         whole_model = config.sparsifier.selector is not None
         self._ddp = DistributedDataParallel(
             task.model,
@@ -120,6 +122,7 @@ class SimulatedTeam(Team):
     def __init__(self, config: TrainConfig, task: Task) -> None:
         self.task, self._config = task, config
         self._world_size = config.world_size
+        kernels.prepare()
         self._batches = [task.batches(rank) for rank in range(self._world_size)]
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         layout = micro.Layout.of(self._parameters)

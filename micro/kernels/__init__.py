@@ -35,7 +35,7 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
 
 def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
-    """Return (num_bins,) int64 counts of the magnitudes of ``x`` (numel,) by ranges of their float32 bit patterns.
+    """Return (num_bins,) int32 counts of the magnitudes of ``x`` (numel,) by ranges of their float32 bit patterns.
 
     Bin b counts patterns from ``first_bit_pattern + (b << shift)`` on, ``1 << shift`` of them; what lies outside of all
     bins, zeros, NaN and infinity are not counted.
@@ -64,3 +64,10 @@ def largest(x: Tensor, k: int) -> Tensor:
             return candidates.index_select(0, reference.largest(x.index_select(0, candidates), k))
         rank *= 2
     return reference.largest(x, k)
+
+
+def prepare() -> None:
+    """Compile the loops now, or load what was compiled before, so that no step has to wait for it."""
+    x = torch.ones(1)
+    above(x, 0.5)
+    magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)

@@ -74,7 +74,7 @@ def _above(bits: Any, lowest: Any, capacity: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
-    counts = np.zeros((2, num_bins + 1), np.int64)  # two tables: equal neighbours need not wait for each other
+    counts = np.zeros((2, num_bins + 1), np.int32)  # two tables: equal neighbours need not wait for each other
     for i in range(bits.size):
         magnitude = bits[i] & MAGNITUDE_BITS
         place = (magnitude - first) >> shift
@@ -84,7 +84,7 @@ def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
 
 
 def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
-    """Return (num_bins,) int64 counts of contiguous float32 ``x`` (numel,) by ranges of bit patterns."""
+    """Return (num_bins,) int32 counts of contiguous float32 ``x`` (numel,) by ranges of bit patterns."""
     bits = x.detach().view(torch.int32).numpy()
     return torch.from_numpy(_magnitude_counts(bits, np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins)))
 

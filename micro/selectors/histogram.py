@@ -9,5 +9,5 @@ NUM_BINS = 0x7F800000 >> SHIFT  # up to infinity, which is left out
 
 
 def magnitude_bins(x: Tensor) -> Tensor:
-    """Return (NUM_BINS,) int64 counts of ``x`` (m,) by magnitude; zeros, NaN and infinity are not counted."""
+    """Return (NUM_BINS,) int32 counts of ``x`` (m,) by magnitude; zeros, NaN and infinity are not counted."""
     return kernels.magnitude_counts(x, first_bit_pattern=0, shift=SHIFT, num_bins=NUM_BINS)

@@ -84,7 +84,7 @@ def coarse_bin(counts: Tensor, k: int) -> int | None:
 
 
 def bins_inside(x: Tensor, coarse: int) -> Tensor:
-    """Return (2048,) int64 counts of those of ``x`` (any floating dtype) that lie in one bin of the wide histogram."""
+    """Return (2048,) int32 counts of those of ``x`` (any floating dtype) that lie in one bin of the wide histogram."""
     return kernels.magnitude_counts(x, first_bit_pattern=coarse << SHIFT, shift=FINE_SHIFT, num_bins=2048)
 
 

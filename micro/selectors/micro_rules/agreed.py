@@ -13,16 +13,25 @@ from micro.selectors.micro_rules.base import Found, Rule, Search
 
 NUM_BINS = 32  # counts each rank sends: 128 bytes
 SURPLUS = 2.0  # candidates wanted for one that is kept: room for the threshold to fall between two steps
+MEMORY = 4  # turns of the slices after which a doubled surplus is halved again
+MAX_SURPLUS = 32.0
 MAX_ROOM = math.log(16.0)  # a flat stretch of the tail says little about what lies below it
 SMALLEST_BITS = 1  # the smallest positive magnitude: a candidate is never zero
 
 
 @dataclass(slots=True)
 class AgreedState:
-    """Where candidates begin and how wide a bin is, both as bits of a float32; None where both must be found anew."""
+    """What all ranks know before a step.
+
+    Attributes:
+        lowest_bits: where candidates begin, as bits of a float32; None where that must be found anew.
+        shift: bits that number the places within a bin.
+        surplus: candidates wanted for one that is kept; doubled by every step that had too few.
+    """
 
     lowest_bits: int | None = None
     shift: int = 18
+    surplus: float = SURPLUS
 
 
 class Agreed(Rule[AgreedState]):
@@ -50,7 +59,9 @@ class Agreed(Rule[AgreedState]):
         if not known:
             _look_anew(state, search)
         candidates, bins, counts = _collect(state, search)
+        state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
         if known and _total(counts) < k:
+            state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             _look_anew(state, search)
             candidates, bins, counts = _collect(state, search)
         cut = _Cut.at(counts, k)
@@ -108,12 +119,12 @@ def _collect(state: AgreedState, search: Search) -> tuple[Tensor, Tensor, list[l
 
 
 def _look_anew(state: AgreedState, search: Search) -> None:
-    """Set the state so that SURPLUS * k elements, or all that are not zero, become candidates, and the bins reach k."""
+    """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
     k = search.step.target_count
     totals = search.comm.all_reduce_(magnitude_bins(search.slice), "counts")
     reached = totals.flip(0).cumsum(0).flip(0)  # elements in each bin and above
-    highest_bits = (_bin_reached(reached, k / SURPLUS**2) + 1) << SHIFT
-    _resolve(state, _bin_reached(reached, SURPLUS * k) << SHIFT, highest_bits)
+    highest_bits = (_bin_reached(reached, k / state.surplus**2) + 1) << SHIFT
+    _resolve(state, _bin_reached(reached, state.surplus * k) << SHIFT, highest_bits)
 
 
 def _bin_reached(reached: Tensor, wanted: float) -> int:
@@ -143,7 +154,7 @@ def _prepare_next(state: AgreedState, threshold: float, cut: _Cut, num_candidate
         state.lowest_bits = None  # the cut lies outside of what was resolved
         return
     slope = math.log(num_candidates / k) / math.log(threshold / lowest)
-    room = min(math.log(SURPLUS) / slope, MAX_ROOM)
+    room = min(math.log(state.surplus) / slope, MAX_ROOM)
     next_lowest = threshold * math.exp(-room)
     highest = threshold * math.exp(2 * room)  # as far above in log count as twice the room below
     _resolve(state, _float_bits(next_lowest), _float_bits(highest))
