@@ -28,7 +28,13 @@ from experiments.harness.teams import ProcessTeam
 
 NAME = "loop"
 WARMUP = 3
-OVERRIDES = ["sparsifier=dense", "epochs=1000", "output=unused"]
+DEFAULTS = [  # images of CIFAR's size that need no file
+    "model=resnet20",
+    "dataset=synthetic",
+    "dataset.settings={num_samples: 4096, image_size: 32, channels: 3, num_classes: 10}",
+    "batch_size=32",
+]
+FIXED = ["sparsifier=dense", "epochs=1000", "output=unused"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nproc", type=int, default=2, help="ranks")
     parser.add_argument("--steps", type=int, default=40, help="pairs of steps that count, after a warm-up")
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="model, dataset, batch_size and so on, as for train"
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="model, dataset and so on, as for train; ResNet-20 on 32 x 32 images when none is given",
     )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
-    (config,) = compose_all([[*arguments.overrides, *OVERRIDES, f"cluster.nproc_per_node={arguments.nproc}"]])
+    (config,) = compose_all([[*(arguments.overrides or DEFAULTS), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]])
     settings = {"config": to_yaml(config), "nproc": arguments.nproc, "steps": arguments.steps}
     (row,) = measure("experiments.benchmarks.loop", settings, arguments.nproc)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -110,7 +119,7 @@ class _BareLoop:
         loss = torch.nn.functional.cross_entropy(self._model(inputs), targets)
         loss.backward()
         self._optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
 
 def _timed(step: Any, epoch: int, index: int, device: torch.device) -> float:

@@ -51,6 +51,7 @@ class Trainer:
         lr = learning_rate(self._config, epoch + index / self._team.num_batches)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
+        self._optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
         reduced = self._team.reduce(self._step)
         if not any(stats.skipped for stats in reduced.stats):
             self._optimizer.step()

@@ -52,7 +52,7 @@ class Team(ABC):
 
     @abstractmethod
     def reduce(self, step: int) -> Reduced:
-        """Draw a batch for each rank, compute the gradients and reduce them."""
+        """Draw a batch for each rank, compute the gradients and reduce them; they were set to zero before."""
 
     @abstractmethod
     def evaluate(self) -> Tensor:
@@ -93,8 +93,7 @@ class ProcessTeam(Team):
     def reduce(self, step: int) -> Reduced:
         """Compute this rank's gradients; the hook reduces them during backward."""
         batch = next(self._epoch)
-        self._ddp.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
-        seed_step(self._config.seed, step, self.rank)
+        seed_step(self._config.seed, step, self.rank, self.task.device)
         started = self._comm.now(self.task.device)
         loss = self.task.loss(self._ddp, batch)
         loss.backward()
@@ -167,7 +166,7 @@ class SimulatedTeam(Team):
     def _gradient(self, step: int, rank: int, batch: Batch) -> Tensor:
         kept = [buffer.clone() for buffer in self.task.model.buffers()] if rank else []
         self._point_gradients_at(rank)
-        seed_step(self._config.seed, step, rank)
+        seed_step(self._config.seed, step, rank, self.task.device)
         loss = self.task.loss(self.task.model, batch)
         loss.backward()
         for buffer, before in zip(self.task.model.buffers(), kept, strict=False):
