@@ -6,6 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro import kernels
+from micro.kernels.reference import first_nonfinite
 from micro.sparse import SparseValues
 
 
@@ -19,16 +21,19 @@ class Feedback(ABC):
         """Return the residual before the first step."""
 
     @abstractmethod
-    def accumulate(self, residual: Tensor, grad: Tensor) -> Tensor:
-        """Return acc (numel,), the gradient and what was kept for it; may share memory with either."""
+    def accumulate_(self, residual: Tensor, grad: Tensor) -> tuple[Tensor, int | None]:
+        """Make the accumulator of a step: the gradient and what was kept for it.
+
+        Args:
+            residual: (numel,) what was kept; may become the accumulator.
+            grad: (numel,) may become the accumulator, or zero.
+        Returns:
+            acc (numel,), finite; the index of the first NaN or Inf of the gradient, which was left out, or None.
+        """
 
     @abstractmethod
-    def hold(self, residual: Tensor, grad: Tensor) -> Tensor:
-        """Return acc for a rank whose gradient cannot be used: what was kept, without the gradient."""
-
-    @abstractmethod
-    def settle_(self, acc: Tensor, sent: SparseValues) -> None:
-        """Keep ``acc - sent``."""
+    def settle_(self, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
+        """Keep ``acc - sent`` (all of acc where nothing was sent), and leave ``grad`` zero."""
 
 
 class ErrorFeedback(Feedback):
@@ -46,17 +51,14 @@ class ErrorFeedback(Feedback):
         """Return zeros, in single precision at least."""
         return torch.zeros(numel, dtype=torch.promote_types(dtype, torch.float32), device=device)
 
-    def accumulate(self, residual: Tensor, grad: Tensor) -> Tensor:
+    def accumulate_(self, residual: Tensor, grad: Tensor) -> tuple[Tensor, int | None]:
         """Add the gradient to the residual in place and return it: one pass, no second vector."""
-        return residual.add_(grad)
+        return residual, kernels.absorb_(residual, grad)
 
-    def hold(self, residual: Tensor, grad: Tensor) -> Tensor:
-        """Return the residual as it is."""
-        return residual
-
-    def settle_(self, acc: Tensor, sent: SparseValues) -> None:
-        """Take what was sent out of the accumulator, which is the residual."""
-        sent.add_to_(acc, alpha=-1.0)
+    def settle_(self, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
+        """Take what was sent out of the accumulator, which is the residual; the gradient is zero already."""
+        if sent is not None:
+            sent.add_to_(acc, alpha=-1.0)
 
 
 class NoFeedback(Feedback):
@@ -68,16 +70,16 @@ class NoFeedback(Feedback):
         """Return an empty tensor: nothing is kept."""
         return torch.zeros(0, dtype=torch.promote_types(dtype, torch.float32), device=device)
 
-    def accumulate(self, residual: Tensor, grad: Tensor) -> Tensor:
+    def accumulate_(self, residual: Tensor, grad: Tensor) -> tuple[Tensor, int | None]:
         """Return the gradient itself, in single precision at least."""
-        return grad.to(residual.dtype)
+        first_bad = first_nonfinite(grad)
+        if first_bad is not None:
+            grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        return grad.to(residual.dtype), first_bad
 
-    def hold(self, residual: Tensor, grad: Tensor) -> Tensor:
-        """Return zeros."""
-        return torch.zeros_like(grad, dtype=residual.dtype)
-
-    def settle_(self, acc: Tensor, sent: SparseValues) -> None:
-        """Do nothing: the accumulator is gone after the step."""
+    def settle_(self, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
+        """Forget the accumulator, which may be the gradient."""
+        grad.zero_()
 
 
 FEEDBACKS: dict[str, type[Feedback]] = {feedback.name: feedback for feedback in (ErrorFeedback, NoFeedback)}

@@ -3,7 +3,6 @@
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
@@ -19,18 +18,6 @@ def check_policy(policy: str) -> None:
     """Raise ValueError unless ``policy`` is 'stop' or 'skip'."""
     if policy not in get_args(Policy):
         raise ValueError(f"nonfinite must be one of {', '.join(get_args(Policy))}, got '{policy}'")
-
-
-def first_nonfinite(vector: Tensor) -> int | None:
-    """Return the index of the first NaN or Inf in ``vector`` (numel,), or None; costs one read of it.
-
-    A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end.
-    """
-    wide = torch.promote_types(vector.dtype, torch.float32)
-    if torch.isfinite(vector.sum(dtype=wide)):  # host sync: a bad gradient must be stopped before it is added
-        return None
-    bad = torch.nonzero(~torch.isfinite(vector)).view(-1)
-    return int(bad[0]) if bad.numel() else None  # host sync: only after something was found
 
 
 def report(bad: int | None, layout: Layout, step: int, comm: Comm, device: torch.device) -> NonFiniteGradient:

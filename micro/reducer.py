@@ -16,7 +16,8 @@ from micro.exchanges.base import Exchange
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
 from micro.flat import Layout, regroup
-from micro.health import Policy, check_policy, first_nonfinite, mean_not_finite, report
+from micro.health import Policy, check_policy, mean_not_finite, report
+from micro.kernels.reference import first_nonfinite
 from micro.selectors.base import Selector, Step
 from micro.sparse import Exchanged
 from micro.stats import StepStats, traffic_fields
@@ -55,7 +56,7 @@ class Reducer(ABC):
 
         Raises:
             NonFiniteGradient: on all ranks, when any gradient held NaN or Inf and the policy is to stop. The policy
-                'skip' makes the update zero; finite ranks keep their gradient in the residual, others drop theirs.
+                'skip' makes the update zero; what is finite waits in the residuals, NaN and Inf are dropped.
         """
 
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
@@ -156,17 +157,15 @@ class SparseReducer(Reducer):
         waited = comm.traffic.elapsed_s
         density = self.schedule.at(state.step)
         step = Step(state.step, target_count(density, grad.numel()), self.seed)
-        bad = first_nonfinite(grad)
-        acc = (self.feedback.accumulate if bad is None else self.feedback.hold)(state.residual, grad)
+        acc, bad = self.feedback.accumulate_(state.residual, grad)
         before = comm.now(grad.device), comm.traffic.elapsed_s
         selection = self.selector.select(state.selector, acc, step, comm)
         select_s = comm.now(grad.device) - before[0] - (comm.traffic.elapsed_s - before[1])
         exchanged = self.exchange.exchange(acc, selection, self.selector.overlap, self.codec, comm, healthy=bad is None)
         state.step += 1
+        self._apply_(acc, grad, exchanged, selection.scale)
         if not exchanged.healthy and self.nonfinite == "stop":
-            grad.zero_()
             raise report(bad, state.layout, step.index, comm, grad.device)
-        self._apply(acc, grad, exchanged, selection.scale)
         exchange_s = comm.traffic.elapsed_s - waited
         return StepStats(
             step=step.index,
@@ -185,10 +184,8 @@ class SparseReducer(Reducer):
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
 
-    def _apply(self, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> None:
-        if exchanged.healthy:
-            self.feedback.settle_(acc, exchanged.sent)
-        grad.zero_()
+    def _apply_(self, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> None:
+        self.feedback.settle_(acc, grad, exchanged.sent if exchanged.healthy else None)
         if exchanged.healthy:
             for part in exchanged.update:
                 part.add_to_(grad, alpha=scale)

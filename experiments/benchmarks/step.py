@@ -122,7 +122,7 @@ def _measure(
     residual = torch.zeros_like(grad)
     taken: list[dict[str, float]] = []
     for step in range(WARMUP + steps):
-        grad.copy_(gradients[step % len(gradients)])
+        _draw_(grad, gradients, step)
         dist.barrier()
         comm.begin_step()
         started = comm.now(device)
@@ -140,6 +140,14 @@ def _measure(
         taken.append({**row, "floors": own / row["floor_s"], **sizes, "build_up": stats.build_up})
     counted = taken[WARMUP:]
     return {"method": label} | {key: statistics.median(row[key] for row in counted) for key in counted[0]}
+
+
+def _draw_(grad: torch.Tensor, gradients: list[torch.Tensor], step: int) -> None:
+    """Fill ``grad`` with a gradient that no earlier step had: one of a few, turned by a random number of places."""
+    source = gradients[step % len(gradients)]
+    turn = int(torch.randint(1, source.numel(), (1,), generator=torch.Generator().manual_seed(step)))
+    grad[:turn].copy_(source[-turn:])
+    grad[turn:].copy_(source[:-turn])
 
 
 def _floor(residual: torch.Tensor, gradient: torch.Tensor, grad: torch.Tensor, comm: GroupComm) -> float:

@@ -1,4 +1,4 @@
-"""The hot loops of selection: scan and compact, count by magnitude, and exact top-k on top of them.
+"""The hot loops: accumulate, scan and compact, count by magnitude, and exact top-k on top of them.
 
 On a CPU with numba installed the scan is compiled; anywhere else the pure-torch reference runs, and both give the same
 indices. What a scan has to cost is one read of what it searches.
@@ -29,9 +29,23 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
     The threshold is rounded to the dtype of ``x`` first, as torch does when it compares a tensor with a number.
     """
-    if compiled(x):
-        return cpu.above(x, threshold)
-    return reference.above(x, threshold)
+    return above_with_magnitudes(x, threshold)[0]
+
+
+def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Return what `above` returns, and the magnitudes (k,) of those elements, in one scan."""
+    return (cpu if compiled(x) else reference).above(x, threshold)
+
+
+def absorb_(residual: Tensor, grad: Tensor) -> int | None:
+    """Add ``grad`` (numel,) to ``residual`` (numel,) and set it to zero, in one pass over both.
+
+    NaN and Inf are left out of the residual.
+
+    Returns:
+        the index of the first NaN or Inf that was left out, None where there was none.
+    """
+    return (cpu if compiled(grad) and compiled(residual) else reference).absorb_(residual, grad)
 
 
 def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
@@ -69,5 +83,6 @@ def largest(x: Tensor, k: int) -> Tensor:
 def prepare() -> None:
     """Compile the loops now, or load what was compiled before, so that no step has to wait for it."""
     x = torch.ones(1)
+    absorb_(x, torch.ones(1))
     above(x, 0.5)
     magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)

@@ -6,9 +6,33 @@ from torch import Tensor
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
 
 
-def above(x: Tensor, threshold: float) -> Tensor:
-    """Return the ascending (k,) int32 indices of ``x`` (numel,) with abs(x) >= threshold."""
-    return torch.nonzero(x.abs() >= threshold).view(-1).to(torch.int32)
+def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Return indices (k,) int32 and magnitudes (k,) of ``x`` (numel,) with abs(x) >= threshold."""
+    magnitudes = x.abs()
+    places = torch.nonzero(magnitudes >= threshold).view(-1)
+    return places.to(torch.int32), magnitudes[places]
+
+
+def absorb_(residual: Tensor, grad: Tensor) -> int | None:
+    """Add ``grad`` (numel,) to ``residual`` and set it to zero, NaN and Inf left out; return where the first was."""
+    first_bad = first_nonfinite(grad)
+    if first_bad is not None:
+        grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    residual.add_(grad)
+    grad.zero_()
+    return first_bad
+
+
+def first_nonfinite(vector: Tensor) -> int | None:
+    """Return the index of the first NaN or Inf in ``vector`` (numel,), or None; costs one read of it.
+
+    A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end.
+    """
+    wide = torch.promote_types(vector.dtype, torch.float32)
+    if torch.isfinite(vector.sum(dtype=wide)):  # host sync: what goes on depends on it
+        return None
+    bad = torch.nonzero(~torch.isfinite(vector)).view(-1)
+    return int(bad[0]) if bad.numel() else None  # host sync: only after something was found
 
 
 def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:

@@ -12,7 +12,7 @@ from micro import kernels
 from micro.kernels import reference
 
 BLOCK = 1 << 16  # of the compiled scan: lengths around it are its corners
-SCANS = pytest.mark.parametrize("above", [kernels.above, reference.above], ids=["kernel", "reference"])
+SCANS = pytest.mark.parametrize("above", [kernels.above_with_magnitudes, reference.above], ids=["kernel", "reference"])
 TOPKS = pytest.mark.parametrize("largest", [kernels.largest, reference.largest], ids=["kernel", "reference"])
 
 
@@ -35,40 +35,43 @@ def brute_largest(x: Tensor, k: int) -> list[int]:
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.5, 10.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_above_is_brute_force(
-    above: Callable[[Tensor, float], Tensor], numel: int, threshold: float, dtype: torch.dtype
+    above: Callable[[Tensor, float], tuple[Tensor, Tensor]], numel: int, threshold: float, dtype: torch.dtype
 ) -> None:
     x = normal(numel, dtype)
-    found = above(x, threshold)
+    found, magnitudes = above(x, threshold)
     assert found.dtype == torch.int32
     assert found.tolist() == brute_above(x, threshold)
+    assert torch.equal(magnitudes, x.abs()[found.long()])
 
 
 @pytest.mark.parametrize("numel", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
 @pytest.mark.parametrize("threshold", [0.0, 0.01, 2.0, 6.0])
 def test_above_equals_the_reference_across_blocks(numel: int, threshold: float) -> None:
     x = normal(numel)
-    assert torch.equal(kernels.above(x, threshold), reference.above(x, threshold))
+    assert torch.equal(kernels.above(x, threshold), reference.above(x, threshold)[0])
 
 
 @SCANS
-def test_above_of_special_values(above: Callable[[Tensor, float], Tensor]) -> None:
+def test_above_of_special_values(above: Callable[[Tensor, float], tuple[Tensor, Tensor]]) -> None:
     inf, nan = math.inf, math.nan
     x = torch.tensor([nan, inf, -inf, -nan, 0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38] * 4)  # lanes and the tail
-    assert above(x, 0.0).tolist() == [i for i in range(40) if i % 10 not in (0, 3)]
-    assert above(x, -1.0).tolist() == above(x, 0.0).tolist()
-    assert above(x, 1e-45).tolist() == [i for i in range(40) if i % 10 in (1, 2, 6, 7, 8, 9)]
-    assert above(x, inf).tolist() == [i for i in range(40) if i % 10 in (1, 2)]
-    assert above(x, 1e39).tolist() == above(x, inf).tolist()  # larger than any float32
-    assert above(x, nan).tolist() == []
+    assert above(x, 0.0)[0].tolist() == [i for i in range(40) if i % 10 not in (0, 3)]
+    assert above(x, -1.0)[0].tolist() == above(x, 0.0)[0].tolist()
+    assert above(x, 1e-45)[0].tolist() == [i for i in range(40) if i % 10 in (1, 2, 6, 7, 8, 9)]
+    assert above(x, inf)[0].tolist() == [i for i in range(40) if i % 10 in (1, 2)]
+    assert above(x, 1e39)[0].tolist() == above(x, inf)[0].tolist()  # larger than any float32
+    assert above(x, nan)[0].tolist() == []
 
 
 @SCANS
-def test_above_rounds_the_threshold_to_single_precision(above: Callable[[Tensor, float], Tensor]) -> None:
+def test_above_rounds_the_threshold_to_single_precision(
+    above: Callable[[Tensor, float], tuple[Tensor, Tensor]],
+) -> None:
     x = torch.full((20,), 0.1)  # a little more than the double 0.1
-    assert above(x, 0.1).numel() == 20
-    assert above(x, float(x[0])).numel() == 20
-    assert above(x, 0.1 + 1e-12).numel() == 20
-    assert above(x, 0.1000001).numel() == 0
+    assert above(x, 0.1)[0].numel() == 20
+    assert above(x, float(x[0]))[0].numel() == 20
+    assert above(x, 0.1 + 1e-12)[0].numel() == 20
+    assert above(x, 0.1000001)[0].numel() == 0
 
 
 def test_above_serves_slices_and_strided_vectors() -> None:
@@ -177,3 +180,24 @@ def test_magnitude_counts_are_brute_force(
         got = count(x, first_bit_pattern=first, shift=shift, num_bins=num_bins)
         assert got.dtype == torch.int32
         assert got.tolist() == brute_counts(x, first, shift, num_bins)
+
+
+@pytest.mark.parametrize("absorb_", [kernels.absorb_, reference.absorb_], ids=["kernel", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("numel", [0, 1, 4095, 4096, 4097, 10000])
+def test_absorb_adds_what_is_finite_and_clears(
+    absorb_: Callable[[Tensor, Tensor], int | None], dtype: torch.dtype, numel: int
+) -> None:
+    residual, grad = normal(numel, torch.promote_types(dtype, torch.float32)), normal(numel, dtype, seed=1)
+    expected = residual + grad
+    assert absorb_(residual, grad) is None
+    assert torch.equal(residual, expected)
+    assert not grad.any()
+    if numel < 4097:
+        return
+    grad = normal(numel, dtype, seed=2)
+    grad[4096], grad[numel - 1] = math.nan, -math.inf
+    expected = residual + torch.where(torch.isfinite(grad), grad, 0)
+    assert absorb_(residual, grad) == 4096
+    assert torch.equal(residual, expected)
+    assert not grad.any()

@@ -58,21 +58,18 @@ class Agreed(Rule[AgreedState]):
         known = state.lowest_bits is not None
         if not known:
             _look_anew(state, search)
-        candidates, bins, counts = _collect(state, search)
+        candidates, magnitudes, counts = _collect(state, search)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
         if known and _total(counts) < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             _look_anew(state, search)
-            candidates, bins, counts = _collect(state, search)
+            candidates, magnitudes, counts = _collect(state, search)
         cut = _Cut.at(counts, k)
-        keep = bins > cut.bin
-        boundary = torch.nonzero(bins == cut.bin).view(-1)
-        magnitudes = search.slice.index_select(0, candidates.index_select(0, boundary))
-        keep[boundary[kernels.largest(magnitudes, cut.shares[search.comm.rank]).long()]] = True
+        kept = _kept(state, magnitudes, cut, cut.shares[search.comm.rank])
         threshold = _between(state, cut)
         taken = tuple(sum(row[cut.bin + 1 :]) + share for row, share in zip(counts, cut.shares, strict=True))
         _prepare_next(state, threshold, cut, _total(counts), k)
-        return Found(candidates[keep], taken, threshold)
+        return Found(candidates.index_select(0, kept), taken, threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +105,28 @@ def _apportion(missing: int, counts: list[int]) -> list[int]:
 
 
 def _collect(state: AgreedState, search: Search) -> tuple[Tensor, Tensor, list[list[int]]]:
-    """Return this rank's candidates, the bin of each, and every rank's counts by bin (world_size lists of NUM_BINS)."""
+    """Return this rank's candidates, their magnitudes, and every rank's counts by bin (world_size x NUM_BINS)."""
     assert state.lowest_bits is not None
-    candidates = kernels.above(search.slice, _magnitude(state.lowest_bits))
-    bits = _bits(search.slice.index_select(0, candidates))
-    bins = ((bits - state.lowest_bits) >> state.shift).clamp_(0, NUM_BINS - 1)
-    mine = torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
+    candidates, magnitudes = kernels.above_with_magnitudes(search.slice, _magnitude(state.lowest_bits))
+    magnitudes = magnitudes.to(torch.float32)
+    mine = torch.bincount(_bins(state, magnitudes), minlength=NUM_BINS).to(torch.int32)
     counts: list[list[int]] = search.comm.gather_rows(mine).tolist()  # host sync: counts shape the next message
-    return candidates, bins, counts
+    return candidates, magnitudes, counts
+
+
+def _bins(state: AgreedState, magnitudes: Tensor) -> Tensor:
+    assert state.lowest_bits is not None
+    return ((magnitudes.view(torch.int32) - state.lowest_bits) >> state.shift).clamp_(0, NUM_BINS - 1)
+
+
+def _kept(state: AgreedState, magnitudes: Tensor, cut: _Cut, share: int) -> Tensor:
+    """Return the ascending places among the candidates of all above the cut's bin and the ``share`` largest in it."""
+    bins = _bins(state, magnitudes)
+    inside = torch.nonzero(bins == cut.bin).view(-1)
+    chosen = inside.index_select(0, kernels.largest(magnitudes.index_select(0, inside), share))
+    keep = bins > cut.bin
+    keep[chosen] = True
+    return torch.nonzero(keep).view(-1)
 
 
 def _look_anew(state: AgreedState, search: Search) -> None:
@@ -162,10 +173,6 @@ def _prepare_next(state: AgreedState, threshold: float, cut: _Cut, num_candidate
 
 def _total(counts: list[list[int]]) -> int:
     return sum(map(sum, counts))
-
-
-def _bits(values: Tensor) -> Tensor:
-    return values.to(torch.float32).abs().view(torch.int32)
 
 
 def _magnitude(bits: int) -> float:

@@ -47,8 +47,8 @@ class Repaired(Rule[RepairedState]):
             nothing = torch.empty(0, dtype=torch.int32, device=search.slice.device)
             state.track = Track()
             return Found(nothing, (0,) * search.comm.world_size, 0.0)
-        indices = kernels.above(search.slice, threshold)
-        rows = search.comm.gather_rows(_header(search.slice, indices, threshold)).tolist()  # host sync: list lengths
+        indices, magnitudes = kernels.above_with_magnitudes(search.slice, threshold)
+        rows = search.comm.gather_rows(_header(magnitudes, threshold)).tolist()  # host sync: list lengths
         counts = tuple(int(count) for count, _ in rows)
         total = sum(counts)
         tail = sum(logs for _, logs in rows) / total if total else 0.0
@@ -66,7 +66,6 @@ def _quantile(search: Search, k: int) -> float | None:
     return threshold_from_bins(counts, fine, k)
 
 
-def _header(acc: Tensor, indices: Tensor, threshold: float) -> Tensor:
-    magnitudes = acc.index_select(0, indices).abs().to(torch.float64)
-    logs = (magnitudes / threshold).log().sum()
-    return torch.stack([logs.new_tensor(float(indices.numel())), logs])
+def _header(magnitudes: Tensor, threshold: float) -> Tensor:
+    logs = (magnitudes.to(torch.float64) / threshold).log().sum()
+    return torch.stack([logs.new_tensor(float(magnitudes.numel())), logs])
