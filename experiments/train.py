@@ -13,7 +13,7 @@ import hydra
 from omegaconf import DictConfig
 
 from experiments.harness.compose import CONF, compose_all, expand
-from experiments.harness.config import TrainConfig, typed
+from experiments.harness.config import check_content, typed
 from experiments.harness.errors import UserError
 from experiments.harness.launch import RankFailure
 from experiments.harness.ranks import RankEnvironment, joined
@@ -33,10 +33,10 @@ def main() -> None:
         try:
             _check(words, multirun=multirun, ranks=ranks)
         except UserError as error:
-            sys.exit(_say(f"error: {error}", 2))
+            sys.exit(2 if ranks and ranks.rank else _say(f"error: {error}", 2))  # ranks make the same mistake
     _run()
     if failures:
-        sys.exit(_say("\n".join(failures), 1))
+        sys.exit(1 if ranks and ranks.rank else _say("\n".join(failures), 1))
 
 
 def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -> None:
@@ -46,29 +46,27 @@ def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -
     jobs = expand(overrides, multirun=multirun)
     configs = compose_all(jobs, joined_world_size=ranks.world_size if ranks else None)
     names = [str(folder_of(config).path) for config in configs]
-    for name in names:
-        if names.count(name) > 1 and all(config.sparsifier.selector is not None for config in configs):
+    for name, config in zip(names, configs, strict=True):
+        if names.count(name) > 1 and config.sparsifier.selector is not None:  # dense is one run at every density
             raise UserError(f"two runs of this sweep are the same, {name}: name each combination once")
 
 
 @hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
 def _run(composed: DictConfig) -> None:
     ranks = joined()
-    config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
-    folder = folder_of(config).path
+    name = ""
     try:
+        config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
+        check_content(config)  # again: with a flag such as --config-dir nothing was checked before
+        name = f"{folder_of(config).path.name}: "
         ran = join(config, ranks) if ranks else execute(config)
     except (UserError, RankFailure, NonFiniteGradient) as error:
         if ranks and not isinstance(error, UserError):
             raise
-        failures.append(f"error: {_name(config)}: {error}")
+        failures.append(f"error: {name}{error}")
         return
     if ranks is None or ranks.rank == 0:
-        print(f"{'done' if ran else 'already done'}: {folder}")
-
-
-def _name(config: TrainConfig) -> str:
-    return folder_of(config).path.name
+        print(f"{'done' if ran else 'already done'}: {folder_of(config).path}")
 
 
 def _say(message: str, code: int) -> int:

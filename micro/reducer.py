@@ -44,6 +44,11 @@ class Reducer(ABC):
     One object serves any number of buckets; what changes from step to step is in the bucket's state.
     """
 
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """What a saved state is checked against: the selector and its rule, or dense."""
+
     @abstractmethod
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state of a bucket before its first step."""
@@ -71,6 +76,7 @@ class Reducer(ABC):
         """Return the state as plain data and tensors, the residual by parameter name."""
         residual = {name: piece.clone() for name, piece in state.layout.split(state.residual).items()}
         return {
+            "method": self.method,
             "step": state.step,
             "residual": residual,
             "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
@@ -78,7 +84,13 @@ class Reducer(ABC):
         }
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return the state that ``save`` described."""
+        """Return the state that ``save`` described.
+
+        Raises:
+            ValueError: it is another method's.
+        """
+        if saved["method"] != self.method:
+            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
         state = self.start(saved_layout(saved), dtype, device)
         state.step = saved["step"]
         if state.residual.numel():
@@ -141,6 +153,12 @@ class SparseReducer(Reducer):
                 "unbiased random-k scales its values, which error feedback would amplify: set feedback=none"
             )
         _ = self.schedule
+
+    @property
+    def method(self) -> str:
+        """The selector's name, and its rule where there are several."""
+        rule = self.selector.rule_name
+        return f"{self.selector.name} ({rule})" if rule else self.selector.name
 
     @property
     def schedule(self) -> Density:
@@ -213,6 +231,11 @@ class DenseReducer(Reducer):
 
     def __post_init__(self) -> None:
         check_policy(self.nonfinite)
+
+    @property
+    def method(self) -> str:
+        """Dense."""
+        return "dense"
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state that only counts steps."""

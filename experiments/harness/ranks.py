@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from experiments.harness.errors import UserError
 from experiments.harness.records import RecordError, RunFolder, write_json
@@ -195,9 +196,14 @@ def _run_worker(module: str, run_dir: str) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
         traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # a thread that waits for a peer would keep a normal exit waiting too
+        _leave(1)  # a thread that waits for a peer would keep a normal exit waiting too
+    _leave(0)  # gloo's threads can abort an interpreter that takes itself apart, after all work is done
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

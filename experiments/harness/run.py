@@ -2,20 +2,20 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-import torch.distributed as dist
 from rich.console import Console
 
 import data
 from experiments.harness.config import TrainConfig, run_name, to_yaml
 from experiments.harness.errors import UserError
-from experiments.harness.launch import RankFailure, launch
+from experiments.harness.launch import launch
 from experiments.harness.progress import watch
 from experiments.harness.ranks import RankEnvironment, die_with_parent, recorded_errors
 from experiments.harness.records import RunFolder, write_atomic
-from experiments.harness.worker import run_rank
+from experiments.harness.worker import run_rank, start_group
+from micro.comm import gather_objects
 
 Watcher = Callable[[TrainConfig, RunFolder], AbstractContextManager[None]]
 
@@ -80,31 +80,37 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     """
     ranks.export()
     die_with_parent()
+    start_group(config)
     folder = folder_of(config)
-    with folder.claim() if ranks.rank == 0 else nullcontext():
-        if ranks.rank == 0 and not folder.is_done():
-            _prepare(config, folder)
-        if _agreed_done(ranks, folder):
+    with ExitStack() as owned:
+        if _share(_take_folder(config, folder, owned) if ranks.rank == 0 else None):
             return False
-        with (
-            show_progress(config, folder) if ranks.rank == 0 else nullcontext(),
-            recorded_errors(folder.path, ranks.rank),
-        ):
-            run_rank(config, folder, sys.argv)
+        if ranks.rank == 0:
+            owned.enter_context(show_progress(config, folder))
+        owned.enter_context(recorded_errors(folder.path, ranks.rank))
+        run_rank(config, folder, sys.argv)
     return True
 
 
-def _agreed_done(ranks: RankEnvironment, folder: RunFolder) -> bool:
-    """Return rank 0's view of whether the run is finished; the others wait for it to own the folder."""
-    store = dist.TCPStore(ranks.master_addr, ranks.master_port, ranks.world_size, ranks.rank == 0)
-    if ranks.rank == 0:
-        store.set("done", "yes" if folder.is_done() else "no")
-    return bool(store.get("done") == b"yes")
+def _take_folder(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool | UserError:
+    """Claim and prepare the folder of a run; return whether it was finished before, or why it cannot be had."""
+    try:
+        owned.enter_context(folder.claim())
+        if not folder.is_done():
+            _prepare(config, folder)
+        return folder.is_done()
+    except UserError as error:
+        return error
+
+
+def _share(found: bool | UserError | None) -> bool:
+    """Return on all ranks what rank 0 found, or raise it."""
+    answer = gather_objects(found)[0]
+    if isinstance(answer, UserError):
+        raise answer
+    return bool(answer)
 
 
 def _prepare(config: TrainConfig, folder: RunFolder) -> None:
     write_atomic(folder.config_path, to_yaml(config))
     write_atomic(folder.path / "command.txt", "\n".join(sys.argv) + "\n")
-
-
-__all__ = ["RankFailure", "UserError", "execute", "folder_of", "join", "label", "num_steps", "show_progress"]

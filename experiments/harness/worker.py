@@ -24,7 +24,7 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> None
     Args:
         command: what the user typed, for the manifest.
     """
-    device = choose_device(config)
+    device = start_group(config)
     with _team(config, device) as team:
         if team.is_main:
             write_json(folder.manifest_path, _manifest(config, team, command, device))
@@ -34,20 +34,26 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> None
             folder.mark_done(last | {"wall_s": time.perf_counter() - started})
 
 
-@contextmanager
-def _team(config: TrainConfig, device: torch.device) -> Iterator[Team]:
-    if config.cluster.simulated:
-        team: Team = SimulatedTeam(config, Task.load(config, device))
-        try:
-            yield team
-        finally:
-            team.close()
-        return
+def start_group(config: TrainConfig) -> torch.device:
+    """Join the other ranks, unless this process has done so already; return its device."""
+    device = choose_device(config)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    yield ProcessTeam(config, Task.load(config, device))
-    dist.destroy_process_group()  # not after an error: others may be gone, and leaving would wait for them
+    if not config.cluster.simulated and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return device
+
+
+@contextmanager
+def _team(config: TrainConfig, device: torch.device) -> Iterator[Team]:
+    task = Task.load(config, device)
+    team: Team = SimulatedTeam(config, task) if config.cluster.simulated else ProcessTeam(config, task)
+    try:
+        yield team
+    finally:
+        team.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()  # not after an error: others may be gone, and leaving would wait for them
 
 
 def _manifest(config: TrainConfig, team: Team, command: list[str], device: torch.device) -> dict[str, Any]:

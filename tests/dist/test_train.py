@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,9 @@ def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None
     assert not (folder / "DONE").exists()
 
 
-def wait_for_records(output: Path) -> None:
+def wait_for(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not any(path.stat().st_size for path in output.glob("*/epochs.jsonl")):
+    while time.monotonic() < deadline and not holds():
         time.sleep(0.1)
 
 
@@ -108,14 +109,14 @@ def test_a_killed_run_keeps_its_records_and_starts_anew(tmp_path: Path) -> None:
     words = ["dataset=synthetic", *SMALL, "epochs=2000", f"output={tmp_path}"]
     command = [sys.executable, "-m", "experiments.train", *words]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for_records(tmp_path)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("*/epochs.jsonl")))
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
     folder = only_run(tmp_path)
     recorded = read_records(folder / "steps.jsonl")
     assert recorded
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for_records(tmp_path)
+    wait_for((folder / "attempts" / "1" / "steps.jsonl").exists)
     process.send_signal(signal.SIGINT)
     process.wait(timeout=30)
     assert read_records(folder / "attempts" / "1" / "steps.jsonl") == recorded
