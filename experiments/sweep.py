@@ -69,6 +69,9 @@ def jobs(name: str, overrides: list[str]) -> list[list[str]]:
 def run_all(configs: list[TrainConfig], console: Console) -> dict[str, str]:
     """Run what is not finished, one after another; return what failed, by run."""
     progress = SweepProgress(len(configs), console)
+    done = sum(folder_of(config).is_done() for config in configs)
+    if done:
+        console.print(f"{done} of {len(configs)} runs are done already; remove their folders to run them again")
     failures: dict[str, str] = {}
     for config in configs:
         folder = folder_of(config)
