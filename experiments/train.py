@@ -33,10 +33,12 @@ def main() -> None:
         try:
             _check(words, multirun=multirun, ranks=ranks)
         except UserError as error:
-            sys.exit(2 if ranks and ranks.rank else _say(f"error: {error}", 2))  # ranks make the same mistake
+            sys.exit(
+                _say(f"error: {error}", 2)
+            )  # each rank says so: a launcher kills the others when the first one ends
     _run()
     if failures:
-        sys.exit(1 if ranks and ranks.rank else _say("\n".join(failures), 1))
+        sys.exit(_say("\n".join(failures), 1))
 
 
 def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -> None:
