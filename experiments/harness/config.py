@@ -176,6 +176,8 @@ def build_reducer(config: TrainConfig) -> micro.Reducer:
         UserError: a part that does not exist, a value out of range, or parts that do not go together.
     """
     parts = config.sparsifier
+    if parts.selector is None:
+        _refuse_parts_of_dense(parts)
     try:
         if parts.selector is None:
             return micro.DenseReducer(nonfinite=config.nonfinite)  # type: ignore[arg-type]
@@ -223,6 +225,12 @@ def _density(config: TrainConfig) -> micro.Constant | micro.WarmUp:
     if not warmup.steps:
         return micro.Constant(config.density)
     return micro.WarmUp(density=config.density, start=warmup.start, steps=warmup.steps)
+
+
+def _refuse_parts_of_dense(parts: SparsifierConfig) -> None:
+    for part in ("exchange", "codec", "feedback"):
+        if getattr(parts, part) != getattr(SparsifierConfig, part):
+            raise UserError(f"sparsifier.{part} means nothing for dense, got '{getattr(parts, part)}': leave it out")
 
 
 def _choice(key: str, known: dict[str, Any], given: str) -> Any:

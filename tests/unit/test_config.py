@@ -67,6 +67,7 @@ def test_a_mistake_is_one_line(word: str) -> None:
         (("sparsifier=randomk", "sparsifier.exchange=gather"), "gives all ranks the same indices: use union"),
         (("sparsifier=randomk_unbiased", "sparsifier.feedback=residual"), "set feedback=none"),
         (("sparsifier=threshold", "sparsifier.selector.value=-1"), "must be positive"),
+        (("sparsifier=dense", "sparsifier.codec=half"), "sparsifier.codec means nothing for dense, got 'half'"),
         (("density_warmup.steps=5", "density_warmup.start=3"), r"must be in \(0, 1\], got 3"),
         (("cluster=simulated", "cluster.world_size=0"), "cluster.world_size must be at least 1"),
         (("nesterov=true", "momentum=0"), "nesterov needs a momentum"),
