@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from micro.comm import GroupComm, private_group
 from micro.flat import Layout
 from micro.health import NonFiniteGradient
-from micro.reducer import BucketState, Reducer, saved_layout
+from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.stats import StepStats
 
 
@@ -112,8 +112,8 @@ class Attachment:
         except NonFiniteGradient as error:
             return partial(_raise, error)
         finally:
-            for place, kept in parked:
-                state.residual[place] = kept
+            for key, place, kept in parked:
+                state.memory[key][place] = kept
 
     def _finish(self) -> None:
         errors = []
@@ -153,17 +153,19 @@ class Attachment:
                 self._buckets[kept.names] = self.reducer.rebuild(kept, [bucket], residual.dtype, residual.device)
         return old
 
-    def _park_unused_(self, bucket: dist.GradBucket, state: BucketState) -> list[tuple[slice, Tensor]]:
-        """Set aside the residual of parameters that no rank used: DDP would drop what was sent for them."""
-        if not self._watch_unused or not state.residual.numel():
+    def _park_unused_(self, bucket: dist.GradBucket, state: BucketState) -> list[tuple[str, slice, Tensor]]:
+        """Set aside what is kept for parameters that no rank used: DDP would drop what was sent for them."""
+        vectors = {key: vector for key, vector in state.memory.items() if vector.numel()}
+        if not self._watch_unused or not vectors:
             return []
         used = torch.stack([gradient.any() for gradient in bucket.gradients()]).to(torch.int32)
         self.comm.all_reduce_(used, "counts")
         parked = []
         for (_, place), anywhere in zip(state.layout.slices(), used.tolist(), strict=True):  # host sync: which to park
             if not anywhere:
-                parked.append((place, state.residual[place].clone()))
-                state.residual[place] = 0
+                for key, vector in vectors.items():
+                    parked.append((key, place, vector[place].clone()))
+                    vector[place] = 0
         return parked
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
-from micro.reducer import Reducer
+from micro.reducers.base import Reducer
 from micro.stats import StepStats
 
 T = TypeVar("T")
@@ -183,7 +183,11 @@ class Simulation:
 
     def residuals(self) -> list[Tensor]:
         """Return each rank's residual (numel,), not copied; empty where the reducer keeps none."""
-        return [state.residual for state in self._states]
+        return self.memory("residual")
+
+    def memory(self, name: str) -> list[Tensor]:
+        """Return what each rank's feedback keeps under ``name`` (numel,), not copied; see micro.feedback."""
+        return [state.memory[name] for state in self._states]
 
     def rebuild(self, layout: Layout) -> None:
         """Go on with the same parameters in another order, as DDP does after its first step."""

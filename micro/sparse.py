@@ -7,6 +7,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from micro.flat import Layout
+
 
 class Overlap(Enum):
     """How the index sets of different ranks relate; known from the selector, not from the data."""
@@ -14,6 +16,26 @@ class Overlap(Enum):
     ANY = "any"  # ranks choose by themselves: sets may share indices
     DISJOINT = "disjoint"  # no index is chosen by two ranks
     SAME = "same"  # every rank already holds the same indices: none need travel
+    LEADER = "leader"  # one rank chooses for all: its list goes to the others
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the parts of a method may know of the step: the same on every rank.
+
+    Attributes:
+        index: number of the step, from 0.
+        target_count: k, the number of indices wanted over all ranks together (each rank alone, for local selectors).
+        seed: the run's seed, for shared randomness.
+        layout: names and shapes of the flat vector's parameters.
+        layer_densities: the density wanted of each parameter, where the policy tells them apart; else None.
+    """
+
+    index: int
+    target_count: int
+    seed: int
+    layout: Layout
+    layer_densities: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +45,14 @@ class Selection:
     Attributes:
         indices: (k_r,) int32, ascending, unique; k_r may be 0.
         counts: the k_r of every rank where the selection already made them known everywhere, else None.
+        spans: the (start, stop) that each rank chose from, where it was not the whole vector; shortens packed indices.
         threshold: the cut on abs(acc) that was used, where there is one.
         scale: factor on the mean update (1 but for unbiased estimators).
     """
 
     indices: Tensor
     counts: tuple[int, ...] | None = None
+    spans: tuple[tuple[int, int], ...] | None = None
     threshold: float | None = None
     scale: float = 1.0
 

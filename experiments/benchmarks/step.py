@@ -94,7 +94,7 @@ def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
     scale = _fitting_scale(settings["density"], numel)
     gradients = [scale * torch.randn(numel, generator=randomness).to(device) for _ in range(3)]
     reducers: dict[str, micro.Reducer] = {
-        label: micro.SparseReducer(micro.build_selector(name, **options), settings["density"])
+        label: micro.SparseReducer(micro.build(micro.Selector, {"name": name, **options}), settings["density"])
         for label, (name, options) in METHODS.items()
     }
     reducers["dense"] = micro.DenseReducer()

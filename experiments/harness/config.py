@@ -40,13 +40,23 @@ class DatasetConfig:
 
 @dataclass(kw_only=True)
 class SparsifierConfig:
-    """A composition: selector (its name and settings; None for dense), exchange, codec, feedback."""
+    """A composition of selector, exchange, codec, index codec and feedback, or a reducer that is none.
+
+    Each part is a name, or a mapping of ``name`` and settings.
+    """
 
     name: str
-    selector: dict[str, Any] | None = None
-    exchange: str = "union"
-    codec: str = "raw"
-    feedback: str = "residual"
+    reducer: Any = "sparse"
+    selector: Any = None
+    exchange: Any = "union"
+    codec: Any = "raw"
+    indices: Any = "int32"
+    feedback: Any = "residual"
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether this is the baseline that sends everything."""
+        return self.reducer == "dense"
 
 
 @dataclass(kw_only=True)
@@ -126,7 +136,7 @@ def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> Trai
         raise UserError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from None
     assert isinstance(config, TrainConfig)
     _settle_cluster(config.cluster, joined_world_size)
-    if config.sparsifier.selector is None:
+    if config.sparsifier.is_dense:
         config.density = 1.0
     _check_numbers(config)
     build_reducer(config)
@@ -175,20 +185,21 @@ def build_reducer(config: TrainConfig) -> micro.Reducer:
     Raises:
         UserError: a part that does not exist, a value out of range, or parts that do not go together.
     """
-    parts = config.sparsifier
-    if parts.selector is None:
-        _refuse_parts_of_dense(parts)
+    parts, common = config.sparsifier, {"nonfinite": config.nonfinite, "seed": config.seed}
     try:
+        if parts.reducer != "sparse":
+            _refuse_parts(parts)
+            return micro.build(micro.Reducer, parts.reducer, density=_density(config), **common)
         if parts.selector is None:
-            return micro.DenseReducer(nonfinite=config.nonfinite)  # type: ignore[arg-type]
+            raise UserError("sparsifier.selector is missing: say which indices to send, or choose sparsifier=dense")
         return micro.SparseReducer(
-            selector=micro.build_selector(**parts.selector),
+            selector=micro.build(micro.Selector, parts.selector),
             density=_density(config),
-            exchange=_choice("sparsifier.exchange", micro.EXCHANGES, parts.exchange)(),
-            codec=_choice("sparsifier.codec", micro.CODECS, parts.codec)(),
-            feedback=_choice("sparsifier.feedback", micro.FEEDBACKS, parts.feedback)(),
-            nonfinite=config.nonfinite,  # type: ignore[arg-type]
-            seed=config.seed,
+            exchange=micro.build(micro.Exchange, parts.exchange),
+            codec=micro.build(micro.Codec, parts.codec),
+            indices=micro.build(micro.IndexCodec, parts.indices),
+            feedback=micro.build(micro.Feedback, parts.feedback),
+            **common,  # type: ignore[arg-type]
         )
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from None
@@ -224,13 +235,14 @@ def _density(config: TrainConfig) -> micro.Constant | micro.WarmUp:
     warmup = config.density_warmup
     if not warmup.steps:
         return micro.Constant(config.density)
-    return micro.WarmUp(density=config.density, start=warmup.start, steps=warmup.steps)
+    return micro.WarmUp(density=config.density, start_density=warmup.start, steps=warmup.steps)
 
 
-def _refuse_parts_of_dense(parts: SparsifierConfig) -> None:
-    for part in ("exchange", "codec", "feedback"):
+def _refuse_parts(parts: SparsifierConfig) -> None:
+    name = parts.reducer if isinstance(parts.reducer, str) else parts.reducer.get("name")
+    for part in ("selector", "exchange", "codec", "indices", "feedback"):
         if getattr(parts, part) != getattr(SparsifierConfig, part):
-            raise UserError(f"sparsifier.{part} means nothing for dense, got '{getattr(parts, part)}': leave it out")
+            raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
 
 
 def _choice(key: str, known: dict[str, Any], given: str) -> Any:

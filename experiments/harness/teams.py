@@ -72,7 +72,7 @@ class ProcessTeam(Team):
         self._batches = task.batches(self.rank)
         self._comm = GroupComm()
         kernels.prepare()
-        whole_model = config.sparsifier.selector is not None
+        whole_model = not config.sparsifier.is_dense
         self._ddp = DistributedDataParallel(
             task.model,
             device_ids=[task.device] if task.device.type == "cuda" else None,

@@ -1,34 +1,66 @@
 """What an exchange is: HOW the chosen indices and values meet."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from micro.codecs import Codec
+from micro.codecs.base import Codec, Key
+from micro.codecs.raw import Raw
 from micro.comm import Comm
+from micro.index_codecs import IndexCodec, Int32
 from micro.partition import equal_sizes
-from micro.sparse import Exchanged, Overlap, Selection
+from micro.parts import NoState, StatefulPart
+from micro.sparse import Exchanged, Overlap, Selection, Step
+
+__all__ = ["Exchange", "NoState", "Wire"]
+
+S = TypeVar("S")
 
 
-class Exchange(ABC):
-    """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks."""
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The forms in which values and indices travel."""
 
-    name: ClassVar[str]
+    values: Codec = field(default_factory=Raw)
+    indices: IndexCodec = field(default_factory=Int32)
+
+
+class Exchange(StatefulPart[S], ABC):
+    """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks.
+
+    A subclass says which relations of index sets it ``accepts``, and may have a state of its own.
+    """
+
+    kind: ClassVar[str] = "exchange"
+    home: ClassVar[str] = "micro.exchanges"
     accepts: ClassVar[frozenset[Overlap]]
 
     @abstractmethod
     def exchange(
-        self, acc: Tensor, selection: Selection, overlap: Overlap, codec: Codec, comm: Comm, *, healthy: bool
+        self,
+        state: S,
+        acc: Tensor,
+        selection: Selection,
+        *,
+        step: Step,
+        overlap: Overlap,
+        wire: Wire,
+        comm: Comm,
+        healthy: bool,
     ) -> Exchanged:
         """Return the mean update and what this rank contributed to it.
 
         Args:
+            state: this exchange's own state; may be changed.
             acc: (numel,) gradient + residual. Not modified.
             selection: what this rank chose.
+            step: the same on all ranks.
             overlap: how the ranks' index sets relate.
-            codec: the form of the values on the wire.
+            wire: the form of values and indices on their way.
             comm: every rank calls the same collectives in the same order.
             healthy: whether this rank's gradient was finite; travels along, so that all ranks learn of it.
         """
@@ -42,41 +74,75 @@ def gather_counts(selection: Selection, comm: Comm) -> tuple[int, ...]:
     return tuple(comm.gather_rows(mine).view(-1).tolist())  # host sync: list lengths shape the next message
 
 
-def mean_of(values: Tensor, codec: Codec, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
+def gather_indices(
+    selection: Selection, counts: tuple[int, ...], overlap: Overlap, numel: int, codec: IndexCodec, comm: Comm
+) -> list[Tensor]:
+    """Return the indices that each rank chose, in rank order; a single list where all hold, or get, the same."""
+    if overlap is Overlap.SAME or comm.world_size == 1:
+        return [selection.indices]
+    if overlap is Overlap.LEADER:
+        return [_from_leader(selection, counts, numel, codec, comm)]
+    spans = selection.spans or ((0, numel),) * comm.world_size
+    start, stop = spans[comm.rank]
+    mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
+    sizes = [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
+    blobs = comm.gather_lists(mine, sizes, "indices")
+    lists = [codec.decode(blob, c, b - a) for blob, c, (a, b) in zip(blobs, counts, spans, strict=True)]
+    return [found + a if a else found for found, (a, _) in zip(lists, spans, strict=True)]
+
+
+def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec: IndexCodec, comm: Comm) -> Tensor:
+    """Return the one list that was chosen, received from the rank that chose it."""
+    leader = max(range(comm.world_size), key=lambda rank: counts[rank])
+    count = counts[leader]
+    if comm.rank == leader:
+        blob = codec.encode(selection.indices, numel)
+    else:
+        blob = torch.empty(codec.num_bytes(count, numel), dtype=torch.uint8, device=selection.indices.device)
+    return codec.decode(comm.broadcast_(blob, leader, "indices"), count, numel)
+
+
+def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
     """Average ``values`` (k,), one entry per shared index, over the ranks.
 
-    One more number travels with them: how many ranks were unhealthy.
+    Whether each rank was healthy travels along: as one more number in an all-reduce, as one byte with encoded values.
 
+    Args:
+        key: seeds what is random about the codec; differs from rank to rank.
     Returns:
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were healthy.
     """
-    flag = values.new_full((1,), 0.0 if healthy else 1.0)
-    flagged = torch.cat([values, flag])
     average = _mean_raw if codec.lossless else _mean_encoded
-    mean, sent = average(flagged, codec, comm)
-    return mean[:-1], sent[:-1], not bool(mean[-1] > 0)  # host sync: the policy for NaN acts on the host
+    return average(values, codec, key, comm, healthy=healthy)
 
 
-def _mean_raw(values: Tensor, codec: Codec, comm: Comm) -> tuple[Tensor, Tensor]:
-    total = comm.all_reduce_(values.clone())
-    return total / comm.world_size, values
+def _mean_raw(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
+    flag = values.new_full((1,), 0.0 if healthy else 1.0)
+    mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
+    return mean[:-1], values, not bool(mean[-1] > 0)  # host sync: the policy for NaN acts on the host
 
 
-def _mean_encoded(values: Tensor, codec: Codec, comm: Comm) -> tuple[Tensor, Tensor]:
+def _mean_encoded(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
     """Average encoded values: scatter them, add in full precision, share the encoded means.
 
     An all-reduce of encoded values would round at every hop, and nobody could say what was lost. Here each rank owns
     a part, adds it up in rank order, and books the rounding of the mean as not sent, so that it stays in its residual.
     The bytes are those of an all-reduce of the encoded values.
     """
-    n = comm.world_size
-    sizes = equal_sizes(values.numel(), n)
-    first = sum(sizes[: comm.rank])
-    wire = codec.encode(values)
-    sent = codec.decode(wire, values.dtype).clone()
+    n, rank, dtype = comm.world_size, comm.rank, values.dtype
+    counts = equal_sizes(values.numel(), n)
+    sizes = [codec.num_bytes(count, dtype) for count in counts]
+    flag = torch.tensor([healthy], dtype=torch.uint8, device=values.device)
+    wires = [codec.encode(part, (*key, place)) for place, part in enumerate(values.split(counts))]
+    sent = torch.cat([codec.decode(wire, count, dtype) for wire, count in zip(wires, counts, strict=True)])
     if n == 1:
-        return sent, sent
-    total = codec.decode(comm.scatter_parts(wire, sizes, "values"), values.dtype).sum(0)
-    mean = codec.encode(total / n)
-    sent[first : first + sizes[comm.rank]] -= total - n * codec.decode(mean, values.dtype)
-    return codec.decode(torch.cat(comm.gather_lists(mean, sizes, "values")), values.dtype), sent
+        return sent, sent, healthy
+    flagged = torch.cat([piece for wire in wires for piece in (wire, flag)])
+    received = comm.scatter_parts(flagged, [size + 1 for size in sizes], "values")
+    total = torch.stack([codec.decode(row[:-1], counts[rank], dtype) for row in received]).sum(0)
+    encoded = codec.encode(total / n, (*key, n))
+    first = sum(counts[:rank])
+    sent[first : first + counts[rank]] -= total - n * codec.decode(encoded, counts[rank], dtype)
+    means = comm.gather_lists(encoded, sizes, "values")
+    mean = torch.cat([codec.decode(wire, count, dtype) for wire, count in zip(means, counts, strict=True)])
+    return mean, sent, bool(received[:, -1].all())  # host sync: the policy for NaN acts on the host

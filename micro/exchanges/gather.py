@@ -1,47 +1,58 @@
 """Gather: every rank sends its own pairs of index and value to all others."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from micro.codecs import Codec
 from micro.comm import Comm
-from micro.exchanges.base import Exchange
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, union
+from micro.exchanges.base import Exchange, NoState, Wire, gather_indices
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
 
 
-class Gather(Exchange):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather(Exchange[NoState]):
     """Gather (index, value) pairs; an index gets the values of those ranks alone that chose it, divided by all ranks.
 
-    Only a rank's own choice leaves its residual. Bytes sent per rank: (n-1) (4 + w) k_r with values of w bytes, and
-    8 (n-1) for the count and the health flag.
+    Only a rank's own choice leaves its residual. Bytes sent per rank: (n-1) (4 + w) k_r with int32 indices (none where
+    all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the health flag.
 
     Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772. Differences: int32 indices, lists
     sent unpadded, added up in rank order so that all ranks get the same bits.
     """
 
     name: ClassVar[str] = "gather"
-    accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
+    accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT, Overlap.SAME})
 
     def exchange(
-        self, acc: Tensor, selection: Selection, overlap: Overlap, codec: Codec, comm: Comm, *, healthy: bool
+        self,
+        state: NoState,
+        acc: Tensor,
+        selection: Selection,
+        *,
+        step: Step,
+        overlap: Overlap,
+        wire: Wire,
+        comm: Comm,
+        healthy: bool,
     ) -> Exchanged:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
-        counts, healthy = _gather_header(selection.indices, comm, healthy=healthy)
-        wire = codec.encode(acc.index_select(0, selection.indices))
-        indices = comm.gather_lists(selection.indices, counts, "indices")
-        values = comm.gather_lists(wire, counts, "values")
-        parts = tuple(
-            SparseValues(index, codec.decode(value, acc.dtype) / comm.world_size)
-            for index, value in zip(indices, values, strict=True)
-        )
+        counts, healthy = gather_header(selection.indices, comm, healthy=healthy)
+        codec, dtype = wire.values, acc.dtype
+        encoded = codec.encode(acc.index_select(0, selection.indices), (step.seed, step.index, comm.rank))
+        indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
+        blobs = comm.gather_lists(encoded, [codec.num_bytes(count, dtype) for count in counts], "values")
+        values = [codec.decode(blob, count, dtype) for blob, count in zip(blobs, counts, strict=True)]
+        lists = indices * len(values) if len(indices) == 1 else indices
+        parts = tuple(SparseValues(i, v / comm.world_size) for i, v in zip(lists, values, strict=True))
         num_updated = sum(counts) if overlap is Overlap.DISJOINT else union(indices).numel()
-        sent = SparseValues(selection.indices, codec.decode(wire, acc.dtype))
+        sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, healthy=healthy)
 
 
-def _gather_header(indices: Tensor, comm: Comm, *, healthy: bool) -> tuple[tuple[int, ...], bool]:
+def gather_header(indices: Tensor, comm: Comm, *, healthy: bool) -> tuple[tuple[int, ...], bool]:
+    """Return how many indices each rank chose, and whether all ranks were healthy: 8 (n-1) bytes."""
     header = torch.tensor([indices.numel(), int(healthy)], dtype=torch.int32, device=indices.device)
     rows = comm.gather_rows(header).tolist()  # host sync: list lengths shape the next message
     return tuple(row[0] for row in rows), all(row[1] for row in rows)

@@ -66,7 +66,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     few; when the sample misled, the scan is repeated with a lower guess.
     """
     numel = x.numel()
-    if k >= numel or numel <= 2 * SAMPLE or 4 * k > numel or not compiled(x):
+    if k == 0 or k >= numel or numel <= 2 * SAMPLE or 4 * k > numel or not compiled(x):
         return reference.largest(x, k)
     sample = x[:: numel // SAMPLE].abs()
     expected = sample.numel() * k / numel

@@ -3,18 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.selectors.base import NoState, Selector, Step
-from micro.sparse import Overlap, Selection
+from micro.selectors.base import NoState, Selector
+from micro.sparse import Overlap, Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader(Selector[NoState]):
-    """Select the k largest magnitudes of one rank, the leader, on all ranks; rank step % world_size leads.
+    """Select the k largest magnitudes of one rank, the leader, for all; rank step % world_size leads.
 
     No build-up and exactly k, but the others wait while the leader selects.
 
@@ -24,15 +23,11 @@ class Leader(Selector[NoState]):
     """
 
     name: ClassVar[str] = "leader"
-    overlap: ClassVar[Overlap] = Overlap.SAME
+    overlap: ClassVar[Overlap] = Overlap.LEADER
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
-        """Return the leader's k largest, received from it."""
+        """Return the k largest on the leader, nothing on the others."""
         leader = step.index % comm.world_size
         k = min(step.target_count, acc.numel())
-        if comm.rank == leader:
-            indices = kernels.largest(acc, k)
-        else:
-            indices = torch.empty(k, dtype=torch.int32, device=acc.device)
-        comm.broadcast_(indices, leader, "indices")
+        indices = kernels.largest(acc, k if comm.rank == leader else 0)
         return Selection(indices, counts=tuple(k if rank == leader else 0 for rank in range(comm.world_size)))

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.partition import cyclic_slice
-from micro.selectors.base import Selector, Step
+from micro.parts import check_rule
+from micro.selectors.base import Selector
 from micro.selectors.micro_rules import RULES, Search
-from micro.sparse import Overlap, Selection
+from micro.sparse import Overlap, Selection, Step
 
 Rule = Literal["agreed", "repaired", "published"]
 
@@ -41,8 +42,7 @@ class Micro(Selector[Any]):
     overlap: ClassVar[Overlap] = Overlap.DISJOINT
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"rule of micro must be one of {', '.join(get_args(Rule))}, got '{self.rule}'")
+        check_rule(self, *get_args(Rule))
 
     def start(self) -> Any:
         """Return the rule's state before the first step."""
@@ -54,6 +54,8 @@ class Micro(Selector[Any]):
 
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the indices of this rank's slice that pass the step's threshold."""
-        start, stop = cyclic_slice(acc.numel(), step.index, comm.rank, comm.world_size)
+        n = comm.world_size
+        spans = tuple(cyclic_slice(acc.numel(), step.index, rank, n) for rank in range(n))
+        start, stop = spans[comm.rank]
         found = RULES[self.rule].search(state, Search(acc[start:stop], step, comm))
-        return Selection(found.indices + start, counts=found.counts, threshold=found.threshold)
+        return Selection(found.indices + start, counts=found.counts, spans=spans, threshold=found.threshold)

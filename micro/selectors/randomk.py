@@ -8,8 +8,8 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.randomness import generator
-from micro.selectors.base import NoState, Selector, Step
-from micro.sparse import Overlap, Selection
+from micro.selectors.base import NoState, Selector
+from micro.sparse import Overlap, Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

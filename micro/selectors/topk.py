@@ -7,8 +7,8 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.selectors.base import NoState, Selector, Step
-from micro.sparse import Selection
+from micro.selectors.base import NoState, Selector
+from micro.sparse import Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

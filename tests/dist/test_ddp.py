@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.reducer import saved_layout
+from micro.reducers.base import saved_layout
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NEW_LINES = [

@@ -129,9 +129,9 @@ def test_every_package_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("micro.reducer", "import numpy as np"),
-        ("micro.reducer", "def late():\n    import pandas.io"),
-        ("micro.reducer", "from hydra import main"),
+        ("micro.reducers.sparse", "import numpy as np"),
+        ("micro.reducers.sparse", "def late():\n    import pandas.io"),
+        ("micro.reducers.sparse", "from hydra import main"),
         ("micro.stats", "import wandb"),
         ("micro.stats", "from experiments.harness import records"),
         ("micro.stats", "import models"),
@@ -170,10 +170,10 @@ def test_a_planted_crossing_is_caught(module: str, source: str) -> None:
         ("micro.comm", "import torch.distributed as dist\ndist.all_reduce(x)"),
         ("micro.ddp", "import torch.distributed as dist\nx: dist.GradBucket"),
         (
-            "micro.reducer",
+            "micro.reducers.sparse",
             "import math, torch\nfrom micro.selectors.base import Selector\nfrom micro.exchanges import base",
         ),
-        ("micro.reducer", "comm.broadcast_(x)\nmyself.gather(x)"),
+        ("micro.reducers.sparse", "comm.broadcast_(x)\nmyself.gather(x)"),
         ("micro.kernels.cpu", "import numpy\nfrom llvmlite import ir\nfrom numba.core import cgutils"),
         ("micro.selectors.micro_rules.agreed", "from ..base import Step\nfrom . import published"),
         ("models.mlp", "from torch import nn\nfrom models.registry import build"),

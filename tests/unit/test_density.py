@@ -20,9 +20,9 @@ def test_a_density_is_a_share(density: float) -> None:
     with pytest.raises(ValueError, match=r"^density must be in \(0, 1\], got"):
         micro.Constant(density)
     with pytest.raises(ValueError, match=r"^density must be in \(0, 1\], got"):
-        micro.WarmUp(density=density, start=0.5, steps=3)
-    with pytest.raises(ValueError, match=r"^start density of the warm-up must be in \(0, 1\], got"):
-        micro.WarmUp(density=0.5, start=density, steps=3)
+        micro.WarmUp(density=density, start_density=0.5, steps=3)
+    with pytest.raises(ValueError, match=r"^start_density of the warm-up must be in \(0, 1\], got"):
+        micro.WarmUp(density=0.5, start_density=density, steps=3)
 
 
 def test_a_reducer_checks_its_density_when_it_is_built() -> None:
@@ -33,12 +33,12 @@ def test_a_reducer_checks_its_density_when_it_is_built() -> None:
 @pytest.mark.parametrize("steps", [0, -1])
 def test_a_warm_up_takes_steps(steps: int) -> None:
     with pytest.raises(ValueError, match=f"steps of the warm-up must be at least 1, got {steps}"):
-        micro.WarmUp(density=0.01, start=0.5, steps=steps)
+        micro.WarmUp(density=0.01, start_density=0.5, steps=steps)
 
 
 @pytest.mark.parametrize(("start", "density"), [(0.25, 0.001), (0.001, 0.25), (1.0, 1.0)])
 def test_a_warm_up_changes_by_a_constant_factor(start: float, density: float) -> None:
-    schedule = micro.WarmUp(density=density, start=start, steps=5)
+    schedule = micro.WarmUp(density=density, start_density=start, steps=5)
     path = [schedule.at(step) for step in range(6)]
     assert path[0] == start
     assert path[-1] == density
@@ -48,7 +48,7 @@ def test_a_warm_up_changes_by_a_constant_factor(start: float, density: float) ->
 
 def test_a_warm_up_ends_at_the_density_itself_and_not_beside_it() -> None:
     for thousandth in range(1, 1000):
-        schedule = micro.WarmUp(density=thousandth / 1000, start=0.809, steps=4)
+        schedule = micro.WarmUp(density=thousandth / 1000, start_density=0.809, steps=4)
         assert [schedule.at(step) for step in (4, 5, 10**6)] == [thousandth / 1000] * 3
 
 

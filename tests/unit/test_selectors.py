@@ -8,9 +8,8 @@ from torch import Tensor
 
 import micro
 from micro.randomness import generator
-from micro.selectors.base import Step
 from micro.selectors.randomk import draw
-from micro.sparse import Selection
+from micro.sparse import Selection, Step
 
 NUMEL, WORLD_SIZE, K = 30, 3, 4
 
@@ -86,7 +85,7 @@ def test_generators_differ_by_every_part() -> None:
 
 
 def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
-    step, acc = Step(index=0, target_count=K, seed=0), torch.zeros(NUMEL)
+    step, acc = Step(index=0, target_count=K, seed=0, layout=micro.Layout.flat(NUMEL)), torch.zeros(NUMEL)
 
     def select(selector: micro.RandomK) -> Selection:
         return selector.select(selector.start(), acc, step, micro.SoloComm())
@@ -107,8 +106,8 @@ def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
 )
 def test_a_selector_that_cannot_be_is_refused(name: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        micro.build_selector(name, **settings)
+        micro.build(micro.Selector, {"name": name, **settings})
 
 
 def test_a_selector_is_built_by_name() -> None:
-    assert micro.build_selector("micro", rule="repaired") == micro.Micro(rule="repaired")
+    assert micro.build(micro.Selector, {"name": "micro", "rule": "repaired"}) == micro.Micro(rule="repaired")

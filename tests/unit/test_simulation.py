@@ -94,10 +94,11 @@ def test_state_of_another_world_is_refused(simulation: micro.Simulation) -> None
 def test_a_saved_state_does_not_change_later(simulation: micro.Simulation) -> None:
     simulation.step(gradients())
     saved = simulation.state_dict()
-    kept = [rank["residual"]["a"].clone() for rank in saved["ranks"]]
+    kept = [rank["memory"]["residual"]["a"].clone() for rank in saved["ranks"]]
     simulation.step(gradients(1))
     assert all(
-        torch.equal(rank["residual"]["a"], residual) for rank, residual in zip(saved["ranks"], kept, strict=True)
+        torch.equal(rank["memory"]["residual"]["a"], residual)
+        for rank, residual in zip(saved["ranks"], kept, strict=True)
     )
     assert [rank["step"] for rank in saved["ranks"]] == [1] * WORLD_SIZE
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.selectors.base import Step
+from micro.sparse import Step
 
 S = TypeVar("S")
 

@@ -1,16 +1,16 @@
-"""THE TABLE: one row per method. Adding a method is adding a row; every law of tests/unit/test_laws.py then holds.
+"""What a row of the table is, and the closed forms that rows share.
 
 Closed forms count what the exchanges promise, by themselves: nothing here calls the code that counts.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import micro
 from micro.comm import Kind
-from micro.density import Density
 
-Make = Callable[[Density | float, int], micro.Reducer]
+Make = Callable[[micro.Density[Any] | float, int], micro.Reducer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Row:
         names_rank: an error about NaN tells whose gradient it was.
         seeded: another seed gives other indices.
         rule: the published behaviour that the statistics must name.
+        updates_all: whatever counts as updated is not zero (codes of few bits round to zero).
     """
 
     name: str
@@ -81,6 +82,7 @@ class Row:
     names_rank: bool = True
     seeded: bool = False
     rule: str | None = None
+    updates_all: bool = True
 
     def bytes_sent(self, outcome: Outcome, rank: int) -> dict[Kind, float]:
         """Return the bytes that ``rank`` has to have sent, by kind."""
@@ -131,11 +133,15 @@ def union_values(outcome: Outcome, rank: int) -> float:
     return all_reduce(outcome.value_bytes * (outcome.num_updated + 1), outcome.world_size)
 
 
-def half_union_values(outcome: Outcome, rank: int) -> float:
-    """Halves of the union's values and the flag: all but the own part to their owners, the own part's mean to all."""
-    total, n = outcome.num_updated + 1, outcome.world_size
-    own = total // n + (rank < total % n)
-    return 2 * ((total - own) + own * (n - 1))
+def encoded_values(num_bytes: Callable[[int], int]) -> Bytes:
+    """Encoded values of the union: each part and a byte to its owner, the mean of the own part to all."""
+
+    def sent(outcome: Outcome, rank: int) -> float:
+        n = outcome.world_size
+        sizes = [num_bytes(outcome.num_updated // n + (part < outcome.num_updated % n)) for part in range(n)]
+        return sum(sizes) - sizes[rank] + (n - 1) + sizes[rank] * (n - 1)
+
+    return sent
 
 
 def agreed_counts(outcome: Outcome, rank: int) -> float:
@@ -159,154 +165,3 @@ def and_header(counts: Bytes) -> Bytes:
 def sparse(selector: micro.Selector, **parts: object) -> Make:
     """Return a maker of the sparse reducer that is composed of these parts."""
     return lambda density, seed: micro.SparseReducer(selector, density, seed=seed, **parts)  # type: ignore[arg-type]
-
-
-GATHER, HALF = micro.Gather(), micro.Half()
-
-TABLE: tuple[Row, ...] = (
-    Row(
-        name="dense",
-        make=lambda _density, _seed: micro.DenseReducer(),
-        band=EXACT,
-        counts=nothing,
-        indices=nothing,
-        values=dense_values,
-        num_collectives=1,
-        follows_density=False,
-        names_rank=False,
-    ),
-    Row(
-        name="topk+union",
-        make=sparse(micro.TopK()),
-        band=BUILD_UP,
-        counts=nothing,
-        indices=lists(4),
-        values=union_values,
-        num_collectives=2,
-    ),
-    Row(
-        name="topk+gather",
-        make=sparse(micro.TopK(), exchange=GATHER),
-        band=BUILD_UP,
-        counts=rows(8),
-        indices=lists(4),
-        values=raw_lists,
-        num_collectives=3,
-    ),
-    Row(
-        name="topk+union+half",
-        make=sparse(micro.TopK(), codec=HALF),
-        band=BUILD_UP,
-        counts=nothing,
-        indices=lists(4),
-        values=half_union_values,
-        num_collectives=3,
-    ),
-    Row(
-        name="topk+gather+half",
-        make=sparse(micro.TopK(), exchange=GATHER, codec=HALF),
-        band=BUILD_UP,
-        counts=rows(8),
-        indices=lists(4),
-        values=lists(2),
-        num_collectives=3,
-    ),
-    Row(
-        name="leader",
-        make=sparse(micro.Leader()),
-        band=EXACT,
-        counts=nothing,
-        indices=broadcast,
-        values=union_values,
-        num_collectives=2,
-    ),
-    Row(
-        name="leader+half",
-        make=sparse(micro.Leader(), codec=HALF),
-        band=EXACT,
-        counts=nothing,
-        indices=broadcast,
-        values=half_union_values,
-        num_collectives=3,
-    ),
-    Row(
-        name="threshold",
-        make=sparse(micro.Threshold()),
-        band=None,
-        counts=rows(4),
-        indices=lists(4),
-        values=union_values,
-        num_collectives=3,
-    ),
-    Row(
-        name="randomk",
-        make=sparse(micro.RandomK()),
-        band=EXACT,
-        counts=nothing,
-        indices=nothing,
-        values=union_values,
-        num_collectives=1,
-        seeded=True,
-    ),
-    Row(
-        name="randomk+unbiased",
-        make=sparse(micro.RandomK(unbiased=True), feedback=micro.NoFeedback()),
-        band=EXACT,
-        counts=nothing,
-        indices=nothing,
-        values=union_values,
-        num_collectives=1,
-        conserves_mass=False,
-        seeded=True,
-    ),
-    Row(
-        name="micro+agreed",
-        make=sparse(micro.Micro(rule="agreed")),
-        band=EXACT,
-        counts=agreed_counts,
-        indices=lists(4),
-        values=union_values,
-        num_collectives=3,
-        rule="agreed",
-    ),
-    Row(
-        name="micro+agreed+half",
-        make=sparse(micro.Micro(rule="agreed"), codec=HALF),
-        band=EXACT,
-        counts=agreed_counts,
-        indices=lists(4),
-        values=half_union_values,
-        num_collectives=4,
-        rule="agreed",
-    ),
-    Row(
-        name="micro+agreed+gather",
-        make=sparse(micro.Micro(rule="agreed"), exchange=GATHER),
-        band=EXACT,
-        counts=and_header(agreed_counts),
-        indices=lists(4),
-        values=raw_lists,
-        num_collectives=4,
-        rule="agreed",
-    ),
-    Row(
-        name="micro+repaired",
-        make=sparse(micro.Micro(rule="repaired")),
-        band=STEERED,
-        counts=steered_counts,
-        indices=lists(4),
-        values=union_values,
-        num_collectives=3,
-        rule="repaired",
-    ),
-    Row(
-        name="micro+published",
-        make=sparse(micro.Micro(rule="published")),
-        band=None,
-        counts=rows(4),
-        indices=lists(4),
-        values=union_values,
-        num_collectives=3,
-        rule="published",
-    ),
-)

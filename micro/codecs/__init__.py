@@ -1,0 +1,1 @@
+"""What values look like on the wire: one file per form."""

@@ -1,0 +1,42 @@
+"""Sixteen bits a value: IEEE half precision, and bfloat16."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.codecs.base import Codec, Key, from_bytes, to_bytes
+
+
+class _Cast(Codec):
+    wire_dtype: ClassVar[torch.dtype]
+
+    def num_bytes(self, count: int, dtype: torch.dtype) -> int:
+        """Return two bytes for each value."""
+        return 2 * count
+
+    def encode(self, values: Tensor, key: Key) -> Tensor:
+        """Return the values rounded to the nearest, cut at the largest finite number."""
+        largest = torch.finfo(self.wire_dtype).max
+        return to_bytes(values.to(self.wire_dtype).clamp(-largest, largest))
+
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+        """Return the rounded values as ``dtype``."""
+        return from_bytes(wire, self.wire_dtype).to(dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half(_Cast):
+    """Values travel as IEEE half precision, two bytes each, cut at +-65,504; the rounding stays in the residual."""
+
+    name: ClassVar[str] = "half"
+    wire_dtype: ClassVar[torch.dtype] = torch.float16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BFloat16(_Cast):
+    """Values travel as bfloat16: two bytes, the range of single precision, eight bits of significand."""
+
+    name: ClassVar[str] = "bfloat16"
+    wire_dtype: ClassVar[torch.dtype] = torch.bfloat16

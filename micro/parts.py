@@ -1,0 +1,101 @@
+"""Parts by name: each choice is a class in a file of its own, found by the word that a yaml uses for it."""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any, ClassVar, Generic, TypeVar
+
+
+class Part:
+    """One choice of one kind: a frozen dataclass of its settings.
+
+    A subclass sets ``name``, its word in yaml, and is known as soon as its file lies in ``home``, the module or the
+    package of its kind.
+    """
+
+    kind: ClassVar[str]
+    home: ClassVar[str]
+    name: ClassVar[str]
+
+    @property
+    def rule_name(self) -> str | None:
+        """Which of several published behaviours this is, or None where there is only one."""
+        return getattr(self, "rule", None)
+
+
+@dataclass(slots=True)
+class NoState:
+    """The state of a part that remembers nothing."""
+
+
+S = TypeVar("S")
+P = TypeVar("P", bound=Part)
+
+
+class StatefulPart(Part, Generic[S]):
+    """A part that may remember something from step to step: a dataclass of plain values, one per bucket."""
+
+    def start(self) -> S:
+        """Return the state before the first step."""
+        return NoState()  # type: ignore[return-value]
+
+    def save(self, state: S) -> dict[str, Any]:
+        """Return the state as a plain dictionary."""
+        return dataclasses.asdict(state)  # type: ignore[call-overload]
+
+    def load(self, saved: dict[str, Any]) -> S:
+        """Return the state that ``save`` described."""
+        return type(self.start())(**saved)
+
+
+def known(base: type[P]) -> dict[str, type[P]]:
+    """Return every class of a kind by name, for instance ``known(Selector)``."""
+    found: dict[str, type[P]] = {}
+    for module in _modules(base.home):
+        for cls in vars(module).values():
+            if isinstance(cls, type) and issubclass(cls, base) and "name" in vars(cls):
+                found[cls.name] = cls
+    return dict(sorted(found.items()))
+
+
+def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
+    """Return the part that ``spec`` describes: a name, or a mapping of ``name`` and settings.
+
+    Args:
+        common: settings given to whichever part has them.
+
+    Raises:
+        ValueError: no such part, or a setting that it does not have, or a value out of range.
+    """
+    settings = {"name": spec} if isinstance(spec, str) else {str(key): value for key, value in spec.items()}
+    name, choices = settings.pop("name", None), known(base)
+    if name not in choices:
+        raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
+    allowed = [field.name for field in dataclasses.fields(choices[name])]  # type: ignore[arg-type]
+    for key in settings:
+        if key not in allowed:
+            has = ", ".join(allowed) or "no settings"
+            raise ValueError(f"{base.kind} {name} has {has}, got '{key}'{_hint(key, allowed)}")
+    return choices[name](**{key: value for key, value in common.items() if key in allowed}, **settings)
+
+
+def check_rule(part: Part, *rules: str) -> None:
+    """Raise ValueError unless the part's rule is one of ``rules``."""
+    if part.rule_name not in rules:
+        raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
+
+
+def _modules(home: str) -> Iterator[ModuleType]:
+    package = importlib.import_module(home)
+    yield package
+    for entry in pkgutil.iter_modules(getattr(package, "__path__", [])):
+        yield importlib.import_module(f"{home}.{entry.name}")
+
+
+def _hint(given: str, allowed: Mapping[str, Any] | list[str]) -> str:
+    close = get_close_matches(given, list(allowed), n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""

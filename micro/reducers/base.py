@@ -1,0 +1,137 @@
+"""What a reducer is: from the gradients of all ranks to one mean update."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm, GroupComm
+from micro.feedback import Memory
+from micro.flat import Layout, regroup
+from micro.parts import NoState, Part
+from micro.stats import StepStats
+
+
+@dataclass(slots=True)
+class BucketState:
+    """What a reducer remembers of one bucket.
+
+    Attributes:
+        layout: names and shapes of its parameters.
+        step: steps done.
+        memory: vectors (numel,) by name, or empty: the residual, and what else a feedback keeps for each parameter.
+        selector, exchange, density: the parts' own states.
+    """
+
+    layout: Layout
+    step: int
+    memory: Memory
+    selector: Any = field(default_factory=NoState)
+    exchange: Any = field(default_factory=NoState)
+    density: Any = field(default_factory=NoState)
+
+    @property
+    def residual(self) -> Tensor:
+        """What was not sent (numel,), or empty where nothing is kept."""
+        return self.memory["residual"]
+
+
+def saved_layout(saved: dict[str, Any]) -> Layout:
+    """Return the layout of a saved bucket."""
+    return Layout(tuple(saved["shapes"]), tuple(tuple(shape) for shape in saved["shapes"].values()))
+
+
+class Reducer(Part, ABC):
+    """Turns the gradients of all ranks into their mean, or into a sparse stand-in for it.
+
+    One object serves any number of buckets; what changes from step to step is in the bucket's state.
+    """
+
+    kind: ClassVar[str] = "reducer"
+    home: ClassVar[str] = "micro.reducers"
+
+    @property
+    def method(self) -> str:
+        """What a saved state is checked against: the method and its rule."""
+        return f"{self.name} ({self.rule_name})" if self.rule_name else self.name
+
+    @abstractmethod
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return the state of a bucket before its first step."""
+
+    @abstractmethod
+    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
+        """Replace ``grad`` (numel,) of this rank by the mean update, the same bits on all ranks.
+
+        The caller calls ``comm.begin_step()`` before, once per step.
+
+        Raises:
+            NonFiniteGradient: on all ranks, when any gradient held NaN or Inf and the policy is to stop. The policy
+                'skip' makes the update zero; what is finite waits in the residuals, NaN and Inf are dropped.
+        """
+
+    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
+        """Start to reduce a bucket of DDP; the call of what is returned ends it. Here: all at once.
+
+        Every rank launches its buckets in the same order and then ends them in that order.
+        """
+        stats = self.reduce_(state, grad, comm)
+        return lambda: stats
+
+    def save(self, state: BucketState) -> dict[str, Any]:
+        """Return the state as plain data and tensors, what is kept for each parameter by its name."""
+        kept = {key: vector for key, vector in state.memory.items() if vector.numel()}
+        return {
+            "method": self.method,
+            "step": state.step,
+            "memory": {key: _pieces(state.layout, vector, copy=True) for key, vector in kept.items()},
+            "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
+        }
+
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return the state that ``save`` described.
+
+        Raises:
+            ValueError: it is another method's.
+        """
+        if saved["method"] != self.method:
+            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
+        state = self.start(saved_layout(saved), dtype, device)
+        state.step = saved["step"]
+        self._fill_(state, saved["memory"])
+        return state
+
+    def rebuild(
+        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
+    ) -> BucketState:
+        """Return the state of a new bucket whose parameters lay in the buckets ``old`` before; those are used up.
+
+        Residuals follow their parameters. The states of selector, exchange and density are taken over where the new
+        bucket holds the same parameters as one old bucket, in whatever order; otherwise they start anew.
+        """
+        state = self.start(layout, dtype, device)
+        state.step = max((bucket.step for bucket in old), default=0)
+        pieces: dict[str, dict[str, Tensor]] = {key: {} for key in state.memory}
+        for bucket in old:
+            for key, vector in bucket.memory.items():
+                pieces[key] |= _pieces(bucket.layout, vector)
+        self._fill_(state, pieces)
+        for bucket in old:
+            if set(bucket.layout.names) == set(layout.names):
+                state.selector, state.exchange, state.density = bucket.selector, bucket.exchange, bucket.density
+        return state
+
+    @staticmethod
+    def _fill_(state: BucketState, pieces: dict[str, dict[str, Tensor]]) -> None:
+        for key, vector in state.memory.items():
+            if vector.numel() and key in pieces:
+                state.memory[key] = regroup(pieces[key], state.layout, dtype=vector.dtype, device=vector.device)
+
+
+def _pieces(layout: Layout, vector: Tensor, *, copy: bool = False) -> dict[str, Tensor]:
+    if not vector.numel():
+        return {}
+    return {name: piece.clone() if copy else piece for name, piece in layout.split(vector).items()}

@@ -1,0 +1,166 @@
+"""The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.codecs.base import Codec
+from micro.codecs.raw import Raw
+from micro.comm import Comm
+from micro.density import Constant, Density
+from micro.exchanges.base import Exchange, Wire
+from micro.exchanges.union import Union
+from micro.feedback import ErrorFeedback, Feedback
+from micro.flat import Layout
+from micro.health import Policy, check_policy, report
+from micro.index_codecs import IndexCodec, Int32
+from micro.reducers.base import BucketState, Reducer
+from micro.selectors.base import Selector
+from micro.sparse import Exchanged, Overlap, Step
+from micro.stats import StepStats, traffic_fields
+
+
+@dataclass(frozen=True, slots=True)
+class SparseReducer(Reducer):
+    """Error feedback, selection, exchange: any sparse method as a composition of its parts.
+
+    Args:
+        selector: which indices.
+        density: share of the vector asked for, in (0, 1], or a schedule of it.
+        exchange: how indices and values meet; Union by default.
+        codec: the form of the values on the wire; Raw by default.
+        indices: the form of the indices on the wire; Int32 by default.
+        feedback: what becomes of what was not sent; ErrorFeedback by default.
+        nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
+        seed: for shared randomness.
+
+    Raises:
+        ValueError: a density outside (0, 1], or parts that do not go together.
+    """
+
+    selector: Selector[Any]
+    density: Density[Any] | float
+    exchange: Exchange[Any] = field(default_factory=Union)
+    codec: Codec = field(default_factory=Raw)
+    indices: IndexCodec = field(default_factory=Int32)
+    feedback: Feedback = field(default_factory=ErrorFeedback)
+    nonfinite: Policy = "stop"
+    seed: int = 0
+    name: ClassVar[str] = "sparse"
+
+    def __post_init__(self) -> None:
+        check_policy(self.nonfinite)
+        check_together(self)
+        _ = self.schedule
+
+    @property
+    def rule_name(self) -> str | None:
+        """Which published behaviours the parts follow, or None where there is only one."""
+        rules = [part.rule_name for part in (self.selector, self.exchange, self.feedback, self.schedule)]
+        return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
+
+    @property
+    def method(self) -> str:
+        """The selector's name, the exchange's where it is not the usual, and the rule where there are several."""
+        parts = [self.selector.name, *([self.exchange.name] if self.exchange.name not in ("union", "gather") else [])]
+        return " + ".join(parts) + (f" ({self.rule_name})" if self.rule_name else "")
+
+    @property
+    def schedule(self) -> Density[Any]:
+        """The density as a policy."""
+        return self.density if isinstance(self.density, Density) else Constant(self.density)
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return a state with nothing kept."""
+        return BucketState(
+            layout,
+            0,
+            self.feedback.start(layout.numel, dtype, device),
+            self.selector.start(),
+            self.exchange.start(),
+            self.schedule.start(),
+        )
+
+    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
+        """Replace ``grad`` (numel,) by the sparse mean update; see Reducer."""
+        started = comm.now(grad.device)
+        waited = comm.traffic.elapsed_s
+        target = self.schedule.target(state.density, grad, state.step, state.layout, comm)
+        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
+        acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
+        before = comm.now(grad.device), comm.traffic.elapsed_s
+        selection = self.selector.select(state.selector, acc, step, comm)
+        select_s = comm.now(grad.device) - before[0] - (comm.traffic.elapsed_s - before[1])
+        exchanged = self.exchange.exchange(
+            state.exchange,
+            acc,
+            selection,
+            step=step,
+            overlap=self.selector.overlap,
+            wire=Wire(self.codec, self.indices),
+            comm=comm,
+            healthy=bad is None,
+        )
+        state.step += 1
+        self._apply_(state, acc, grad, exchanged, selection.scale)
+        if not exchanged.healthy and self.nonfinite == "stop":
+            raise report(bad, state.layout, step.index, comm, grad.device)
+        exchange_s = comm.traffic.elapsed_s - waited
+        return StepStats(
+            step=step.index,
+            numel=grad.numel(),
+            rule=self.rule_name,
+            target_density=target.density,
+            target_count=target.count,
+            counts=exchanged.counts,
+            local_count=exchanged.counts[comm.rank],
+            global_count=exchanged.num_updated if exchanged.healthy else 0,
+            threshold=selection.threshold,
+            select_s=select_s,
+            exchange_s=exchange_s,
+            rest_s=comm.now(grad.device) - started - select_s - exchange_s,
+            skipped=not exchanged.healthy,
+            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+        )
+
+    def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> None:
+        self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.healthy else None)
+        if exchanged.healthy:
+            for part in exchanged.update:
+                part.add_to_(grad, alpha=scale)
+
+    def save(self, state: BucketState) -> dict[str, Any]:
+        """Return the state as plain data and tensors."""
+        return Reducer.save(self, state) | {
+            "selector": self.selector.save(state.selector),
+            "exchange": self.exchange.save(state.exchange),
+            "density": self.schedule.save(state.density),
+        }
+
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return the state that ``save`` described."""
+        state = Reducer.load(self, saved, dtype, device)
+        state.selector = self.selector.load(saved["selector"])
+        state.exchange = self.exchange.load(saved["exchange"])
+        state.density = self.schedule.load(saved["density"])
+        return state
+
+
+def check_together(parts: SparseReducer) -> None:
+    """Raise ValueError where the parts of a method do not go together, with the reason."""
+    selector, exchange, overlap = parts.selector, parts.exchange, parts.selector.overlap
+    if overlap not in exchange.accepts:
+        why = _WHY_NOT[overlap].format(selector.name)
+        raise ValueError(f"exchange {exchange.name} {why}: use exchange union")
+    if getattr(selector, "unbiased", False) and parts.feedback.name != "none":
+        raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
+
+
+_WHY_NOT = {
+    Overlap.LEADER: "sends each rank's own choice, but with {} one rank chooses for all",
+    Overlap.SAME: "sends each rank's own choice, but {} gives all ranks the same indices",
+    Overlap.ANY: "needs index sets that no two ranks share, but with {} they may share some",
+    Overlap.DISJOINT: "needs ranks that search the whole vector, but with {} each searches its own slice",
+}
