@@ -36,10 +36,22 @@ TEST_MD5 = {"test_batch": "40351d587109b95175f43aff81a1287e"}
 class Cifar10:
     """50,000 training and 10,000 test images of 3x32x32 pixels in 10 classes, as uint8.
 
+    Args:
+        num_train, num_test: take only so many, the first of the files; None takes all. For studies at small scale.
+
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, technical report, University of Toronto,
     2009. The files are read here and not by torchvision, which refuses every copy whose MD5 sums are not the official
     archive's and lets a file run code; whether the sums are official stands in the checksums instead.
     """
+
+    num_train: int | None = None
+    num_test: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_train", "num_test"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} of cifar10 must be a whole number of at least 1, got {value}")
 
     def load(self, root: str | None, seed: int) -> Classification:
         """Read all six batches, about 180 MB; the seed does not matter."""
@@ -48,10 +60,10 @@ class Cifar10:
         train_inputs, train_targets = _read_all(folder, TRAIN_MD5, checksums)
         test_inputs, test_targets = _read_all(folder, TEST_MD5, checksums)
         return Classification(
-            train_inputs=train_inputs,
-            train_targets=train_targets,
-            test_inputs=test_inputs,
-            test_targets=test_targets,
+            train_inputs=train_inputs[: self.num_train],
+            train_targets=train_targets[: self.num_train],
+            test_inputs=test_inputs[: self.num_test],
+            test_targets=test_targets[: self.num_test],
             num_classes=NUM_CLASSES,
             in_channels=SHAPE[0],
             checksums=checksums,
@@ -69,8 +81,8 @@ class Cifar10:
         return DatasetInfo(
             num_classes=NUM_CLASSES,
             in_channels=SHAPE[0],
-            num_train=_count(folder, TRAIN_MD5),
-            num_test=_count(folder, TEST_MD5),
+            num_train=_at_most(_count(folder, TRAIN_MD5), self.num_train),
+            num_test=_at_most(_count(folder, TEST_MD5), self.num_test),
             image_size=SHAPE[1],
         )
 
@@ -82,6 +94,10 @@ def _folder(root: str | None) -> Path:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: unpack cifar-10-python.tar.gz in {folder.parent}")
     return folder
+
+
+def _at_most(there: int, wanted: int | None) -> int:
+    return there if wanted is None else min(there, wanted)
 
 
 def _count(folder: Path, names: dict[str, str]) -> int:

@@ -8,6 +8,7 @@ import argparse
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -50,6 +51,9 @@ def studies() -> list[str]:
 def jobs(name: str, overrides: list[str]) -> list[list[str]]:
     """Return one list of overrides per run of a study: the product of its grid.
 
+    A value of the grid that is a list of words stands for all of them, whatever the key is called: so may two settings
+    change together.
+
     Raises:
         UserError: no such study, or its file is not one.
     """
@@ -62,8 +66,12 @@ def jobs(name: str, overrides: list[str]) -> list[list[str]]:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(study, dict) or set(study) != {"overrides", "grid"}:
         raise UserError(f"{path} must have the keys overrides and grid")
-    choices = [[f"{key}={value}" for value in values] for key, values in study["grid"].items()]
-    return [[*study["overrides"], *job, *overrides] for job in itertools.product(*choices)]
+    choices = [[_words(key, value) for value in values] for key, values in study["grid"].items()]
+    return [[*study["overrides"], *itertools.chain(*job), *overrides] for job in itertools.product(*choices)]
+
+
+def _words(key: str, value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else [f"{key}={value}"]
 
 
 def run_all(configs: list[TrainConfig], console: Console) -> dict[str, str]:

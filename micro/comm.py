@@ -79,6 +79,24 @@ class Comm(ABC):
             self._exchange(received.view(-1), mine, [own] * self.world_size, list(sizes))
         return received
 
+    def scatter_lists(self, pieces: Sequence[Tensor], received_sizes: Sequence[int], kind: Kind) -> list[Tensor]:
+        """Send list j of ``pieces`` to rank j, unpadded; return the list that came from each rank, in rank order.
+
+        Lists may be empty. What a rank sends to itself costs nothing.
+
+        Args:
+            pieces: world_size 1-D lists of one dtype and device.
+            received_sizes: how many elements come from each rank; ranks told each other before.
+        """
+        if self.world_size == 1:
+            return list(pieces)
+        sizes, wanted = [piece.numel() for piece in pieces], list(received_sizes)
+        received = pieces[0].new_empty(sum(wanted))
+        sent = sum(_num_bytes(piece) for piece in pieces) - _num_bytes(pieces[self.rank])
+        with self._counted(kind, sent, received.device):
+            self._exchange(received, torch.cat(list(pieces)), wanted, sizes)
+        return list(received.split(wanted))
+
     def all_reduce_(self, x: Tensor, kind: Kind = "values") -> Tensor:
         """Sum ``x`` over all ranks in place."""
         if self.world_size > 1:

@@ -1,5 +1,6 @@
 """What becomes of the part of a gradient that was not sent."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -79,11 +80,85 @@ class NoFeedback(Feedback):
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
         """Return the gradient itself, in single precision at least."""
-        first_bad = first_nonfinite(grad)
-        if first_bad is not None:
-            grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        first_bad = _drop_nonfinite_(grad)
         return grad.to(memory["residual"].dtype), first_bad
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
         """Forget the accumulator, which may be the gradient."""
         grad.zero_()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MomentumCorrection(Feedback):
+    """Accumulate momentum instead of gradients: ``u = momentum * u + g``, ``acc = v + u``, ``v = acc - sent``.
+
+    What is sent is then a sum of momentum steps, as it would have been without delay, and the optimizer must have no
+    momentum of its own. Where something was sent, u starts anew (factor masking), so that what waited long does not
+    go on pushing in an old direction.
+
+    Args:
+        momentum: in [0, 1).
+        nesterov: ``u = momentum * (u + g)``, ``acc = v + u + g``, as the public code has it.
+        clip: scale each rank's gradient down to a norm of ``clip / sqrt(world_size)`` before it is accumulated; None
+            leaves it. Independent gradients of that norm add up to one of norm ``clip``.
+
+    Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3, and its public code.
+    Differences: the norm is a bucket's, neither the whole gradient's nor, as in the code, a tensor's; every
+    parameter is sparsified (the code reduces those of one dimension dense, and gives them momentum after it); weight
+    decay belongs to the optimizer, which adds it after the exchange (the code: the same, with a momentum of its own).
+
+    Raises:
+        ValueError: momentum outside of [0, 1), or clip not positive.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip: float | None = None
+    name: ClassVar[str] = "momentum"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum of the feedback must be in [0, 1), got {self.momentum}")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(f"clip of the feedback must be positive, got {self.clip}")
+
+    def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
+        """Return zeros, in single precision at least: what was not sent, and the momentum."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return {name: torch.zeros(numel, dtype=wide, device=device) for name in ("residual", "momentum")}
+
+    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
+        """Add the gradient to the momentum, and that to the residual, in place; return the residual."""
+        residual, momentum = memory["residual"], memory["momentum"]
+        first_bad = _drop_nonfinite_(grad)
+        if self.clip is not None:
+            _clip_(grad, self.clip / math.sqrt(world_size))
+        if self.nesterov:
+            residual.add_(grad)
+            momentum.add_(grad).mul_(self.momentum)
+        else:
+            torch.add(grad, momentum, alpha=self.momentum, out=momentum)
+        residual.add_(momentum)
+        grad.zero_()
+        return residual, first_bad
+
+    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
+        """Take what was sent out of the accumulator, and the momentum out of those places altogether."""
+        if sent is not None:
+            sent.add_to_(acc, alpha=-1.0)
+            memory["momentum"][sent.indices] = 0.0
+
+
+def _drop_nonfinite_(grad: Tensor) -> int | None:
+    """Set NaN and Inf in ``grad`` (numel,) to zero; return the index of the first, None where there was none."""
+    first_bad = first_nonfinite(grad)
+    if first_bad is not None:
+        grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    return first_bad
+
+
+def _clip_(grad: Tensor, largest: float) -> None:
+    """Scale finite ``grad`` (numel,) down to a norm of at most ``largest``."""
+    norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))  # host sync: most steps have nothing to scale
+    if norm > largest:
+        grad.mul_(largest / norm)

@@ -1,6 +1,6 @@
 """The values that travel between selection and exchange."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -91,3 +91,14 @@ class Exchanged:
 def union(parts: Iterable[Tensor]) -> Tensor:
     """Return the sorted union (K,) int32 of index lists."""
     return torch.unique(torch.cat(list(parts)))
+
+
+def summed(parts: Sequence[SparseValues]) -> SparseValues:
+    """Return the sum of one part or more: the union of their indices, the values of each added in the order given."""
+    if len(parts) == 1:
+        return parts[0]
+    indices = union(part.indices for part in parts)
+    values = parts[0].values.new_zeros(indices.numel())
+    for part in parts:  # one after the other, so that sums are the same bits everywhere; each has an index only once
+        values.index_add_(0, torch.searchsorted(indices, part.indices), part.values)
+    return SparseValues(indices, values)

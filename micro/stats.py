@@ -23,6 +23,10 @@ class StepStats:
         select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of
             the reduction.
         skipped: True where a gradient held NaN or Inf and the update of all ranks is zero.
+        relative_error: L2 norm of what this rank's sending lost of its accumulator, over the accumulator's norm, where
+            the method knows it.
+        num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of
+            bins.
     """
 
     step: int
@@ -42,6 +46,13 @@ class StepStats:
     exchange_s: float
     rest_s: float
     skipped: bool
+    relative_error: float | None = None
+    num_bins: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Number of elements, or bins, that there were to choose from."""
+        return self.num_bins or self.numel
 
     @property
     def bytes_sent(self) -> float:
@@ -51,12 +62,12 @@ class StepStats:
     @property
     def local_density(self) -> float:
         """Share of the vector that this rank chose."""
-        return self.local_count / self.numel
+        return self.local_count / self.num_choices
 
     @property
     def global_density(self) -> float:
         """Share of the vector in the update."""
-        return self.global_count / self.numel
+        return self.global_count / self.num_choices
 
     @property
     def density_error(self) -> float:

@@ -1,7 +1,8 @@
 """Every method's reduction against its floor.
 
-The floor is what a sparse step has to move whatever it selects: ``residual.add_(grad)``, one read of the rank's own
-slice, ``grad.zero_()``. It is timed beside every single step, so that a machine that slows down slows both.
+Methods are those of conf/sparsifier. The floor is what a sparse step has to move whatever it selects:
+``residual.add_(grad)``, one read of the rank's own slice, ``grad.zero_()``. It is timed beside every single step, so
+that a machine that slows down slows both.
 """
 
 import argparse
@@ -17,22 +18,14 @@ from rich.table import Table
 
 import micro
 from experiments.benchmarks.processes import Row, measure, serve, slowest
+from experiments.harness.comparing import build_methods, chosen, known_methods
+from experiments.harness.streams import fitting_scale, layered
 from micro.comm import GroupComm
 from micro.density import target_count
 from micro.partition import equal_slice
-from micro.selectors.threshold import hard_threshold
 
 NAME = "step"
 WARMUP = 40  # the repaired rule searches while residuals fill up, and steers after
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "micro (agreed)": ("micro", {"rule": "agreed"}),
-    "micro (repaired)": ("micro", {"rule": "repaired"}),
-    "micro (published)": ("micro", {"rule": "published"}),
-    "topk": ("topk", {}),
-    "cltk": ("leader", {}),
-    "threshold": ("threshold", {}),
-    "randomk": ("randomk", {}),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,18 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--numel", type=int, nargs="+", default=[11_181_642, 25_557_032], help="lengths d (ResNet-18, -50)"
     )
     parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.001])
+    parser.add_argument("--methods", default="", metavar="A,B", help="names of conf/sparsifier; all by default")
     parser.add_argument("--nproc", type=int, default=2, help="ranks")
     parser.add_argument("--steps", type=int, default=15, help="steps that count, after a warm-up")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
+    methods = chosen([name for name in arguments.methods.split(",") if name], known_methods(), "methods")
+    build_methods(methods, arguments.density[0])  # a mistake shows here, not on the ranks
     frames = []
     for numel in arguments.numel:
         for density in arguments.density:
             settings = {"numel": numel, "density": density, "nproc": arguments.nproc, "steps": arguments.steps}
             with console.status(f"d = {numel:,}, density {density:g}"):
-                rows = measure("experiments.benchmarks.step", settings, arguments.nproc)
+                rows = measure("experiments.benchmarks.step", settings | {"methods": methods}, arguments.nproc)
             frames.append(pd.DataFrame(rows).assign(**settings))
             console.print(_table(rows, settings))
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -91,33 +87,17 @@ def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
     """Measure all methods at one length and density; a row per method, of medians over steps."""
     numel, rank = settings["numel"], dist.get_rank()
     randomness = torch.Generator().manual_seed(rank)
-    scale = _fitting_scale(settings["density"], numel)
+    scale = fitting_scale(settings["density"], numel)
     gradients = [scale * torch.randn(numel, generator=randomness).to(device) for _ in range(3)]
-    reducers: dict[str, micro.Reducer] = {
-        label: micro.SparseReducer(micro.build(micro.Selector, {"name": name, **options}), settings["density"])
-        for label, (name, options) in METHODS.items()
-    }
-    reducers["dense"] = micro.DenseReducer()
-    rows = [_measure(label, reducer, gradients, settings["steps"], device) for label, reducer in reducers.items()]
+    reducers = build_methods(settings["methods"], settings["density"])
+    rows = [_measure(name, reducer, gradients, settings["steps"], device) for name, reducer in reducers.items()]
     return [*rows, _one_topk(gradients[0], target_count(settings["density"], numel), settings["steps"], device)]
 
 
-def _fitting_scale(density: float, numel: int) -> float:
-    """Return the scale of normal gradients at which 1 / (2 sqrt k) selects about what was asked for in the first step.
-
-    Hard-threshold and the published rule start from that threshold; at any other scale they would be measured at a
-    density that nobody asked for.
-    """
-    quantile = statistics.NormalDist().inv_cdf(1 - density / 2)
-    return hard_threshold(target_count(density, numel)) / quantile
-
-
-def _measure(
-    label: str, reducer: micro.Reducer, gradients: list[torch.Tensor], steps: int, device: torch.device
-) -> Row:
+def _measure(name: str, reducer: micro.Reducer, gradients: list[torch.Tensor], steps: int, device: torch.device) -> Row:
     comm = GroupComm()
     numel = gradients[0].numel()
-    state = reducer.start(micro.Layout.flat(numel), torch.float32, device)
+    state = reducer.start(layered(numel), torch.float32, device)
     grad = torch.empty_like(gradients[0])
     residual = torch.zeros_like(grad)
     taken: list[dict[str, float]] = []
@@ -139,7 +119,7 @@ def _measure(
         }
         taken.append({**row, "floors": own / row["floor_s"], **sizes, "build_up": stats.build_up})
     counted = taken[WARMUP:]
-    return {"method": label} | {key: statistics.median(row[key] for row in counted) for key in counted[0]}
+    return {"method": name} | {key: statistics.median(row[key] for row in counted) for key in counted[0]}
 
 
 def _draw_(grad: torch.Tensor, gradients: list[torch.Tensor], step: int) -> None:

@@ -42,7 +42,8 @@ class DatasetConfig:
 class SparsifierConfig:
     """A composition of selector, exchange, codec, index codec and feedback, or a reducer that is none.
 
-    Each part is a name, or a mapping of ``name`` and settings.
+    Each part is a name, or a mapping of ``name`` and settings. The policy says how the density changes from layer to
+    layer and with time; without one, density and density_warmup do.
     """
 
     name: str
@@ -52,11 +53,17 @@ class SparsifierConfig:
     codec: Any = "raw"
     indices: Any = "int32"
     feedback: Any = "residual"
+    policy: Any = None
 
     @property
     def is_dense(self) -> bool:
         """Whether this is the baseline that sends everything."""
-        return self.reducer == "dense"
+        return part_name(self.reducer) == "dense"
+
+    @property
+    def sends_everything(self) -> bool:
+        """Whether every element is in the update: the density is 1, whatever is asked for."""
+        return part_name(self.reducer) in ("dense", "powersgd") or part_name(self.selector) == "everything"
 
 
 @dataclass(kw_only=True)
@@ -78,10 +85,11 @@ class ClusterConfig:
 
 @dataclass(kw_only=True)
 class WarmupConfig:
-    """A density that starts higher: over how many steps it falls, and from where."""
+    """A density that starts higher: over how many steps it falls, from where, and in how many stairs."""
 
     steps: int = 0
     start: float = 0.25
+    stages: int = 0
 
 
 @dataclass(kw_only=True)
@@ -136,10 +144,10 @@ def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> Trai
         raise UserError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from None
     assert isinstance(config, TrainConfig)
     _settle_cluster(config.cluster, joined_world_size)
-    if config.sparsifier.is_dense:
+    if config.sparsifier.sends_everything:
         config.density = 1.0
     _check_numbers(config)
-    build_reducer(config)
+    _refuse_second_momentum(config, build_reducer(config))
     return config
 
 
@@ -179,8 +187,16 @@ def build_model(config: TrainConfig, in_channels: int, num_classes: int) -> torc
     return models.build(config.model.name, in_channels=in_channels, num_classes=outputs, **config.model.settings)
 
 
-def build_reducer(config: TrainConfig) -> micro.Reducer:
+def part_name(spec: Any) -> str | None:
+    """Return the name of a part that is given as a name or as a mapping."""
+    return spec.get("name") if isinstance(spec, dict) else spec
+
+
+def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Reducer:
     """Return the reducer that the configuration describes.
+
+    Args:
+        steps_per_epoch: what a density policy counts epochs in.
 
     Raises:
         UserError: a part that does not exist, a value out of range, or parts that do not go together.
@@ -189,12 +205,12 @@ def build_reducer(config: TrainConfig) -> micro.Reducer:
     try:
         if parts.reducer != "sparse":
             _refuse_parts(parts)
-            return micro.build(micro.Reducer, parts.reducer, density=_density(config), **common)
+            return micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
         if parts.selector is None:
             raise UserError("sparsifier.selector is missing: say which indices to send, or choose sparsifier=dense")
         return micro.SparseReducer(
             selector=micro.build(micro.Selector, parts.selector),
-            density=_density(config),
+            density=_density(config, steps_per_epoch),
             exchange=micro.build(micro.Exchange, parts.exchange),
             codec=micro.build(micro.Codec, parts.codec),
             indices=micro.build(micro.IndexCodec, parts.indices),
@@ -231,16 +247,40 @@ def run_name(config: TrainConfig) -> str:
     return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"
 
 
-def _density(config: TrainConfig) -> micro.Constant | micro.WarmUp:
-    warmup = config.density_warmup
+def _density(config: TrainConfig, steps_per_epoch: int) -> micro.Density[Any]:
+    warmup, policy = config.density_warmup, config.sparsifier.policy
+    if policy is not None:
+        if warmup.steps:
+            raise UserError(
+                f"density_warmup.steps is {warmup.steps}, but sparsifier.policy sets the density: leave one"
+            )
+        return micro.build(micro.Density, _in_steps(policy, config, steps_per_epoch), density=config.density)
     if not warmup.steps:
         return micro.Constant(config.density)
-    return micro.WarmUp(density=config.density, start_density=warmup.start, steps=warmup.steps)
+    return micro.WarmUp(density=config.density, start_density=warmup.start, steps=warmup.steps, stages=warmup.stages)
+
+
+def _in_steps(policy: dict[str, Any], config: TrainConfig, steps_per_epoch: int) -> dict[str, Any]:
+    """Return a policy's settings in steps and densities, from epochs and factors on the density asked for."""
+    settings = dict(policy)
+    if "interval_epochs" in settings:
+        settings["interval"] = max(1, round(settings.pop("interval_epochs") * steps_per_epoch))
+    if "high_factor" in settings:
+        settings["high"] = min(1.0, settings.pop("high_factor") * config.density)
+    if settings.get("name") == "accordion":
+        settings.setdefault("decays", tuple(round(epoch * steps_per_epoch) for epoch in config.lr_milestones))
+    return settings
+
+
+def _refuse_second_momentum(config: TrainConfig, reducer: micro.Reducer) -> None:
+    if config.momentum and isinstance(reducer, micro.SparseReducer) and reducer.feedback.name == "momentum":
+        given = f"feedback momentum holds the momentum, got momentum={config.momentum:g} for the optimizer too"
+        raise UserError(f"sparsifier.{given}: set momentum=0" + (" nesterov=false" if config.nesterov else ""))
 
 
 def _refuse_parts(parts: SparsifierConfig) -> None:
     name = parts.reducer if isinstance(parts.reducer, str) else parts.reducer.get("name")
-    for part in ("selector", "exchange", "codec", "indices", "feedback"):
+    for part in ("selector", "exchange", "codec", "indices", "feedback", "policy"):
         if getattr(parts, part) != getattr(SparsifierConfig, part):
             raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
 

@@ -115,7 +115,7 @@ def step_row(
 ) -> dict[str, Any]:
     """Return what is recorded of a step: the buckets of a dense step added up."""
     stats = reduced.stats
-    numel = sum(s.numel for s in stats)
+    numel = sum(s.num_choices for s in stats)
     target = sum(s.target_count for s in stats)
     updated = sum(s.global_count for s in stats)
     whole: micro.StepStats = stats[0]
@@ -133,6 +133,7 @@ def step_row(
         "build_up": updated / target,
         "imbalance": whole.imbalance,
         "threshold": whole.threshold,
+        "relative_error": whole.relative_error,
         "bytes_sent": sum(s.bytes_sent for s in stats),
         "counts_bytes": sum(s.counts_bytes for s in stats),
         "indices_bytes": sum(s.indices_bytes for s in stats),

@@ -79,7 +79,8 @@ class ProcessTeam(Team):
             bucket_cap_mb=_whole_model_mb(task.model) if whole_model else None,
             gradient_as_bucket_view=True,
         )
-        self._attachment = micro.attach(self._ddp, build_reducer(config), timed=config.timed)
+        reducer = build_reducer(config, steps_per_epoch=self.num_batches)
+        self._attachment = micro.attach(self._ddp, reducer, timed=config.timed)
 
     @property
     def num_batches(self) -> int:
@@ -125,7 +126,8 @@ class SimulatedTeam(Team):
         self._batches = [task.batches(rank) for rank in range(self._world_size)]
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         layout = micro.Layout.of(self._parameters)
-        self._simulation = micro.Simulation(build_reducer(config), layout, self._world_size, device=task.device)
+        reducer = build_reducer(config, steps_per_epoch=self.num_batches)
+        self._simulation = micro.Simulation(reducer, layout, self._world_size, device=task.device)
         self._rows = torch.zeros(self._world_size, layout.numel, device=task.device)
         self._ready: list[str] = []
         self._watches = [

@@ -22,6 +22,11 @@ class Codec(Part, ABC):
     home: ClassVar[str] = "micro.codecs"
     lossless: ClassVar[bool] = False
 
+    @property
+    def is_for_no_feedback(self) -> bool:
+        """Whether a residual under this code would grow without bound, for its errors exceed what it is given."""
+        return False
+
     @abstractmethod
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return the bytes that ``count`` values take, which are accumulated as ``dtype``."""

@@ -32,12 +32,19 @@ class Wire:
 class Exchange(StatefulPart[S], ABC):
     """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks.
 
-    A subclass says which relations of index sets it ``accepts``, and may have a state of its own.
+    A subclass says which relations of index sets it ``accepts``, and may have a state of its own. ``encodes`` is False
+    where values travel as they are: then no codec but `Raw` goes with it.
     """
 
     kind: ClassVar[str] = "exchange"
     home: ClassVar[str] = "micro.exchanges"
     accepts: ClassVar[frozenset[Overlap]]
+    encodes: ClassVar[bool] = True
+
+    def check_wire(self, wire: Wire) -> None:
+        """Raise ValueError where values or indices cannot travel in this form."""
+        if not self.encodes and not isinstance(wire.values, Raw):
+            raise ValueError(f"exchange {self.name} sends values as they are, got codec {wire.values.name}: use raw")
 
     @abstractmethod
     def exchange(

@@ -37,6 +37,26 @@ def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return (cpu if compiled(x) else reference).above(x, threshold)
 
 
+def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `above_with_magnitudes` does, with a threshold for each of S pieces, in one scan of these alone.
+
+    Args:
+        pieces: (S, 2) int64 starts and stops, ascending, not overlapping.
+        thresholds: (S,) rounded to the dtype of ``x`` first.
+    """
+    return (cpu if compiled(x) else reference).above_by_piece(x, pieces, thresholds)
+
+
+def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
+    """Return the ``ranks[s]``-th largest (S,) of ``magnitudes`` (m,) in each of S neighbouring runs.
+
+    Args:
+        lengths: (S,) int64, m in sum.
+        ranks: (S,) int64 from 1; infinity is returned for ranks below, 0 for ranks beyond a run's length.
+    """
+    return (cpu if compiled(magnitudes) else reference).kth_by_run(magnitudes, lengths, ranks)
+
+
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     """Add ``grad`` (numel,) to ``residual`` (numel,) and set it to zero, in one pass over both.
 

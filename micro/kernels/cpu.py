@@ -1,8 +1,8 @@
-"""The loops compiled for CPUs with numba. The scan compares sixteen magnitudes at a time and packs what passes.
+"""The loops compiled for CPUs with numba. The scan compares 64 magnitudes at a time and then visits what passes.
 
-Written with LLVM's compress-store, because a scalar loop (one index written per element) takes about eight times as
-long, and neither numba nor torch emits the instruction by itself. Where a processor lacks it, LLVM expands it to scalar
-stores: the same result, more slowly.
+The comparison is written as LLVM vectors, because a scalar loop that writes one index per element takes about eight
+times as long, and neither numba nor torch emits anything better by itself. Storing what passes with the processors'
+own compress instruction would spare the visits, but on some of them it is microcoded and six times slower.
 """
 
 from typing import Any
@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-LANES = 16
+LANES = 64
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
 TILE = 1 << 12  # elements that are looked at and then added while they are in the nearest cache
 MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
@@ -23,37 +22,35 @@ INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
 
 
 @intrinsic
-def _store_passing(
-    typingctx: Any, bits: Any, start: Any, lowest: Any, indices: Any, magnitudes: Any, count: Any
-) -> Any:
-    """Write each i in [start, start + LANES) with lowest <= magnitude <= infinity, and that; return how many."""
-    signature = types.int64(bits, start, lowest, indices, magnitudes, count)
+def _passing(typingctx: Any, bits: Any, start: Any, lowest: Any) -> Any:
+    """Return a word whose bit i tells whether lowest <= magnitude <= infinity at ``start + i``."""
+    signature = types.uint64(bits, start, lowest)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        lane, flag = ir.IntType(32), ir.IntType(1)
-        lanes, flags = ir.VectorType(lane, LANES), ir.VectorType(flag, LANES)
-
-        def spread(scalar: Any) -> Any:
-            empty = ir.Constant(lanes, ir.Undefined)
-            first = builder.insert_element(empty, scalar, ir.Constant(lane, 0))
-            return builder.shuffle_vector(first, empty, ir.Constant(lanes, None))
-
+        lane = ir.IntType(32)
+        lanes = ir.VectorType(lane, LANES)
         source = context.make_array(sig.args[0])(context, builder, args[0])
         loaded = builder.load(builder.bitcast(builder.gep(source.data, [args[1]]), lanes.as_pointer()))
         loaded.align = 4
+        empty = ir.Constant(lanes, ir.Undefined)
+        first = builder.insert_element(empty, args[2], ir.Constant(lane, 0))
+        floor = builder.shuffle_vector(first, empty, ir.Constant(lanes, None))
         magnitude = builder.and_(loaded, ir.Constant(lanes, [MAGNITUDE_BITS] * LANES))
-        enough = builder.icmp_signed(">=", magnitude, spread(args[2]))
+        enough = builder.icmp_signed(">=", magnitude, floor)
         number = builder.icmp_signed("<=", magnitude, ir.Constant(lanes, [INFINITY_BITS] * LANES))
-        passing = builder.and_(enough, number)
-        places = builder.add(spread(builder.trunc(args[1], lane)), ir.Constant(lanes, list(range(LANES))))
-        store_type = ir.FunctionType(ir.VoidType(), [lanes, lane.as_pointer(), flags])
-        store = cgutils.get_or_insert_function(builder.module, store_type, f"llvm.masked.compressstore.v{LANES}i32")
-        for position, found in ((3, places), (4, magnitude)):
-            target = context.make_array(sig.args[position])(context, builder, args[position])
-            builder.call(store, [found, builder.gep(target.data, [args[5]]), passing])
-        return builder.zext(builder.ctpop(builder.bitcast(passing, ir.IntType(LANES))), ir.IntType(64))
+        return builder.bitcast(builder.and_(enough, number), ir.IntType(LANES))
 
     return signature, codegen
+
+
+@intrinsic
+def _lowest_bit(typingctx: Any, word: Any) -> Any:
+    """Return the place of the lowest bit that is set in ``word``, which is not zero."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), codegen
 
 
 @njit(nogil=True, cache=True)
@@ -64,21 +61,50 @@ def _grown(full: Any, count: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _above(bits: Any, lowest: Any, capacity: Any) -> Any:
+def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
     indices, magnitudes = np.empty(capacity + BLOCK, np.int32), np.empty(capacity + BLOCK, np.int32)
     count = 0
-    for first in range(0, bits.size, BLOCK):
-        if count + BLOCK > indices.size:
-            indices, magnitudes = _grown(indices, count), _grown(magnitudes, count)
-        stop = min(first + BLOCK, bits.size)
-        whole = stop - (stop - first) % LANES
-        for start in range(first, whole, LANES):
-            count += _store_passing(bits, start, lowest, indices, magnitudes, count)  # type: ignore[call-arg]
-        for i in range(whole, stop):
-            magnitude = bits[i] & MAGNITUDE_BITS
-            indices[count], magnitudes[count] = i, magnitude
-            count += lowest <= magnitude <= INFINITY_BITS
+    for piece in range(lowests.size):
+        lowest, end = lowests[piece], pieces[piece, 1]
+        for first in range(pieces[piece, 0], end, BLOCK):
+            if count + BLOCK > indices.size:
+                indices, magnitudes = _grown(indices, count), _grown(magnitudes, count)
+            stop = min(first + BLOCK, end)
+            whole = stop - (stop - first) % LANES
+            for start in range(first, whole, LANES):
+                word: Any = _passing(bits, start, lowest)  # type: ignore[call-arg]
+                while word:
+                    i = start + _lowest_bit(word)
+                    indices[count], magnitudes[count] = i, bits[i] & MAGNITUDE_BITS
+                    count += 1
+                    word &= word - np.uint64(1)
+            for i in range(whole, stop):
+                magnitude = bits[i] & MAGNITUDE_BITS
+                indices[count], magnitudes[count] = i, magnitude
+                count += lowest <= magnitude <= INFINITY_BITS
     return indices[:count], magnitudes[:count]
+
+
+@njit(nogil=True, cache=True)
+def _kth_by_run(bits: Any, lengths: Any, ranks: Any) -> Any:
+    found = np.empty(lengths.size, np.int32)
+    first = 0
+    for run in range(lengths.size):
+        length, rank = lengths[run], ranks[run]
+        if rank < 1:
+            found[run] = INFINITY_BITS
+        elif rank > length:
+            found[run] = 0
+        else:
+            found[run] = np.partition(bits[first : first + length], length - rank)[length - rank]
+        first += length
+    return found
+
+
+def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
+    """Return the ``ranks[s]``-th largest (S,) of contiguous float32 ``magnitudes`` in each run; see micro.kernels."""
+    bits = magnitudes.detach().view(torch.int32).numpy()
+    return torch.from_numpy(_kth_by_run(bits, lengths.numpy(), ranks.numpy())).view(torch.float32)
 
 
 @njit(nogil=True, cache=True)
@@ -130,7 +156,12 @@ def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: in
 
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return indices (k,) int32 and magnitudes (k,) of contiguous float32 ``x`` (numel,) with abs(x) >= threshold."""
-    lowest = torch.tensor(max(threshold, 0.0), dtype=torch.float32).view(torch.int32).item()
+    return above_by_piece(x, torch.tensor([[0, x.numel()]]), torch.tensor([threshold]))
+
+
+def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `above` does, with one threshold (S,) for each piece [start, stop) of ``pieces`` (S, 2) int64."""
+    lowests = thresholds.to(torch.float32).clamp(min=0.0).view(torch.int32).numpy()
     bits = x.detach().view(torch.int32).numpy()
-    indices, magnitudes = _above(bits, np.int32(lowest), x.numel() // 32)
+    indices, magnitudes = _above(bits, pieces.numpy(), lowests, x.numel() // 32)
     return torch.from_numpy(indices), torch.from_numpy(magnitudes).view(torch.float32)

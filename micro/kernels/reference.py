@@ -13,6 +13,26 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return places.to(torch.int32), magnitudes[places]
 
 
+def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `above` does, with one threshold (S,) for each piece [start, stop) of ``pieces`` (S, 2) int64."""
+    lengths = pieces[:, 1] - pieces[:, 0]
+    shifts = (pieces[:, 0] - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
+    places = torch.arange(shifts.numel(), device=x.device) + shifts
+    magnitudes = x.index_select(0, places).abs()
+    passing = magnitudes >= thresholds.to(x.dtype).repeat_interleave(lengths)
+    return places[passing].to(torch.int32), magnitudes[passing]
+
+
+def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
+    """Return the ``ranks[s]``-th largest (S,) of ``magnitudes`` in each of neighbouring runs of ``lengths``."""
+    falling = torch.sort(magnitudes, descending=True, stable=True).indices
+    owner = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
+    ordered = magnitudes[falling[torch.sort(owner[falling], stable=True).indices]]
+    ends = ordered.new_tensor([0.0, torch.inf])
+    place = (lengths.cumsum(0) - lengths + ranks - 1).where(ranks <= lengths, torch.full_like(ranks, -2))
+    return torch.cat([ordered, ends])[place.where(ranks >= 1, torch.full_like(ranks, -1))]
+
+
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     """Add ``grad`` (numel,) to ``residual`` and set it to zero, NaN and Inf left out; return where the first was."""
     first_bad = first_nonfinite(grad)

@@ -24,6 +24,7 @@ class BucketState:
         step: steps done.
         memory: vectors (numel,) by name, or empty: the residual, and what else a feedback keeps for each parameter.
         selector, exchange, density: the parts' own states.
+        factors: matrices by parameter name, where a method approximates with them.
     """
 
     layout: Layout
@@ -32,6 +33,7 @@ class BucketState:
     selector: Any = field(default_factory=NoState)
     exchange: Any = field(default_factory=NoState)
     density: Any = field(default_factory=NoState)
+    factors: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def residual(self) -> Tensor:

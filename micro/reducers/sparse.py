@@ -18,6 +18,7 @@ from micro.health import Policy, check_policy, report
 from micro.index_codecs import IndexCodec, Int32
 from micro.reducers.base import BucketState, Reducer
 from micro.selectors.base import Selector
+from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, Step
 from micro.stats import StepStats, traffic_fields
 
@@ -58,7 +59,8 @@ class SparseReducer(Reducer):
     @property
     def rule_name(self) -> str | None:
         """Which published behaviours the parts follow, or None where there is only one."""
-        rules = [part.rule_name for part in (self.selector, self.exchange, self.feedback, self.schedule)]
+        parts = (self.selector, self.exchange, self.feedback, self.schedule, self.codec)
+        rules = [part.rule_name for part in parts]
         return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
 
     @property
@@ -154,8 +156,21 @@ def check_together(parts: SparseReducer) -> None:
     if overlap not in exchange.accepts:
         why = _WHY_NOT[overlap].format(selector.name)
         raise ValueError(f"exchange {exchange.name} {why}: use exchange union")
+    exchange.check_wire(Wire(parts.codec, parts.indices))
+    if isinstance(selector, Everything) and parts.schedule != Constant(1.0):
+        raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if getattr(selector, "unbiased", False) and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
+    if parts.codec.is_for_no_feedback and parts.feedback.name != "none":
+        raise ValueError(
+            f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"
+        )
+    if parts.schedule.by_layer and getattr(selector, "scope", None) != "layer":
+        raise ValueError(
+            f"density {parts.schedule.name} differs by layer, {selector.name} does not: use topk, scope=layer"
+        )
+    if overlap is not Overlap.SAME:
+        parts.indices.check_density(parts.schedule.density)
 
 
 _WHY_NOT = {

@@ -1,31 +1,58 @@
 """Top-k: every rank chooses its own k largest magnitudes."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
 from micro.selectors.base import NoState, Selector
+from micro.selectors.pieces import largest_of_each, pieces_of
 from micro.sparse import Selection, Step
+
+Scope = Literal["model", "layer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK(Selector[NoState]):
-    """Select the k largest magnitudes of this rank's accumulator, over the whole vector.
+    """Select the k largest magnitudes of this rank's accumulator, over the whole vector or in each layer.
 
     Ranks choose by themselves, so the union grows with their number (build-up): between k and world_size * k indices.
     Exactly min(k, numel) are chosen, zeros included where fewer are non-zero; ties go to the lowest index.
 
+    Args:
+        scope: 'model' ranks all elements together; 'layer' takes the same share of each parameter, at least one
+            element of each, so that a little more than k come out where many parameters are small. Within a bucket of
+            DDP, 'model' means the bucket.
+
     Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3 (without its other parts);
     Shi et al., arXiv 1911.08772, for the theory. Differences: exact selection by a sampled guess and one scan instead
     of a sort.
+
+    Raises:
+        ValueError: no such scope.
     """
 
+    scope: Scope = "model"
     name: ClassVar[str] = "topk"
+
+    def __post_init__(self) -> None:
+        if self.scope not in get_args(Scope):
+            raise ValueError(f"scope of topk must be one of {', '.join(get_args(Scope))}, got '{self.scope}'")
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return this rank's k largest."""
-        indices = kernels.largest(acc, step.target_count)
+        indices = kernels.largest(acc, step.target_count) if self.scope == "model" else _of_each_layer(acc, step)
         return Selection(indices, counts=(indices.numel(),) * comm.world_size)
+
+
+def _of_each_layer(acc: Tensor, step: Step) -> Tensor:
+    numels = torch.tensor(step.layout.numels, device=acc.device)
+    if step.layer_densities is None:
+        shares = torch.full(numels.shape, step.target_count / acc.numel(), dtype=torch.float64, device=acc.device)
+    else:
+        shares = torch.tensor(step.layer_densities, dtype=torch.float64, device=acc.device)
+    counts = (shares * numels + 1e-9).floor().to(torch.int64).clamp(min=1)  # 1e-9: 0.07 * 100 is a little below 7
+    return largest_of_each(acc, pieces_of(step.layout.numels, str(acc.device)), counts)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 import micro
 from micro.comm import Kind
 
@@ -23,6 +25,9 @@ class Outcome:
         num_updated: K, the number of distinct indices in the update.
         value_bytes: of one value as it is accumulated.
         num_extra: collectives beyond those of a step in steady state.
+        numel: d.
+        step: its number.
+        acc: (world_size, numel) what the ranks chose from.
     """
 
     world_size: int
@@ -30,6 +35,9 @@ class Outcome:
     num_updated: int
     value_bytes: int
     num_extra: int = 0
+    numel: int = 0
+    step: int = 0
+    acc: Tensor | None = None
 
 
 Bytes = Callable[[Outcome, int], float]  # what one rank sends
@@ -63,11 +71,15 @@ class Row:
         counts, indices, values: closed forms of the bytes that one rank sends.
         num_collectives: of a step in steady state, with more than one rank.
         conserves_mass: what is not sent is kept.
-        follows_density: the target is the density given (dense ignores it).
+        follows_density: the target is the density given (dense ignores it, Accordion makes its own of it).
         names_rank: an error about NaN tells whose gradient it was.
         seeded: another seed gives other indices.
         rule: the published behaviour that the statistics must name.
         updates_all: whatever counts as updated is not zero (codes of few bits round to zero).
+        mixes: an element of the update is made of many, so that rounding is relative to the norm of the vector.
+        spectral: what is chosen are bins of the spectrum: counts are of those, and the update is dense.
+        own_thresholds: every rank has a threshold of its own, which the others do not know.
+        upper_bounds: bytes depend on more than the outcome; counts, indices and values bound them from above.
     """
 
     name: str
@@ -83,6 +95,10 @@ class Row:
     seeded: bool = False
     rule: str | None = None
     updates_all: bool = True
+    mixes: bool = False
+    spectral: bool = False
+    own_thresholds: bool = False
+    upper_bounds: bool = False
 
     def bytes_sent(self, outcome: Outcome, rank: int) -> dict[Kind, float]:
         """Return the bytes that ``rank`` has to have sent, by kind."""

@@ -88,6 +88,37 @@ def test_scatter_parts(world_size: int) -> None:
     assert_sent(traffic, "values", [8.0 * (sum(sizes) - size) for size in sizes])
 
 
+def size_between(source: int, target: int) -> int:
+    """How many numbers ``source`` sends to ``target`` in these tests: from 0 to 3, another number the other way."""
+    return (2 * source + 3 * target + 1) % 4
+
+
+@WORLDS
+def test_scatter_lists_of_different_lengths(world_size: int) -> None:
+    ranks = range(world_size)
+
+    def work(comm: Comm) -> list[Tensor]:
+        pieces = [1000 * target + own(comm, size_between(comm.rank, target)) for target in ranks]
+        return comm.scatter_lists(pieces, [size_between(source, comm.rank) for source in ranks], "values")
+
+    lists, traffic = run(world_size, work)
+    for target, got in enumerate(lists):
+        expected = [[1000 * target + 100 * s + i for i in range(size_between(s, target))] for s in ranks]
+        assert [part.tolist() for part in got] == expected
+    sent = [8.0 * sum(size_between(source, target) for target in ranks if target != source) for source in ranks]
+    assert_sent(traffic, "values", sent)
+
+
+@WORLDS
+def test_scatter_lists_that_are_all_empty(world_size: int) -> None:
+    def work(comm: Comm) -> list[Tensor]:
+        return comm.scatter_lists([own(comm, 0)] * world_size, [0] * world_size, "indices")
+
+    lists, traffic = run(world_size, work)
+    assert [[part.numel() for part in got] for got in lists] == [[0] * world_size] * world_size
+    assert_sent(traffic, "indices", [0.0] * world_size)
+
+
 @WORLDS
 @pytest.mark.parametrize("numel", [1, 4, 11])
 def test_all_reduce(world_size: int, numel: int) -> None:
@@ -161,6 +192,7 @@ def test_one_rank_alone_talks_to_nobody() -> None:
     assert comm.gather_rows(x).tolist() == [[0.0, 1.0, 2.0]]
     assert [part.tolist() for part in comm.gather_lists(x, [3], "values")] == [[0.0, 1.0, 2.0]]
     assert comm.scatter_parts(x, [3], "values").tolist() == [[0.0, 1.0, 2.0]]
+    assert [part.tolist() for part in comm.scatter_lists([x], [3], "values")] == [[0.0, 1.0, 2.0]]
     assert comm.all_reduce_(x) is x
     assert comm.broadcast_(x, 0, "values") is x
     assert comm.traffic == Traffic()

@@ -21,6 +21,7 @@ MISTAKES = [
     ("synthetic", {"size": 8}, r"allows only num_samples, image_size, channels, num_classes, got 'size'"),
     ("synthetic", {"num_samples": 0}, r"num_samples must be an integer of at least 1, got 0"),
     ("cifar10", {}, r"dataset cifar10 needs a data root, got None"),
+    ("cifar10", {"num_train": 0}, r"num_train of cifar10 must be a whole number of at least 1, got 0"),
 ]
 
 
@@ -316,6 +317,16 @@ def test_cifar_is_read_from_the_official_layout(tmp_path: Path, protocol: int, k
     assert loaded.checksums["cifar-10-batches-py/test_batch/official_md5"] == "different"
     assert len(loaded.checksums["cifar-10-batches-py/test_batch"]) == 64
     data.check("cifar10", str(tmp_path))
+
+
+def test_cifar_may_be_taken_in_part(tmp_path: Path) -> None:
+    write_cifar(tmp_path, 2, str)
+    whole = data.load("cifar10", root=str(tmp_path), seed=0)
+    few = len(whole.train_targets) - 1
+    part = data.load("cifar10", root=str(tmp_path), seed=0, num_train=few, num_test=1)
+    assert torch.equal(part.train_inputs, whole.train_inputs[:few])
+    assert torch.equal(part.test_targets, whole.test_targets[:1])
+    _assert_consistent(part, data.info("cifar10", str(tmp_path), num_train=few, num_test=1))
 
 
 def test_a_batch_written_by_python_2_is_read() -> None:

@@ -46,6 +46,29 @@ def test_a_warm_up_changes_by_a_constant_factor(start: float, density: float) ->
     assert factors == pytest.approx([(density / start) ** (1 / 5)] * 5)
 
 
+@pytest.mark.parametrize("steps", [5, 20, 23])
+def test_stages_are_stairs_of_equal_length_and_factor(steps: int) -> None:
+    schedule = micro.WarmUp(density=0.001, start_density=0.25, steps=steps, stages=4)
+    path = [schedule.at(step) for step in range(steps + 2)]
+    levels = sorted(set(path), reverse=True)
+    assert levels == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001], rel=0.005)
+    lengths = [path.index(later) - path.index(earlier) for earlier, later in pairwise(levels)]
+    assert sum(lengths) == steps
+    assert max(lengths) - min(lengths) <= 1
+    assert path == sorted(path, reverse=True)
+
+
+def test_as_many_stages_as_steps_is_no_stairs() -> None:
+    stairs, slope = (micro.WarmUp(density=0.01, start_density=0.5, steps=9, stages=stages) for stages in (9, 0))
+    assert [stairs.at(step) for step in range(12)] == [slope.at(step) for step in range(12)]
+
+
+@pytest.mark.parametrize("stages", [-1, 6])
+def test_stages_are_at_most_steps(stages: int) -> None:
+    with pytest.raises(ValueError, match=rf"stages of the warm-up must be in \[0, 5\], its steps, got {stages}"):
+        micro.WarmUp(density=0.01, start_density=0.5, steps=5, stages=stages)
+
+
 def test_a_warm_up_ends_at_the_density_itself_and_not_beside_it() -> None:
     for thousandth in range(1, 1000):
         schedule = micro.WarmUp(density=thousandth / 1000, start_density=0.809, steps=4)

@@ -20,6 +20,7 @@ WORLDS = (1, 2, 3, 4, 5, 7, 8)
 DTYPES = (torch.float32, torch.float64)
 LAYOUT = micro.Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
 SCALES = {"a.weight": 1.0, "a.bias": 5.0, "b.weight": 0.2}  # layers differ in scale
+FFT_BINS = 136  # 257 elements are padded to 270 = 2 * 3^3 * 5
 DENSITY = 0.05
 STEPS = 5
 
@@ -57,9 +58,10 @@ class Taken:
     updates: Tensor
     after: Tensor
     stats: list[micro.StepStats]
+    momentum: Tensor | None = None  # the part of before that is not the residual, where there is one
 
 
-def assert_mass_conserved(step: Taken) -> None:
+def assert_mass_conserved(row: Row, step: Taken) -> None:
     """sum(acc over ranks) == sum(residual) + world_size * update, at every element, but for the rounding of sums."""
     world_size, dtype = step.updates.shape[0], step.updates.dtype
     before = step.before.double() if step.before.numel() else torch.zeros_like(step.grads, dtype=torch.float64)
@@ -67,17 +69,33 @@ def assert_mass_conserved(step: Taken) -> None:
     after = step.after.double().sum(0) if step.after.numel() else 0.0
     lost = acc.sum(0) - after - world_size * step.updates[0].double()
     size = (before.abs() + step.grads.double().abs()).sum(0)
+    size += step.after.double().abs().sum(0) if step.after.numel() else 0.0  # codes of few bits may send too much
+    if step.momentum is not None:  # it may cancel in before
+        size += step.momentum.double().abs().sum(0)
+    if row.mixes:
+        size = size.norm().expand_as(size)
     allowed = (world_size + 4) * torch.finfo(dtype).eps * size
     assert (lost.abs() <= allowed).all(), f"lost {lost.abs().max():.3g} of {size.max():.3g}"
 
 
+def momentum_of(reducer: micro.Reducer) -> float:
+    return getattr(getattr(reducer, "feedback", None), "momentum", 0.0)
+
+
+def assert_waits(residual: Tensor, expected: Tensor, reducer: micro.Reducer) -> None:
+    """Nothing was sent: all is kept, bit for bit unless a momentum was added in another order."""
+    allowed = 1e-12 if momentum_of(reducer) else 0.0
+    torch.testing.assert_close(residual, expected, rtol=allowed, atol=allowed)
+
+
 def take(simulation: micro.Simulation, grads: Tensor) -> Taken:
-    before = torch.stack(simulation.residuals())
-    if momentum := getattr(getattr(simulation.reducer, "feedback", None), "momentum", 0.0):
-        before += momentum * torch.stack(simulation.memory("momentum"))
+    before, momentum = torch.stack(simulation.residuals()), None
+    if factor := momentum_of(simulation.reducer):
+        momentum = factor * torch.stack(simulation.memory("momentum"))
+        before += momentum
     updates = grads.clone()
     stats = simulation.step_(updates)
-    return Taken(grads, before, updates, torch.stack(simulation.residuals()), stats)
+    return Taken(grads, before, updates, torch.stack(simulation.residuals()), stats, momentum)
 
 
 def simulate(
@@ -127,7 +145,7 @@ def test_replicas_are_bitwise_equal(row: Row, world_size: int, dtype: torch.dtyp
 @every_dtype
 def test_mass_is_conserved(row: Row, world_size: int, dtype: torch.dtype) -> None:
     for step in taken(row, world_size, dtype):
-        assert_mass_conserved(step)
+        assert_mass_conserved(row, step)
 
 
 @every_row
@@ -142,10 +160,12 @@ def test_statistics_say_what_the_update_is(row: Row, world_size: int, dtype: tor
             assert len(stats.counts) == world_size
             assert stats.local_count == stats.counts[rank]
             updated = int(torch.count_nonzero(step.updates[0]))
-            assert updated == stats.global_count if row.updates_all else updated <= stats.global_count
+            if not row.spectral:
+                assert updated == stats.global_count if row.updates_all else updated <= stats.global_count
             assert not stats.skipped
             assert min(stats.select_s, stats.exchange_s, stats.rest_s) >= 0
-        assert len({(s.counts, s.global_count, s.threshold, s.target_count) for s in step.stats}) == 1
+        assert len({(s.counts, s.global_count, s.target_count) for s in step.stats}) == 1
+        assert row.own_thresholds or len({s.threshold for s in step.stats}) == 1
 
 
 @every_row
@@ -155,10 +175,15 @@ def test_counted_bytes_are_the_closed_form(row: Row, world_size: int, dtype: tor
     for step in taken(row, world_size, dtype):
         for rank, stats in enumerate(step.stats):
             extra = max(stats.num_collectives - row.num_collectives, 0)
-            outcome = Outcome(world_size, stats.counts, stats.global_count, dtype.itemsize, extra)
-            assert row.bytes_sent(outcome, rank) == pytest.approx(
-                {"counts": stats.counts_bytes, "indices": stats.indices_bytes, "values": stats.values_bytes}
-            )
+            size = dtype.itemsize
+            acc = step.before + step.grads if step.before.numel() else step.grads
+            outcome = Outcome(world_size, stats.counts, stats.global_count, size, extra, LAYOUT.numel, stats.step, acc)
+            promised = row.bytes_sent(outcome, rank)
+            counted = {"counts": stats.counts_bytes, "indices": stats.indices_bytes, "values": stats.values_bytes}
+            if row.upper_bounds:
+                assert all(0 <= counted[kind] <= promised[kind] for kind in promised)
+            else:
+                assert promised == pytest.approx(counted)
             assert stats.bytes_sent == stats.counts_bytes + stats.indices_bytes + stats.values_bytes
             assert world_size > 1 or stats.num_collectives == 0
 
@@ -187,10 +212,11 @@ def test_target_follows_the_warm_up(row: Row) -> None:
             step = take(simulation, gradients(LAYOUT, 3, index, torch.float64))
             assert_replicas_equal(step.updates)
             if row.conserves_mass:
-                assert_mass_conserved(step)
-            density = schedule.at(index) if row.follows_density else 1.0
-            assert step.stats[0].target_density == density
-            assert step.stats[0].target_count == int(density * LAYOUT.numel)
+                assert_mass_conserved(row, step)
+            if row.follows_density:
+                assert step.stats[0].target_density == schedule.at(index)
+                num_choices = FFT_BINS if row.spectral else LAYOUT.numel
+                assert step.stats[0].target_count == int(schedule.at(index) * num_choices)
             if is_prompt(row):
                 assert_in_band(row, step.stats[0], 3)
 
@@ -222,7 +248,7 @@ def test_unusual_gradients_do_no_harm(row: Row, world_size: int, kind: str, dtyp
             assert_replicas_equal(step.updates)
             assert torch.isfinite(step.updates).all()
             if row.conserves_mass:
-                assert_mass_conserved(step)
+                assert_mass_conserved(row, step)
             if row.band and row.band.at_once:
                 assert step.stats[0].global_count <= row.band.highest(world_size) * step.stats[0].target_count
             if kind == "zero" and index < 3:
@@ -248,7 +274,7 @@ def test_fewer_elements_than_ranks(row: Row, numel: int, world_size: int, dtype:
             step = take(simulation, gradients(layout, world_size, index, dtype))
             assert_replicas_equal(step.updates)
             if row.conserves_mass:
-                assert_mass_conserved(step)
+                assert_mass_conserved(row, step)
             if is_prompt(row):
                 assert step.stats[0].global_count >= min(step.stats[0].target_count, numel)
 
@@ -263,7 +289,7 @@ def test_half_precision_gradients_keep_a_single_precision_residual(row: Row, wor
             assert_replicas_equal(step.updates)
             assert not step.after.numel() or step.after.dtype == torch.float32
             if row.conserves_mass:
-                assert_mass_conserved(step)  # to the eight bits of the update, whose rounding no residual keeps
+                assert_mass_conserved(row, step)  # to the eight bits of the update, whose rounding no residual keeps
 
 
 # --- NaN and Inf ------------------------------------------------------------------------------------------------------
@@ -297,6 +323,8 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
         grads = spoiled(gradients(LAYOUT, world_size, 1, torch.float64), value)
         finite = torch.where(torch.isfinite(grads), grads, 0)
         waiting = [state.residual + grad for state, grad in zip(states, finite, strict=True) if state.residual.numel()]
+        if momentum := momentum_of(reducer):
+            waiting = [w + momentum * state.memory["momentum"] for w, state in zip(waiting, states, strict=True)]
         messages = group.run(reduce)
 
     assert len(set(messages)) == 1
@@ -307,7 +335,7 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
     if row.names_rank:
         assert f"on rank {BAD_RANK}" in message
     for state, expected in zip(states, waiting, strict=False):  # nothing is sent, and what is finite is kept
-        assert torch.equal(state.residual, expected)
+        assert_waits(state.residual, expected, reducer)
 
 
 @every_row
@@ -324,14 +352,14 @@ def test_skip_leaves_the_step_out(row: Row, value: float) -> None:
     assert all(stats.skipped and stats.global_count == 0 for stats in bad.stats)
     if bad.after.numel():  # what is finite waits, what is not is dropped
         spoilt = spoiled(usual, value)
-        assert torch.equal(bad.after, bad.before + torch.where(torch.isfinite(spoilt), spoilt, 0))
+        assert_waits(bad.after, bad.before + torch.where(torch.isfinite(spoilt), spoilt, 0), simulation.reducer)
     assert_replicas_equal(good.updates)
     assert torch.isfinite(good.updates).all()
     assert good.updates.any()
     assert not any(stats.skipped for stats in good.stats)
     assert [stats.step for stats in good.stats] == [2] * world_size
     if row.conserves_mass:
-        assert_mass_conserved(good)
+        assert_mass_conserved(row, good)
 
 
 @every_row
@@ -409,13 +437,16 @@ def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_s
     assert_replicas_equal(step_after.updates)
     assert [stats.step for stats in step_after.stats] == [2] * world_size
     if row.conserves_mass:
-        assert_mass_conserved(step_after)
+        assert_mass_conserved(row, step_after)
 
 
 # --- what only some rows promise --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE if not row.conserves_mass], ids=lambda row: row.name)
+drops_at_random = [row for row in TABLE if row.seeded and not row.conserves_mass]
+
+
+@pytest.mark.parametrize("row", drops_at_random, ids=lambda row: row.name)
 def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> None:
     world_size, draws = 2, 2000
     layout = micro.Layout.flat(40)

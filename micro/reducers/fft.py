@@ -1,0 +1,235 @@
+"""FFT sparsification: the strongest frequencies of the gradient, in few bits."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+from micro.codecs.base import Codec
+from micro.codecs.range_float import RangeFloat
+from micro.codecs.raw import Raw
+from micro.comm import Comm
+from micro.density import Constant, Density, target_count
+from micro.feedback import Feedback, NoFeedback
+from micro.flat import Layout
+from micro.health import Policy, check_policy, report
+from micro.index_codecs import Bitmap, IndexCodec
+from micro.parts import Part, build
+from micro.reducers.base import BucketState, Reducer
+from micro.stats import StepStats, traffic_fields
+from micro.transforms import from_spectrum_, to_spectrum
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bins:
+    """What one rank sends: ``indices`` (k,) int32 of the spectrum's bins, their ``values`` (k,) complex."""
+
+    indices: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """What all ranks sent, in rank order, and for each whether its gradient was finite (world_size,) uint8."""
+
+    parts: list[_Bins]
+    flags: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a step came to; see StepStats."""
+
+    healthy: bool
+    num_updated: int
+    relative_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FFTReducer(Reducer):
+    """Send the strongest bins of the gradient's spectrum, quantised: a share ``density`` = 1 - theta of them.
+
+    Every rank transforms its accumulator, keeps the bins that hold most of its energy, and sends which they are and
+    their real and imaginary parts. The spectra are added up and transformed back once. The update is dense: counts and
+    densities of the statistics are of bins, and ``relative_error`` is exact but for rounding, by Parseval: what the
+    dropped bins and the quantiser lost, an upper bound where the vector was padded.
+
+    Bytes sent per rank, for k of F bins: (n-1) (F/8 + 2 bits k / 8 + 1), each term rounded up to whole bytes, and the
+    header of the quantiser. Two collectives. Replicas are equal bit for bit where all ranks run the same library on the
+    same kind of processor: every rank transforms back by itself.
+
+    Args:
+        density: share of the bins kept, in (0, 1], or a schedule of it. Convergence is proven for a theta that
+            diminishes, which is a density that rises: WarmUp with start_density below density.
+        bits: of a real or imaginary part, in the range-based float; 32 sends them as they are.
+        feedback: 'none' drops what was not sent, as published; 'residual' keeps it, for one more transform.
+        indices: how the bins kept are told; a bit for each bin by default, which 'shortest' undercuts at densities
+            below a few percent. A part, its name, or a mapping.
+        nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
+        seed: for a quantiser that is random.
+
+    Source: Wang et al., FFT-based Gradient Sparsification for the Distributed Training of Deep Neural Networks, HPDC
+    2020, doi 10.1145/3369583.3392681; arXiv 1811.08596. Differences: the vector is padded to a length that is fast to
+    transform; the first and the last bin stand for one frequency, not for two, and are chosen by that; the range of the
+    quantiser is each message's own; the residual is an addition. No public code of the compressor is known.
+
+    Raises:
+        ValueError: a density outside (0, 1], bits that the quantiser does not have, or another feedback.
+    """
+
+    density: Density[Any] | float
+    bits: int = 10
+    feedback: Feedback = field(default_factory=NoFeedback)
+    indices: IndexCodec = field(default_factory=Bitmap)
+    nonfinite: Policy = "stop"
+    seed: int = 0
+    name: ClassVar[str] = "fft"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "feedback", _part(Feedback, self.feedback))
+        object.__setattr__(self, "indices", _part(IndexCodec, self.indices))
+        check_policy(self.nonfinite)
+        if self.schedule.by_layer:
+            raise ValueError(f"density {self.schedule.name} differs by layer, fft sees frequencies of all: use another")
+        if self.feedback.name not in ("none", "residual"):
+            raise ValueError(f"feedback of fft must be one of none, residual, got '{self.feedback.name}'")
+        _ = self.codec
+
+    @property
+    def rule_name(self) -> str | None:
+        """Which published behaviour the density follows, or None where there is only one."""
+        return self.schedule.rule_name
+
+    @property
+    def schedule(self) -> Density[Any]:
+        """The density as a policy."""
+        return self.density if isinstance(self.density, Density) else Constant(self.density)
+
+    @property
+    def codec(self) -> Codec:
+        """The form of real and imaginary parts on the wire."""
+        return Raw() if self.bits == 32 else RangeFloat(bits=self.bits)
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return a state with nothing kept."""
+        memory = self.feedback.start(layout.numel, dtype, device)
+        return BucketState(layout, 0, memory, density=self.schedule.start())
+
+    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
+        """Replace ``grad`` (numel,) by the mean update; see Reducer."""
+        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        step, numel = state.step, grad.numel()
+        target = self.schedule.target(state.density, grad, step, state.layout, comm)
+        acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
+        before = comm.now(grad.device)
+        spectrum = to_spectrum(acc)
+        kept, dropped = _strongest(spectrum, target_count(target.density, spectrum.numel()))
+        select_s = comm.now(grad.device) - before
+        gathered = self._gather(kept, spectrum.numel(), (self.seed, step, comm.rank), comm, healthy=bad is None)
+        outcome = _outcome(gathered, kept, dropped, comm.rank)
+        state.step += 1
+        if outcome.healthy and self.feedback.name == "residual":
+            acc -= _vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
+        self.feedback.settle_(state.memory, acc, grad, None)
+        if outcome.healthy:
+            torch.div(_vector_of(gathered.parts, spectrum, numel), comm.world_size, out=grad)
+        elif self.nonfinite == "stop":
+            raise report(bad, state.layout, step, comm, grad.device)
+        count, exchange_s = kept.indices.numel(), comm.traffic.elapsed_s - waited
+        return StepStats(
+            step=step,
+            numel=numel,
+            rule=self.rule_name,
+            target_density=target.density,
+            target_count=count,
+            counts=(count,) * comm.world_size,
+            local_count=count,
+            global_count=outcome.num_updated,
+            threshold=None,
+            select_s=select_s,
+            exchange_s=exchange_s,
+            rest_s=comm.now(grad.device) - started - select_s - exchange_s,
+            skipped=not outcome.healthy,
+            relative_error=outcome.relative_error,
+            num_bins=spectrum.numel(),
+            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+        )
+
+    def _gather(self, kept: _Bins, span: int, key: tuple[int, ...], comm: Comm, *, healthy: bool) -> _Gathered:
+        """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
+        n, count, parts, codec = comm.world_size, kept.indices.numel(), _real(kept.values), self.codec
+        flag = torch.tensor([healthy], dtype=torch.uint8, device=parts.device)
+        places = self.indices.encode(kept.indices, span)
+        wire = torch.cat([codec.encode(parts, key), flag])
+        maps = comm.gather_lists(places, [places.numel()] * n, "indices")
+        wires = comm.gather_lists(wire, [wire.numel()] * n, "values")
+        indices = [self.indices.decode(blob, count, span) for blob in maps]
+        values = [codec.decode(blob[:-1], 2 * count, parts.dtype) for blob in wires]
+        bins = [_Bins(i, _complex(v)) for i, v in zip(indices, values, strict=True)]
+        return _Gathered(bins, torch.stack([blob[-1] for blob in wires]))
+
+    def save(self, state: BucketState) -> dict[str, Any]:
+        """Return the state as plain data and tensors."""
+        return Reducer.save(self, state) | {"density": self.schedule.save(state.density)}
+
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return the state that ``save`` described."""
+        state = Reducer.load(self, saved, dtype, device)
+        state.density = self.schedule.load(saved["density"])
+        return state
+
+
+def _part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
+    return given if isinstance(given, base) else build(base, given)  # type: ignore[arg-type]
+
+
+def _strongest(spectrum: Tensor, count: int) -> tuple[_Bins, Tensor]:
+    """Return the ``count`` bins of most energy, and the magnitudes (F,) of all others, zero where a bin is kept.
+
+    Where the transform overflowed, which takes gradients near the largest number there is, bins are cut at that number.
+    """
+    magnitudes = spectrum.abs().nan_to_num_()
+    indices = kernels.largest(magnitudes, count)
+    magnitudes.index_fill_(0, indices.long(), 0.0)
+    return _Bins(indices, _complex(_real(spectrum.index_select(0, indices)).nan_to_num_())), magnitudes
+
+
+def _outcome(gathered: _Gathered, kept: _Bins, dropped: Tensor, rank: int) -> _Outcome:
+    """Return what was lost, by Parseval, and what all ranks know together."""
+    rounding = _real(kept.values - gathered.parts[rank].values)
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (_real(kept.values), dropped, rounding)]
+    chosen = torch.zeros(dropped.numel(), dtype=torch.bool, device=dropped.device)
+    for part in gathered.parts:
+        chosen.index_fill_(0, part.indices.long(), True)
+    told = torch.stack([*norms, chosen.sum().double(), gathered.flags.min().double()])
+    sent, left, rounded, num_updated, healthy = told.tolist()  # host sync: the policy for NaN acts on the host
+    if not healthy:
+        return _Outcome(healthy=False, num_updated=0, relative_error=None)
+    whole = math.hypot(sent, left)
+    return _Outcome(True, int(num_updated), math.hypot(left, rounded) / whole if whole else 0.0)
+
+
+def _vector_of(parts: Sequence[_Bins], spectrum: Tensor, numel: int) -> Tensor:
+    """Return the vector (numel,) whose spectrum is the sum of ``parts``; ``spectrum`` (F,) is overwritten for it."""
+    spectrum.zero_()
+    for part in parts:
+        spectrum.index_add_(0, part.indices, part.values)
+    return from_spectrum_(spectrum, numel)
+
+
+def _real(bins: Tensor) -> Tensor:
+    """Return real and imaginary parts (2 k,), in turn, of complex ``bins`` (k,); not copied."""
+    return torch.view_as_real(bins).view(-1)
+
+
+def _complex(parts: Tensor) -> Tensor:
+    """Return the bins (k,) that ``_real`` took apart; copied only where they lie at an odd place of a message."""
+    if parts.storage_offset() % 2:
+        parts = parts.clone()
+    return torch.view_as_complex(parts.view(-1, 2))

@@ -1,0 +1,199 @@
+"""PowerSGD: each matrix of the gradient travels as the product of two thin ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.feedback import ErrorFeedback
+from micro.flat import Layout
+from micro.health import Policy, check_policy, report
+from micro.randomness import generator
+from micro.reducers.base import BucketState, Reducer
+from micro.stats import StepStats, traffic_fields
+
+FEEDBACK = ErrorFeedback()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The parameters that are matrices of one shape: their names, their places, and rows x columns at this rank."""
+
+    names: tuple[str, ...]
+    places: tuple[slice, ...]
+    rows: int
+    columns: int
+    rank: int
+
+    def gather(self, vector: Tensor) -> Tensor:
+        """Return the matrices (m, rows, columns), copied out of ``vector`` (numel,)."""
+        return torch.stack([vector[place].view(self.rows, self.columns) for place in self.places])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSGD(Reducer):
+    """Approximate every matrix of the gradient by one step of power iteration, P Q^T with ``rank`` columns each.
+
+    A parameter of more than one dimension is seen as a matrix of its first dimension by the rest. P = M Q is averaged
+    over the ranks and made orthonormal, Q = M^T P is averaged; the update is P Q^T, and Q starts the next step. What
+    a rank's own product lacks of its own matrix stays in its residual, so that mass is conserved. Parameters of one
+    dimension, and matrices that would hardly get smaller, travel whole. Bytes sent per rank: those of two all-reduces,
+    of rank * rows + the rest + 1, and of rank * columns.
+
+    Args:
+        rank: columns of P and Q.
+        min_compression: a matrix is approximated only if that makes it this many times smaller.
+        nonfinite, seed: as in SparseReducer; the first Q is drawn from the seed, alike on all ranks.
+
+    Source: Vogels et al., PowerSGD, NeurIPS 2019, arXiv 1905.13727. Differences: the residual is the local error (the
+    paper's code keeps the gradient minus the averaged approximation, which conserves no mass); approximated from the
+    first step on (torch's hook starts after 1,000 steps).
+
+    Raises:
+        ValueError: rank below 1, min_compression not above 1.
+    """
+
+    rank: int = 4
+    min_compression: float = 2.0
+    nonfinite: Policy = "stop"
+    seed: int = 0
+    name: ClassVar[str] = "powersgd"
+
+    def __post_init__(self) -> None:
+        check_policy(self.nonfinite)
+        if self.rank < 1:
+            raise ValueError(f"rank of powersgd must be at least 1, got {self.rank}")
+        if not self.min_compression > 1:
+            raise ValueError(f"min_compression of powersgd must be above 1, got {self.min_compression}")
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return a state with nothing kept, and factors drawn by the parameters' names."""
+        memory = FEEDBACK.start(layout.numel, dtype, device)
+        wide = memory["residual"].dtype
+        drawn = {
+            name: torch.randn(
+                batch.columns, batch.rank, generator=generator(self.seed, *name.encode()), dtype=torch.float64
+            ).to(device, wide)
+            for batch in _batches(layout, self.rank, self.min_compression)
+            for name in batch.names
+        }
+        return BucketState(layout, 0, memory, factors=drawn)
+
+    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
+        """Replace ``grad`` (numel,) by the mean update; see Reducer."""
+        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        batches = _batches(state.layout, self.rank, self.min_compression)
+        acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
+        matrices = [batch.gather(acc) for batch in batches]
+        rest = _rest(state.layout, self.rank, self.min_compression, str(acc.device))
+        factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
+        left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
+        sick = acc.new_tensor([float(bad is not None)])
+        *left, whole, sick = _mean([*left, acc[rest], sick], comm)
+        left = [torch.linalg.qr(factor).Q for factor in left]
+        own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
+        right = _mean(own, comm) if own else []
+        state.step += 1
+        healthy = not bool(sick > 0)  # host sync: the policy for NaN acts on the host
+        if healthy:
+            self._apply_(state, batches, acc, grad, left, own, right)
+            acc[rest], grad[rest] = 0.0, whole.to(grad.dtype)
+        elif self.nonfinite == "stop":
+            raise report(bad, state.layout, state.step - 1, comm, grad.device)
+        return self._stats(state, comm, started, waited, healthy=healthy, device=grad.device)
+
+    def _apply_(
+        self,
+        state: BucketState,
+        batches: tuple[Batch, ...],
+        acc: Tensor,
+        grad: Tensor,
+        left: list[Tensor],
+        own: list[Tensor],
+        right: list[Tensor],
+    ) -> None:
+        """Take the own products out of the residual, put the mean ones into the gradient, and keep the factors."""
+        for batch, p, mine, mean in zip(batches, left, own, right, strict=True):
+            sent, update = (p @ mine.mT).flatten(1), (p @ mean.mT).flatten(1).to(grad.dtype)
+            state.factors.update(zip(batch.names, mean.unbind(), strict=True))
+            for i, place in enumerate(batch.places):
+                acc[place] -= sent[i]
+                grad[place] = update[i]
+
+    def _stats(
+        self, state: BucketState, comm: Comm, started: float, waited: float, *, healthy: bool, device: torch.device
+    ) -> StepStats:
+        numel, exchange_s = state.layout.numel, comm.traffic.elapsed_s - waited
+        return StepStats(
+            step=state.step - 1,
+            numel=numel,
+            rule=None,
+            target_density=1.0,
+            target_count=numel,
+            counts=(numel,) * comm.world_size,
+            local_count=numel,
+            global_count=numel if healthy else 0,
+            threshold=None,
+            select_s=0.0,
+            exchange_s=exchange_s,
+            rest_s=comm.now(device) - started - exchange_s,
+            skipped=not healthy,
+            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+        )
+
+    def save(self, state: BucketState) -> dict[str, Any]:
+        """Return the state as plain data and tensors."""
+        return Reducer.save(self, state) | {"factors": {name: factor.clone() for name, factor in state.factors.items()}}
+
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return the state that ``save`` described."""
+        state = Reducer.load(self, saved, dtype, device)
+        state.factors = {name: factor.to(device) for name, factor in saved["factors"].items()}
+        return state
+
+    def rebuild(
+        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
+    ) -> BucketState:
+        """Return the state of a new bucket; residuals and factors follow their parameters."""
+        state = Reducer.rebuild(self, layout, old, dtype, device)
+        for bucket in old:
+            state.factors |= {name: factor for name, factor in bucket.factors.items() if name in state.factors}
+        return state
+
+
+@lru_cache(maxsize=64)
+def _batches(layout: Layout, rank: int, min_compression: float) -> tuple[Batch, ...]:
+    """Return what is approximated, matrices of the same shape together."""
+    by_shape: dict[tuple[int, int], list[tuple[str, slice]]] = {}
+    for (name, place), shape in zip(layout.slices(), layout.shapes, strict=True):
+        if len(shape) < 2:
+            continue
+        rows, columns = shape[0], (place.stop - place.start) // max(shape[0], 1)
+        if rows * columns >= min_compression * min(rank, rows, columns) * (rows + columns) > 0:
+            by_shape.setdefault((rows, columns), []).append((name, place))
+    return tuple(
+        Batch(tuple(name for name, _ in group), tuple(place for _, place in group), *shape, min(rank, *shape))
+        for shape, group in by_shape.items()
+    )
+
+
+@lru_cache(maxsize=64)
+def _rest(layout: Layout, rank: int, min_compression: float, device: str) -> Tensor:
+    """Return the (m,) indices of everything that travels whole."""
+    whole = torch.ones(layout.numel, dtype=torch.bool)
+    for batch in _batches(layout, rank, min_compression):
+        for place in batch.places:
+            whole[place] = False
+    return torch.nonzero(whole).view(-1).to(device)
+
+
+def _mean(parts: list[Tensor], comm: Comm) -> list[Tensor]:
+    """Return the means over the ranks of ``parts``, by one all-reduce."""
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    mean = comm.all_reduce_(flat) / comm.world_size
+    pieces = mean.split([part.numel() for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]

@@ -1,0 +1,97 @@
+"""The largest magnitudes of each of many pieces of a vector, all at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+
+SAMPLE = 1 << 10  # elements of a piece from which its threshold is guessed; a wrong guess costs time, never exactness
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces of a vector, and where each is sampled.
+
+    Attributes:
+        spans: (S, 2) int64 starts and stops, ascending, not overlapping.
+        sample: (M,) int64 places, ascending: at most SAMPLE of each piece, evenly spread.
+        taken: (S,) int64: how many of them lie in each piece.
+    """
+
+    spans: Tensor
+    sample: Tensor
+    taken: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of elements of each piece (S,)."""
+        return self.spans[:, 1] - self.spans[:, 0]
+
+
+@lru_cache(maxsize=64)
+def pieces_at(spans: tuple[tuple[int, int], ...], device: str = "cpu") -> Pieces:
+    """Return the pieces with these starts and stops."""
+    edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
+    lengths = edges[:, 1] - edges[:, 0]
+    taken = lengths.clamp(max=SAMPLE)
+    within = torch.arange(int(taken.sum())) - (taken.cumsum(0) - taken).repeat_interleave(taken)
+    stride = torch.div(lengths, taken.clamp(min=1), rounding_mode="floor")
+    sample = edges[:, 0].repeat_interleave(taken) + within * stride.repeat_interleave(taken)
+    return Pieces(edges.to(device), sample.to(device), taken.to(device))
+
+
+@lru_cache(maxsize=64)
+def pieces_of(numels: tuple[int, ...], device: str = "cpu") -> Pieces:
+    """Return the pieces of these lengths that follow each other from the start on."""
+    return pieces_at(tuple(pairwise(accumulate(numels, initial=0))), device)
+
+
+def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -> Tensor:
+    """Return the ascending int32 indices of the ``counts[s]`` largest magnitudes of each piece; ties to the lowest.
+
+    Exact. A sample of each piece guesses its threshold, one scan collects what is above in all pieces, and what is
+    too many is cut among those; pieces that were guessed too high are collected whole in a second scan.
+
+    Args:
+        x: (numel,).
+        counts: (S,) whole numbers; more than a piece has means all of it.
+    """
+    counts = torch.as_tensor(counts, dtype=torch.int64, device=x.device).minimum(pieces.lengths)
+    thresholds = _guess(x, pieces, counts)
+    candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
+    found = _counts(candidates, pieces.spans)
+    missing = found < counts
+    if missing.any():  # host sync: rarely more than once in many steps
+        thresholds[missing] = 0.0
+        candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
+        found = _counts(candidates, pieces.spans)
+    return candidates[_best(magnitudes, found, counts)]
+
+
+def _guess(x: Tensor, pieces: Pieces, counts: Tensor) -> Tensor:
+    """Return thresholds (S,) that a few more than ``counts`` elements should reach; 0 where all might be needed."""
+    expected = pieces.taken * counts / pieces.lengths.clamp(min=1)
+    ranks = (expected + 3 * expected.sqrt() + 1).ceil().to(torch.int64)
+    ranks = torch.where(counts > 0, ranks, 0)
+    return kernels.kth_by_run(x.index_select(0, pieces.sample).abs(), pieces.taken, ranks)
+
+
+def _counts(candidates: Tensor, spans: Tensor) -> Tensor:
+    return torch.searchsorted(candidates, spans.to(torch.int32)).diff(dim=1).view(-1)
+
+
+def _best(magnitudes: Tensor, found: Tensor, counts: Tensor) -> Tensor:
+    """Return the ascending places of the ``counts`` largest of each run of ``found`` candidates; ties to the lowest."""
+    cuts = kernels.kth_by_run(magnitudes, found, counts).repeat_interleave(found)
+    above, tied = magnitudes > cuts, magnitudes == cuts
+    owner = torch.arange(found.numel(), device=found.device).repeat_interleave(found)
+    room = counts - torch.zeros_like(counts).index_add_(0, owner, above.to(torch.int64))
+    seen = tied.cumsum(0)
+    starts = found.cumsum(0) - found
+    before = torch.cat([seen.new_zeros(1), seen])[starts]
+    return torch.nonzero(above | (tied & (seen - before[owner] <= room[owner]))).view(-1)

@@ -1,0 +1,139 @@
+"""RedSync: every rank bisects for a threshold that between k and 2k magnitudes pass."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+from micro.comm import Comm
+from micro.parts import check_rule
+from micro.selectors.base import Selector
+from micro.sparse import Selection, Step
+
+MARGIN = 4  # candidates aimed at, in k: four times fewer have to pass the floor before a step goes without
+SMALLEST = 2.0**-126  # of the normal float32: a floor above zero, so that zeros are no candidates
+RESOLUTION = 0.2  # the public code stops where the bracket of q is no wider: after 3 rounds
+
+
+@dataclass(slots=True)
+class RedSyncState:
+    """The floor above which the next step looks for candidates; None where it is not known."""
+
+    floor: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedSync(Selector[RedSyncState]):
+    """Select by a threshold between the middle and the largest magnitude, bisected until k to 2k pass.
+
+    Accepting anything up to 2k is what lets a coarse threshold do, instead of a sort. Ranks choose by themselves, so
+    the union grows with their number.
+
+    Args:
+        rule: 'repaired', one scan collects about 4k candidates above a floor that is reused and follows them from step
+            to step, and the bisection runs inside of those; 'published', the form in which this method is compared with
+            in public code (below).
+
+    Source: Fang et al., RedSync, arXiv 1808.04357 (the threshold binary search, for large tensors), and as a baseline
+    in the public code of Shi et al., arXiv 1911.08772. Differences of both rules: no quantisation of values of one
+    sign; no switch by tensor size (the trimmed top-k for tensors of medium size chooses what `topk` does); momentum
+    correction is a feedback of its own. 'published', as in that code: the threshold is mean + q (max - mean), q is
+    bisected in 3 rounds, and what the last one found is sent, however many; between k / 2 and k the threshold is
+    raised. 'repaired': the bracket starts at the floor, not at the mean; ties across 2k are cut to k; zeros are never
+    sent.
+
+    Raises:
+        ValueError: no such rule.
+    """
+
+    rule: Literal["repaired", "published"] = "repaired"
+    name: ClassVar[str] = "redsync"
+
+    def __post_init__(self) -> None:
+        check_rule(self, "repaired", "published")
+
+    def start(self) -> RedSyncState:
+        """Return the state before the first step; the published rule has none and leaves it as it is."""
+        return RedSyncState()
+
+    def select(self, state: RedSyncState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return what passes the bisected threshold."""
+        k = min(step.target_count, acc.numel())
+        if self.rule == "published":
+            return _published(acc, k)
+        indices, magnitudes = _candidates(state, acc, k)
+        return _bisected(state, indices, magnitudes, k)
+
+
+def _candidates(state: RedSyncState, acc: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return what is above the floor, indices and magnitudes; where that is too little, the MARGIN * k largest."""
+    if state.floor is not None:
+        indices, magnitudes = kernels.above_with_magnitudes(acc, state.floor)
+        if indices.numel() >= k:
+            return indices, magnitudes
+    indices = kernels.largest(acc, MARGIN * k)
+    magnitudes = acc.index_select(0, indices).abs()
+    places = magnitudes.nonzero().view(-1)
+    return indices.index_select(0, places), magnitudes.index_select(0, places)
+
+
+def _bisected(state: RedSyncState, indices: Tensor, magnitudes: Tensor, k: int) -> Selection:
+    """Return k to 2k of the candidates, or all where there are at most k, and set the floor of the next step.
+
+    How many pass a threshold is at least k up to the k-th magnitude, and at most 2k above the (2k + 1)-th: the
+    bisection needs no more than these two.
+    """
+    count = magnitudes.numel()
+    if not count:
+        state.floor = None
+        return Selection(indices)
+    top = torch.topk(magnitudes, min(MARGIN * k, count)).values
+    marks = torch.stack([top[0], top[min(k, count) - 1], top[min(2 * k, count - 1)], top[-1]]).double()
+    spread = top.log().mean(dtype=torch.float64)
+    largest, kth, beyond, lowest, mean_log = torch.cat([marks, spread[None]]).tolist()  # host sync: the thresholds
+    state.floor = _next_floor(lowest, mean_log, count, k)
+    if count <= 2 * k:
+        return Selection(indices, threshold=lowest)
+    if kth == beyond:
+        return Selection(indices.index_select(0, kernels.largest(magnitudes, k)), threshold=kth)
+    threshold = bisect(lowest, largest, above=beyond, up_to=kth, dtype=magnitudes.dtype)
+    return Selection(indices.index_select(0, (magnitudes >= threshold).nonzero().view(-1)), threshold=threshold)
+
+
+def bisect(low: float, high: float, *, above: float, up_to: float, dtype: torch.dtype) -> float:
+    """Return the first middle of [low, high], bisected, that lies in (above, up_to] and is a number of ``dtype``.
+
+    ``low <= above < up_to <= high`` are of that dtype.
+    """
+    while True:
+        middle = low + (high - low) / 2
+        rounded = float(torch.tensor(middle, dtype=dtype))  # on the host: a comparison of tensors rounds alike
+        if above < rounded <= up_to:
+            return rounded
+        if middle in (low, high):
+            return up_to  # neighbouring numbers: nothing lies between them
+        low, high = (middle, high) if rounded <= above else (low, middle)
+
+
+def _next_floor(lowest: float, mean_log: float, count: int, k: int) -> float:
+    """Return where MARGIN * k are expected: at the lowest of as many, or so far below it as their tail says."""
+    tail = max(mean_log - math.log(lowest), 0.0)
+    return max(lowest * math.exp(-tail * max(0.0, 1 - count / (MARGIN * k))), SMALLEST)
+
+
+def _published(acc: Tensor, k: int) -> Selection:
+    mean = float(torch.linalg.vector_norm(acc, 1)) / acc.numel()  # host sync: the thresholds
+    largest = float(torch.linalg.vector_norm(acc, math.inf))  # host sync: the thresholds
+    low, high = 0.0, 1.0
+    while high - low > RESOLUTION:
+        middle = low + (high - low) / 2
+        threshold = mean + middle * (largest - mean)
+        indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+        count = int((magnitudes > threshold).sum())  # host sync: the next round's threshold
+        if k < count < 2 * k:
+            break
+        low, high = (low, middle) if count < k / 2 else (middle, high)
+    return Selection(indices[magnitudes > threshold], threshold=threshold)

@@ -1,0 +1,28 @@
+"""Samples of a vector, by which selectors guess a threshold without reading all of it."""
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.randomness import generator
+from micro.sparse import Step
+
+
+def own_randomness(step: Step, comm: Comm) -> torch.Generator:
+    """Return a generator that differs from step to step and from rank to rank."""
+    return generator(step.seed, step.index, comm.rank)
+
+
+def strided_magnitudes(acc: Tensor, stride: int, randomness: torch.Generator) -> Tensor:
+    """Return the magnitudes of every ``stride``-th entry of ``acc`` (numel,), from a random one of the first on."""
+    phase = int(torch.randint(stride, (1,), generator=randomness))
+    return acc[phase::stride].abs()
+
+
+def odd_stride(numel: int, wanted: int) -> int:
+    """Return the largest odd stride that samples at least ``wanted`` of ``numel`` entries; 1 where there are fewer.
+
+    Rows and channels of parameters mostly have even lengths: an odd stride meets them at all places.
+    """
+    stride = max(1, numel // max(wanted, 1))
+    return stride - (stride % 2 == 0)

@@ -1,0 +1,108 @@
+"""Methods that look at parameters one by one: layer-wise top-k, Accordion, PowerSGD."""
+
+from typing import Any, Literal
+
+import micro
+from micro.reducers.powersgd import PowerSGD
+from tests.sparsifiers.base import (
+    EXACT,
+    Band,
+    Make,
+    Outcome,
+    Row,
+    all_reduce,
+    lists,
+    nothing,
+    raw_lists,
+    rows,
+    sparse,
+    union_values,
+)
+
+# At least one element of each of three layers: up to 2 more than k, and as many fewer by rounding down.
+LAYERS = Band(0.8, lambda world_size: 1.2 * world_size)
+NUM_ROWS, NUM_COLUMNS, NUM_REST = 8 + 11, 16 + 11, 8  # of the layout in tests/unit/test_laws.py
+RANK = 2
+
+
+def powersgd_values(outcome: Outcome, rank: int) -> float:
+    """All-reduce of thin factors and of what travels whole; and of a flag."""
+    first = RANK * NUM_ROWS + NUM_REST + 1
+    return all_reduce(outcome.value_bytes * (first + RANK * NUM_COLUMNS), outcome.world_size)
+
+
+def accordion(rule: Literal["repaired", "published"]) -> Make:
+    """Return a maker of top-k by layer with Accordion's density: doubled where critical, checked every other step."""
+
+    def make(density: micro.Density[Any] | float, seed: int) -> micro.Reducer:
+        low = density.density if isinstance(density, micro.Density) else density
+        policy = micro.Accordion(density=low, high=2 * low, interval=2, rule=rule)
+        return micro.SparseReducer(micro.TopK(scope="layer"), policy, exchange=micro.Gather(), seed=seed)
+
+    return make
+
+
+def checked(outcome: Outcome, rank: int) -> float:
+    """Header of the gather exchange; every other step, three float64 energies summed over the ranks."""
+    return rows(8)(outcome, rank) + (all_reduce(24, outcome.world_size) if outcome.num_extra else 0.0)
+
+
+def told(outcome: Outcome, rank: int) -> float:
+    """Header of the gather exchange; every other step, three float64 energies from rank 0."""
+    sent = 24 * (outcome.world_size - 1) / outcome.world_size
+    return rows(8)(outcome, rank) + (sent if outcome.num_extra else 0.0)
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        name="topk+layers+union",
+        make=sparse(micro.TopK(scope="layer")),
+        band=LAYERS,
+        counts=nothing,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=2,
+    ),
+    Row(
+        name="topk+layers+gather",
+        make=sparse(micro.TopK(scope="layer"), exchange=micro.Gather()),
+        band=LAYERS,
+        counts=rows(8),
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=3,
+    ),
+    Row(
+        name="accordion",
+        make=accordion("repaired"),
+        band=None,
+        counts=checked,
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=3,
+        follows_density=False,
+        rule="repaired",
+    ),
+    Row(
+        name="accordion+published",
+        make=accordion("published"),
+        band=None,
+        counts=told,
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=3,
+        follows_density=False,
+        rule="published",
+    ),
+    Row(
+        name="powersgd",
+        make=lambda _density, seed: PowerSGD(rank=RANK, min_compression=1.5, seed=seed),
+        band=EXACT,
+        counts=nothing,
+        indices=nothing,
+        values=powersgd_values,
+        num_collectives=2,
+        follows_density=False,
+        mixes=True,
+    ),
+)

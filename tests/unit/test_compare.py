@@ -1,0 +1,242 @@
+"""The comparison measures what it says: against closed forms on tiny gradients, and for every yaml there is."""
+
+import argparse
+import io
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from rich.console import Console
+
+import micro
+from experiments import compare
+from experiments.benchmarks import select
+from experiments.harness import drawing_compare as drawing
+from experiments.harness.comparing import build_methods, known_methods, trial
+from experiments.harness.errors import UserError
+from experiments.harness.labelling import front
+from experiments.harness.plotting import LOOKS, label
+from experiments.harness.recorded import Training, record, training_config
+from experiments.harness.streams import SHAPES, TITLES, Gradients, layered, synthetic
+
+N, NUMEL, STEPS, DENSITY = 4, 500, 5, 0.1
+
+
+def small(stream: str = "normal", **changes: float) -> Gradients:
+    sizes = {"numel": NUMEL, "num_steps": STEPS, "world_size": N, "density": DENSITY} | changes
+    return synthetic(stream, **sizes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compare")
+    words = "--methods dense,topk,micro,randomk_unbiased --streams normal correlated --world-sizes 2 4 --numel 500"
+    assert compare.main([*words.split(), "--steps", "5", "--select-numel", "600", "900", "--out", str(out)]) == 0
+    return out
+
+
+def test_every_yaml_is_built_and_has_a_look_and_a_name_of_its_own() -> None:
+    methods = known_methods()
+    assert list(build_methods(methods, 0.01)) == methods
+    assert [name for name in methods if name not in LOOKS] == []
+    assert len({label(name) for name in methods}) == len(methods)
+
+
+@pytest.mark.parametrize("stream", list(SHAPES))
+def test_a_stream_is_the_same_in_any_world_that_holds_the_rank(stream: str) -> None:
+    large, little = small(stream), small(stream, world_size=2)
+    assert large.rows.shape == (STEPS, N, NUMEL)
+    assert torch.equal(large.of(3, 2), little.of(3, 2))
+    assert not torch.equal(large.rows[0, 0], large.rows[0, 1])
+    assert not torch.equal(large.rows[0, 0], large.rows[1, 0])
+
+
+def test_correlated_ranks_share_half_of_their_variance() -> None:
+    first, second = small("correlated", numel=20_000).rows[0, :2]
+    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("numel", [1, 7, 8, 500, 50_000])
+def test_layers_cover_the_vector(numel: int) -> None:
+    assert layered(numel).numel == numel
+
+
+def test_gradients_beyond_the_memory_allowed_are_refused() -> None:
+    with pytest.raises(UserError, match="need 4 GB, allowed are 1: lower --steps"):
+        small(numel=1_000_000, num_steps=250)
+
+
+def test_dense_is_exact_and_sends_what_dense_sends() -> None:
+    row, steps = trial("dense", micro.DenseReducer(), small(), N)
+    assert row["bytes_share"] == pytest.approx(1)
+    assert row["step_error"] < 1e-6
+    assert row["cumulative_error"] < 1e-6
+    assert row["mass_kept"] == pytest.approx(1, abs=1e-6)
+    assert len(steps) == STEPS
+
+
+def test_errors_of_topk_are_those_of_a_loop_by_hand() -> None:
+    gradients, k = small(), round(DENSITY * NUMEL)
+    row, _ = trial("topk", micro.SparseReducer(micro.TopK(), DENSITY, micro.Gather()), gradients, N)
+    residual = torch.zeros(N, NUMEL, dtype=torch.float64)
+    asked, given, errors, densities = torch.zeros(NUMEL), torch.zeros(NUMEL), [], []
+    for step in range(STEPS):
+        acc = residual + gradients.of(step, N).double()
+        sent = torch.zeros_like(acc)
+        for rank in range(N):
+            chosen = acc[rank].abs().argsort(descending=True)[:k]
+            sent[rank, chosen] = acc[rank, chosen]
+        residual, update, mean = acc - sent, sent.mean(0), gradients.of(step, N).double().mean(0)
+        asked, given = asked + mean, given + update
+        errors.append(float((update - mean).norm() / mean.norm()))
+        densities.append(int((sent != 0).any(0).sum()) / k)
+    assert row["step_error"] == pytest.approx(sum(errors) / STEPS, rel=1e-5)
+    assert row["cumulative_error"] == pytest.approx(float((given - asked).norm() / asked.norm()), rel=1e-5)
+    assert row["build_up"] == pytest.approx(sum(densities) / STEPS)
+    assert row["mass_kept"] == pytest.approx(1, abs=1e-6)
+    assert row["indices_share"] + row["values_share"] == pytest.approx(8 * k * (N - 1) / (8 * NUMEL * (N - 1) / N))
+
+
+def test_what_is_dropped_counts_as_lost_mass() -> None:
+    reducer = micro.SparseReducer(micro.TopK(), DENSITY, micro.Gather(), feedback=micro.NoFeedback())
+    gradients = small(num_steps=1)
+    row, _ = trial("topk", reducer, gradients, 1)
+    magnitudes = gradients.rows[0, 0].abs().sort(descending=True).values
+    assert row["mass_kept"] == pytest.approx(float(magnitudes[:50].sum() / magnitudes.sum()), rel=1e-5)
+
+
+@pytest.mark.skipif("dgc" not in known_methods(), reason="needs a method that corrects momentum")
+def test_momentum_is_counted_where_the_feedback_holds_it() -> None:
+    row, _ = trial("dgc", build_methods(["dgc"], 1.0)["dgc"], small(), N)
+    assert row["mass_kept"] == pytest.approx(1, abs=1e-5)
+
+
+def test_everything_is_written(written: Path) -> None:
+    stems = ("compare", "density", "build-up", "front-normal", "front-correlated", "selection")
+    expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
+    assert {path.name for path in written.iterdir()} == expected - {"compare.pdf", "compare.png"} | {"compare.md"}
+    numbers = pd.read_csv(written / "compare.csv")
+    assert len(numbers) == 4 * 2 * 2
+    shares = numbers[["counts_share", "indices_share", "values_share"]].sum(axis=1)
+    assert list(shares) == pytest.approx(list(numbers["bytes_share"]))
+    report = (written / "compare.md").read_text()
+    assert "`python -m experiments.compare --methods dense,topk,micro" in report
+    assert "left out of the figures of density: Dense." in report
+    assert report.count("## ") == 2
+
+
+def test_a_method_that_fails_is_told_and_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail_for_topk(name: str, *others: object) -> object:
+        if name == "topk":
+            raise RuntimeError("broken")
+        return trial(name, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compare, "trial", fail_for_topk)
+    words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
+    assert compare.main([*words, "--select-numel", "--out", str(tmp_path)]) == 1
+    assert "failed: topk on normal gradients, 2 workers: RuntimeError: broken" in capsys.readouterr().out
+    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"cltk"}
+    assert "failed: topk" in (tmp_path / "compare.md").read_text()
+
+
+def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted_at_cltk(name: str, *others: object) -> object:
+        if name == "cltk":
+            raise KeyboardInterrupt
+        return trial(name, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compare, "trial", interrupted_at_cltk)
+    words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
+    assert compare.main([*words, "--out", str(tmp_path)]) == 130
+    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk"}
+    assert "Stopped by the user" in (tmp_path / "compare.md").read_text()
+
+
+MISTAKES = {
+    "--methods topk,mikro": "methods must be among .*cltk.*got 'mikro'; did you mean 'micro'",
+    "--streams gaussian": "streams must be among normal, laplace, .*recorded, got 'gaussian'",
+    "--density 2": r"density must be in \(0, 1\], got 2",
+    "--steps 0": "--steps must be at least 1, got 0",
+    "--world-sizes 0": "--world-sizes must be at least 1, got 0",
+    "--streams recorded --methods topk --record model=resnet9": "model must be one of .*got 'resnet9'",
+    "--streams recorded --methods topk --record density=0.1": "a recording settles",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line(words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert compare.main([*words.split(), "--out", str(tmp_path)]) == 2
+    captured = capsys.readouterr().err
+    assert captured.count("\n") == 1
+    assert re.search(MISTAKES[words], captured), captured
+
+
+def test_recorded_gradients_are_a_dense_trainings() -> None:
+    words = ["batch_size=4", "model=mlp"]
+    kept = record(words, num_steps=2, world_size=2)
+    training = Training(training_config(words, 2))
+    assert kept.layout == training.layout
+    for step, rows in enumerate(training.steps(2)):
+        assert torch.equal(kept.of(step, 2), rows)
+        rows[0] = (rows[0] + rows[1]) / 2
+    assert kept.rows.abs().sum() > 0
+
+
+def test_front_holds_what_nothing_beats() -> None:
+    assert front([(3, 1), (1, 3), (2, 2), (2, 5), (4, 1), (1, 3)]) == [(1, 3), (2, 2), (3, 1)]
+
+
+def _overlaps(figure: Figure) -> list[str]:
+    figure.draw_without_rendering()
+    # Text's own method: an annotation's extent includes its line
+    renderer = figure._get_renderer()  # type: ignore[attr-defined]
+    pairs = []
+    for axes in figure.axes:
+        boxes = [(text.get_text(), Text.get_window_extent(text, renderer)) for text in axes.texts]
+        for place, (name, box) in enumerate(boxes):
+            pairs += [f"{name} / {other}" for other, beside in boxes[:place] if box.overlaps(beside)]
+    return pairs
+
+
+def test_names_of_crowded_points_do_not_overlap() -> None:
+    methods = list(LOOKS)[:30]
+    rows = pd.DataFrame({"method": methods}).assign(
+        bytes_share=[0.01 * 1.08**place for place in range(len(methods))],
+        step_error=[1 + 0.01 * (place % 3) for place in range(len(methods))],
+        cumulative_error=[0.9 - 0.02 * place for place in range(len(methods))],
+    )
+    figure = drawing.draw_front(rows, "Crowded")
+    assert [len(axes.texts) for axes in figure.axes] == [30, 30]
+    assert _overlaps(figure) == []
+
+
+def test_panels_are_one_per_method() -> None:
+    steps = [("topk", s, t, 2.0) for s in TITLES for t in range(3)] + [
+        ("micro", s, t, 1.0) for s in TITLES for t in range(3)
+    ]
+    figure = drawing.draw_density_steps(pd.DataFrame(steps, columns=["method", "stream", "step", "build_up"]), "Title")
+    assert [axes.get_title() for axes in figure.axes] == ["Top-k", "MiCRO"]
+    assert all(len(axes.get_lines()) == 1 + len(TITLES) for axes in figure.axes)
+
+
+def test_selection_benchmark_times_ways_that_find_the_same() -> None:
+    x = torch.randn(5000)
+    found = {name: way() for name, way in select.ways(x, 2.0).items() if name != "torch.sum"}
+    assert all(torch.equal(indices.long(), found[select.OURS].long()) for indices in found.values())  # type: ignore[attr-defined]
+
+
+def test_selection_benchmark_writes_its_ratios(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    select.add_arguments(parser)
+    options = parser.parse_args(["--numel", "1000", "--density", "0.1", "--pairs", "3"])
+    options.out = tmp_path
+    select.run(options, Console(file=io.StringIO(), width=140))
+    (row,) = pd.read_csv(tmp_path / "select.csv").to_dict("records")
+    assert row["ours / torch.where"] > 0
+    assert row["ours / torch.sum"] > 0

@@ -1,0 +1,83 @@
+"""The published form of gather: pairs cut into equal slices, whoever sent them."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+import micro
+from micro.comm import Comm
+from micro.exchanges.base import Wire
+from micro.simulate import SimulatedGroup
+from micro.sparse import Exchanged, Overlap, Selection, Step
+
+NUMEL = 12
+
+
+def exchange(acc: torch.Tensor, chosen: list[list[int]], rule: str | None = "published") -> list[Exchanged]:
+    def work(comm: Comm) -> Exchanged:
+        return micro.Gather(rule=rule).exchange(  # type: ignore[arg-type]
+            micro.parts.NoState(),
+            acc[comm.rank],
+            Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
+            step=Step(0, 1, 0, micro.Layout.flat(NUMEL)),
+            overlap=Overlap.ANY,
+            wire=Wire(),
+            comm=comm,
+            healthy=True,
+        )
+
+    with closing(SimulatedGroup(len(chosen))) as group:
+        return group.run(work)
+
+
+def dense(got: Exchanged) -> list[float]:
+    vector = torch.zeros(NUMEL, dtype=torch.float64)
+    for part in got.update:
+        part.add_to_(vector)
+    return vector.tolist()
+
+
+@pytest.mark.parametrize("world_size", range(1, 10))
+@pytest.mark.parametrize("seed", range(5))
+def test_slices_forget_who_sent_what(world_size: int, seed: int) -> None:
+    randomness = torch.Generator().manual_seed(10 * seed + world_size)
+    acc = torch.randint(1, 50, (world_size, NUMEL), generator=randomness).double()
+    share = torch.rand(world_size, 1, generator=randomness)
+    drawn = torch.rand(world_size, NUMEL, generator=randomness) < share
+    chosen = [torch.nonzero(row).view(-1).tolist() for row in drawn]
+    pairs = [(index, acc[rank, index].item() / world_size) for rank, own in enumerate(chosen) for index in own]
+    size, expected, updated = len(pairs) // world_size, [0.0] * NUMEL, set()
+    for part in range(world_size):
+        last = dict(pairs[part * size : (part + 1) * size])
+        for index, value in last.items():
+            expected[index] += value
+        updated |= set(last)
+    for rank, got in enumerate(exchange(acc, chosen)):
+        assert dense(got) == expected
+        assert got.num_updated == len(updated)
+        assert got.counts == tuple(map(len, chosen))
+        assert got.sent.indices.tolist() == chosen[rank]  # all has left the residual
+        assert torch.equal(got.sent.values, acc[rank, chosen[rank]])
+
+
+def test_a_straddling_slice_counts_an_index_once_and_the_remainder_is_dropped() -> None:
+    acc = torch.arange(1.0, 25.0, dtype=torch.float64).view(2, NUMEL)
+    chosen = [[0, 1, 2], [1, 2, 3, 4, 5, 6]]  # nine pairs: 0 1 2 1 | 2 3 4 5 | 6
+    got = exchange(acc, chosen)[1]
+    assert dense(got)[:8] == [0.5, 14 / 2, (3 + 15) / 2, 16 / 2, 17 / 2, 18 / 2, 0.0, 0.0]
+    kept = exchange(acc, chosen, None)[1]
+    assert dense(kept)[:8] == [0.5, (2 + 14) / 2, (3 + 15) / 2, 16 / 2, 17 / 2, 18 / 2, 19 / 2, 0.0]
+
+
+def test_equal_numbers_lose_nothing() -> None:
+    acc = torch.arange(1.0, 37.0, dtype=torch.float64).view(3, NUMEL)
+    chosen = [[0, 5], [5, 6], [0, 11]]
+    assert dense(exchange(acc, chosen)[0]) == dense(exchange(acc, chosen, None)[0])
+
+
+def test_rule() -> None:
+    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather()).rule_name is None
+    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather(rule="published")).rule_name == "published"
+    with pytest.raises(ValueError, match="rule of gather must be published or left out, got 'repaired'"):
+        micro.Gather(rule="repaired")  # type: ignore[arg-type]

@@ -1,0 +1,215 @@
+"""gTop-k against a tree of plain dictionaries: its update, what it leaves behind, what it costs."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.comm import Comm, Traffic
+from micro.exchanges.base import Wire
+from micro.exchanges.gtopk import GTopK
+from micro.simulate import SimulatedGroup
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+
+NUMEL = 23
+WORLDS = pytest.mark.parametrize("world_size", range(1, 10))
+RULES = pytest.mark.parametrize("rule", ["repaired", "published"])
+Entries = dict[int, float]
+
+
+def accumulators(world_size: int, seed: int = 0) -> Tensor:
+    """Return (world_size, NUMEL) quarters: sums are exact in any order, and ties and zeros are many."""
+    randomness = torch.Generator().manual_seed(100 * seed + world_size)
+    return torch.randint(-6, 7, (world_size, NUMEL), generator=randomness).double() / 4
+
+
+def top(row: list[float], k: int) -> list[int]:
+    return sorted(sorted(range(len(row)), key=lambda i: (-abs(row[i]), i))[:k])
+
+
+def exchange(
+    acc: Tensor,
+    chosen: list[list[int]],
+    k: int,
+    rule: str,
+    *,
+    wire: Wire | None = None,
+    bad_rank: int | None = None,
+) -> tuple[list[Exchanged], list[Traffic]]:
+    def work(comm: Comm) -> tuple[Exchanged, Traffic]:
+        comm.begin_step()
+        result = GTopK(rule=rule).exchange(  # type: ignore[arg-type]
+            micro.parts.NoState(),
+            acc[comm.rank],
+            Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
+            step=Step(0, k, 0, micro.Layout.flat(NUMEL)),
+            overlap=Overlap.ANY,
+            wire=wire or Wire(),
+            comm=comm,
+            healthy=comm.rank != bad_rank,
+        )
+        return result, comm.traffic
+
+    with closing(SimulatedGroup(len(chosen))) as group:
+        results = group.run(work)
+    return [result for result, _ in results], [traffic for _, traffic in results]
+
+
+def dense(*parts: SparseValues) -> list[float]:
+    vector = torch.zeros(NUMEL, dtype=torch.float64)
+    for part in parts:
+        assert part.indices.dtype == torch.int32
+        assert part.indices.tolist() == sorted(set(part.indices.tolist()))
+        part.add_to_(vector)
+    return vector.tolist()
+
+
+class Oracle:
+    """The tree, from its top down, on dictionaries."""
+
+    def __init__(self, lists: list[Entries], k: int) -> None:
+        self.lists, self.k = lists, k
+        self.pruned: list[Entries] = [{} for _ in lists]
+        self.total = self.held(0, 16)
+
+    def held(self, rank: int, span: int) -> Entries:
+        """What ``rank`` holds of the lists of ``span`` ranks from itself on."""
+        if span == 1:
+            return self.keep(rank, self.lists[rank])
+        merged = dict(self.held(rank, span // 2))
+        if rank + span // 2 < len(self.lists):
+            for index, value in self.held(rank + span // 2, span // 2).items():
+                merged[index] = merged.get(index, 0.0) + value
+        return self.keep(rank, merged)
+
+    def keep(self, rank: int, entries: Entries) -> Entries:
+        order = sorted(entries, key=lambda index: (-abs(entries[index]), index))
+        for index in order[self.k :]:
+            self.pruned[rank][index] = self.pruned[rank].get(index, 0.0) + entries[index]
+        return {index: entries[index] for index in order[: self.k]}
+
+    def sent(self, rank: int, rule: str) -> list[float]:
+        vector = [0.0] * NUMEL
+        for index, value in self.lists[rank].items():
+            vector[index] = value if rule == "repaired" or index in self.total else 0.0
+        for index, value in self.pruned[rank].items() if rule == "repaired" else ():
+            vector[index] -= value
+        return vector
+
+    def update(self) -> list[float]:
+        return [self.total.get(index, 0.0) / len(self.lists) for index in range(NUMEL)]
+
+
+def assert_is_the_oracle(acc: Tensor, chosen: list[list[int]], k: int, rule: str) -> None:
+    results, _ = exchange(acc, chosen, k, rule)
+    lists = [{i: row[i] for i in own} for row, own in zip(acc.tolist(), chosen, strict=True)]
+    oracle = Oracle(lists, k)
+    for rank, got in enumerate(results):
+        assert dense(*got.update) == oracle.update()
+        assert dense(got.sent) == oracle.sent(rank, rule)
+        assert got.num_updated == len(oracle.total)
+        assert got.counts == tuple(map(len, chosen))
+        assert got.healthy
+
+
+@WORLDS
+@RULES
+@pytest.mark.parametrize("k", [1, 4, NUMEL])
+def test_topk_meets_as_in_the_tree(world_size: int, rule: str, k: int) -> None:
+    for seed in range(3):
+        acc = accumulators(world_size, seed)
+        assert_is_the_oracle(acc, [top(row, k) for row in acc.tolist()], k, rule)
+
+
+@WORLDS
+@RULES
+def test_lists_of_other_lengths_meet_as_in_the_tree(world_size: int, rule: str) -> None:
+    acc = accumulators(world_size)
+    chosen = [top(row, (5 * rank + 1) % 7) for rank, row in enumerate(acc.tolist())]  # rank 4 has none, some too many
+    assert_is_the_oracle(acc, chosen, 3, rule)
+    assert_is_the_oracle(acc, [[] for _ in chosen], 3, rule)
+    assert_is_the_oracle(acc, [own if rank else [] for rank, own in enumerate(chosen)], 50, rule)
+
+
+def lost_share(acc: Tensor, k: int, rule: str) -> float:
+    """Return the share of the mass of all choices that is neither in the update nor in a residual."""
+    chosen = [top(row, k) for row in acc.tolist()]
+    results, _ = exchange(acc, chosen, k, rule)
+    sent = torch.tensor([dense(result.sent) for result in results], dtype=torch.float64)
+    lost = sent.sum(0) - len(chosen) * torch.tensor(dense(*results[0].update), dtype=torch.float64)
+    return float(lost.abs().sum() / sum(acc[rank, own].abs().sum() for rank, own in enumerate(chosen)))
+
+
+@pytest.mark.parametrize("world_size", [4, 6, 9])
+def test_published_loses_mass_where_choices_overlap_and_repaired_does_not(world_size: int) -> None:
+    randomness = torch.Generator().manual_seed(world_size)
+    acc = torch.randn(world_size, NUMEL, generator=randomness, dtype=torch.float64) + 0.5
+    assert lost_share(acc, 5, "published") > 0.01
+    assert lost_share(acc, 5, "repaired") < 1e-15
+
+
+def test_an_index_that_comes_in_from_another_part_of_the_tree() -> None:
+    """Index 7 of rank 1 is pruned by rank 0, and 7 wins all the same, by what ranks 2 and 3 have of it."""
+    acc = torch.zeros(4, NUMEL, dtype=torch.float64)
+    acc[0, 2], acc[1, 7], acc[2, 7], acc[3, 7] = 3.0, 2.0, 5.0, 1.0
+    chosen = [[2], [7], [7], [7]]
+    repaired, _ = exchange(acc, chosen, 1, "repaired")
+    published, _ = exchange(acc, chosen, 1, "published")
+    for results in (repaired, published):
+        assert [(part.indices.tolist(), part.values.tolist()) for part in results[3].update] == [([7], [1.5])]
+    left = [acc[rank] - torch.tensor(dense(got.sent), dtype=torch.float64) for rank, got in enumerate(repaired)]
+    assert [(row[2].item(), row[7].item()) for row in left] == [(3.0, 2.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    left = [acc[rank] - torch.tensor(dense(got.sent), dtype=torch.float64) for rank, got in enumerate(published)]
+    assert [(row[2].item(), row[7].item()) for row in left] == [(3.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+
+
+@WORLDS
+def test_an_unhealthy_rank_is_known_to_all(world_size: int) -> None:
+    acc = accumulators(world_size)
+    results, _ = exchange(acc, [top(row, 3) for row in acc.tolist()], 3, "repaired", bad_rank=world_size - 1)
+    assert [result.healthy for result in results] == [False] * world_size
+
+
+def test_lengths_travel_only_where_they_cannot_be_known() -> None:
+    acc = accumulators(5)
+    full, short = [top(row, 4) for row in acc.tolist()], [top(row, 4) for row in acc.tolist()]
+    short[3] = short[3][:1]
+    _, known = exchange(acc, full, 4, "repaired")
+    _, asked = exchange(acc, short, 4, "repaired")
+    assert [traffic.num_bytes["counts"] for traffic in known] == [8 * 4] * 5
+    assert [t.num_bytes["counts"] for t in asked] == pytest.approx([32 + 4 * 4 / 5 + 4 * (r > 0) for r in range(5)])
+    merged = [0, 4, len({*short[2], *short[3]}), 1, 4]  # what each rank sends on: all are full but that of rank 3
+    merged[2] = min(merged[2], 4)
+    assert [t.num_bytes["indices"] for t in asked] == pytest.approx([4 * (m + 4 * 4 / 5) for m in merged])
+    assert [t.num_bytes["values"] for t in asked] == pytest.approx([8 * (m + 4 * 4 / 5) for m in merged])
+
+
+@pytest.mark.parametrize("name", micro.known(micro.IndexCodec))
+def test_any_form_of_indices_gives_the_same(name: str) -> None:
+    acc = accumulators(6)
+    chosen = [top(row, 4) for row in acc.tolist()]
+    usual, _ = exchange(acc, chosen, 4, "repaired")
+    got, _ = exchange(acc, chosen, 4, "repaired", wire=Wire(indices=micro.build(micro.IndexCodec, name)))
+    assert [dense(*result.update) for result in got] == [dense(*result.update) for result in usual]
+    assert [dense(result.sent) for result in got] == [dense(result.sent) for result in usual]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="rule of gtopk must be one of repaired, published, got 'paper'"):
+        GTopK(rule="paper")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="exchange gtopk sends values as they are, got codec half: use raw"):
+        micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), codec=micro.Half())
+    with pytest.raises(ValueError, match="exchange gtopk needs ranks that search the whole vector"):
+        micro.SparseReducer(micro.Micro(), 0.1, exchange=GTopK())
+    with pytest.raises(ValueError, match="exchange gtopk sends each rank's own choice"):
+        micro.SparseReducer(micro.Leader(), 0.1, exchange=GTopK())
+
+
+@pytest.mark.parametrize("name", [name for name in micro.known(micro.IndexCodec) if name != "int32"])
+def test_published_sends_pairs_of_float64_alone(name: str) -> None:
+    indices = micro.build(micro.IndexCodec, name)
+    micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), indices=indices)
+    with pytest.raises(ValueError, match=f"rule published of gtopk sends indices as float64, got indices {name}"):
+        micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(rule="published"), indices=indices)

@@ -1,0 +1,420 @@
+"""Ok-Topk against a simulation in plain Python: regions, sums, thresholds, residuals, and the volume on the wire."""
+
+from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.exchanges.base import Wire
+from micro.exchanges.oktopk import Oktopk, OktopkState
+from micro.index_codecs import Packed
+from micro.selectors.reused import Reused, ReusedState
+from micro.simulate import SimulatedGroup
+from micro.sparse import Exchanged, Overlap, Selection, Step
+
+# --- the oracle -------------------------------------------------------------------------------------------------------
+
+
+def by_size(entries: dict[int, float], k: int) -> list[int]:
+    return sorted(entries, key=lambda j: (-abs(entries[j]), j))[:k]
+
+
+class Oracle:
+    """n ranks as lists and dictionaries; ``words`` counts what each rank sent to others in the last step."""
+
+    def __init__(
+        self, rule: str, n: int, d: int, k: int, tau: int, tau_prime: int, balance: float | None = None
+    ) -> None:
+        self.rule, self.n, self.d, self.k = rule, n, d, k
+        self.tau, self.tau_prime, self.balance = tau, tau_prime, balance
+        self.residual = [[0.0] * d for _ in range(n)]
+        self.local = [0.0] * n
+        self.globally = 0.0
+        self.bounds: list[int] = []
+        self.words = [0] * n
+        self.spread = False
+        self.t = 0
+
+    def step(self, grads: list[list[float]]) -> list[float]:
+        n, d = self.n, self.d
+        acc = [[e + g for e, g in zip(self.residual[i], grads[i], strict=True)] for i in range(n)]
+        chosen = [self.choose(i, acc[i]) for i in range(n)]
+        if self.t % self.tau == 0:
+            self.repartition(chosen)
+        self.words = [0] * n
+        sums: dict[int, float] = {}
+        for i in range(n):
+            for j in chosen[i]:
+                self.words[i] += 2 * (self.owner(j) != i)
+                sums[j] = sums.get(j, 0.0) + acc[i][j]
+        applied = self.apply(sums)
+        update = [0.0] * d
+        for j in applied:
+            update[j] = sums[j] / n
+        for i in range(n):
+            both = set(chosen[i]) & applied
+            self.residual[i] = [0.0 if j in both else acc[i][j] for j in range(d)]
+        self.t += 1
+        return update
+
+    def choose(self, i: int, acc: list[float]) -> list[int]:
+        entries = {j: a for j, a in enumerate(acc) if a != 0}
+        if self.rule == "repaired":
+            return sorted(by_size(entries, self.k))
+        if self.t % self.tau_prime == 0:
+            self.local[i] = sorted((abs(a) for a in acc), reverse=True)[self.k - 1]
+        else:
+            for _ in range(5):
+                if sum(abs(a) > self.local[i] for a in acc) <= 4 * self.k // 3:
+                    break
+                self.local[i] *= 1.03
+        found = [j for j, a in enumerate(acc) if abs(a) > self.local[i]]
+        if len(found) < 2 * self.k / 3:
+            self.local[i] /= 1.012
+        elif len(found) > 5 * self.k / 4:
+            self.local[i] *= 1.012
+        return found
+
+    def repartition(self, chosen: list[list[int]]) -> None:
+        self.bounds = [0]
+        for part in range(1, self.n):
+            total = 0
+            for i in range(self.n):
+                count = len(chosen[i])
+                place = part * (count // self.n) if self.rule == "published" else part * count // self.n
+                equal = part * (self.d // self.n) + min(part, self.d % self.n)
+                total += chosen[i][place] if count else equal
+            self.bounds.append(total // self.n)
+        self.bounds.append(self.d)
+
+    def owner(self, j: int) -> int:
+        return next(r for r in range(self.n) if self.bounds[r] <= j < self.bounds[r + 1])
+
+    def apply(self, sums: dict[int, float]) -> set[int]:
+        if self.rule == "repaired":
+            return self.gather(set(by_size(sums, self.k)))
+        if self.t % self.tau_prime == 0:
+            largest = by_size({j: u for j, u in sums.items() if u != 0}, self.k)
+            self.globally = abs(sums[largest[-1]])
+            return set(largest)
+        above = {j for j, u in sums.items() if abs(u) > self.globally}
+        if len(above) < 2 * self.k / 3:
+            self.globally /= 1.008
+        elif len(above) > 4 * self.k / 3:
+            self.globally *= 1.008
+        return self.gather(above)
+
+    def gather(self, applied: set[int]) -> set[int]:
+        holders = [self.owner(j) for j in sorted(applied)]
+        held = [holders.count(r) for r in range(self.n)]
+        self.spread = self.balance is not None and max(held) * self.n > self.balance * len(holders)
+        if self.spread:
+            sizes = [len(holders) // self.n + (r < len(holders) % self.n) for r in range(self.n)]
+            wanted = [r for r in range(self.n) for _ in range(sizes[r])]
+            for have, want in zip(holders, wanted, strict=True):
+                self.words[have] += 2 * (have != want)
+            held = sizes
+        for r in range(self.n):
+            self.words[r] += 2 * held[r] * (self.n - 1)
+        return applied
+
+
+# --- streams of gradients ---------------------------------------------------------------------------------------------
+
+Stream = Callable[[int, int, int], Tensor]  # step, ranks, elements -> (ranks, elements) float64
+
+
+def seeded(step: int, n: int) -> torch.Generator:
+    return torch.Generator().manual_seed(7919 * step + n)
+
+
+def normal(step: int, n: int, d: int) -> Tensor:
+    return torch.randn(n, d, generator=seeded(step, n), dtype=torch.float64)
+
+
+def laplace(step: int, n: int, d: int) -> Tensor:
+    uniform = torch.rand(n, d, generator=seeded(step, n), dtype=torch.float64) - 0.5
+    return uniform.sign() * -torch.log1p(-2 * uniform.abs())
+
+
+def layers(step: int, n: int, d: int) -> Tensor:
+    scales = torch.tensor([0.2, 1.0, 5.0, 0.05], dtype=torch.float64).repeat_interleave(-(-d // 4))[:d]
+    return normal(step, n, d) * scales
+
+
+def correlated(step: int, n: int, d: int) -> Tensor:
+    drawn = normal(step, n + 1, d)
+    return 2 * drawn[:1] + drawn[1:]
+
+
+def shrinking(step: int, n: int, d: int) -> Tensor:
+    return correlated(step, n, d) * (0.97**step)
+
+
+def moving(step: int, n: int, d: int) -> Tensor:
+    """Where the large gradients are changes with time, faster than regions do."""
+    place = torch.arange(d, dtype=torch.float64) / d
+    return normal(step, n, d) * (0.1 + 8 * torch.exp(-200 * (place - 0.1 - 0.8 * (step % 20) / 20) ** 2))
+
+
+STREAMS = (normal, laplace, layers, correlated, shrinking, moving)
+
+
+def reducer(rule: Any, density: float, **settings: Any) -> micro.SparseReducer:
+    selector = Reused(rule=rule, reevaluate=settings.get("reevaluate", 32))
+    return micro.SparseReducer(selector, density, exchange=Oktopk(rule=rule, **settings))
+
+
+def volume(stats: micro.StepStats) -> float:
+    """Words of four bytes beside the traffic of control, values of eight bytes."""
+    return stats.indices_bytes / 4 + stats.values_bytes / 8
+
+
+# --- updates, residuals, volume ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [layers, shrinking, moving], ids=lambda stream: stream.__name__)
+@pytest.mark.parametrize("rule", ["repaired", "published"])
+@pytest.mark.parametrize(("n", "balance"), [(1, 4.0), (2, 4.0), (3, 1.0), (5, None)])
+def test_every_step_is_the_oracles(stream: Stream, rule: str, n: int, balance: float | None) -> None:
+    d, k, steps = 120, 9, 80
+    oracle = Oracle(rule, n, d, k, tau=7, tau_prime=5, balance=balance)
+    made = reducer(rule, k / d, repartition=7, reevaluate=5, balance=balance)
+    spread = 0
+    with closing(micro.Simulation(made, micro.Layout.flat(d), n, dtype=torch.float64)) as simulation:
+        for step in range(steps):
+            grads = stream(step, n, d)
+            expected = oracle.step(grads.tolist())
+            taken = simulation.step(grads, residuals=True)
+            assert taken.residuals is not None
+            torch.testing.assert_close(taken.update.tolist(), expected, rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(taken.residuals.tolist(), oracle.residual, rtol=1e-12, atol=1e-12)
+            assert [volume(stats) for stats in taken.stats] == oracle.words
+            assert taken.stats[0].global_count == sum(u != 0 for u in expected)
+            spread += oracle.spread
+    assert (spread > 0) == (balance == 1.0)
+
+
+WORLDS = [(stream, n) for stream in STREAMS for n in (2, 5)] + [(correlated, 16), (moving, 11)]
+
+
+@pytest.mark.parametrize(("stream", "n"), WORLDS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_volume_stays_within_six_k(stream: Stream, n: int) -> None:
+    d, k, steps = 3000, 60, 100
+    layout, made = micro.Layout.flat(d), reducer("repaired", k / d)
+    with closing(micro.Simulation(made, layout, n, dtype=torch.float64)) as simulation:
+        for step in range(steps):
+            stats = simulation.step_(stream(step, n, d))
+            assert stats[0].global_count == k
+            assert max(stats[0].counts) <= k
+            assert sum(map(volume, stats)) / n <= 6 * k * (n - 1) / n
+
+
+def test_what_is_told_beside_the_volume_is_counted() -> None:
+    n, d, k = 4, 400, 20
+    made = reducer("published", k / d, balance=None, repartition=3, reevaluate=2)
+    with closing(micro.Simulation(made, micro.Layout.flat(d), n, dtype=torch.float64)) as simulation:
+        first, second = (simulation.step_(normal(step, n, d)) for step in range(2))
+    boundaries = 2 * 8 * (n - 1) * (n - 1) / n
+    gathered = sum(stats.counts_bytes for stats in first) - n * ((4 + 12) * (n - 1) + boundaries)
+    sums = gathered / (12 * (n - 1))
+    assert sums == int(sums)
+    assert max(first[0].counts) <= sums <= sum(first[0].counts)
+    assert all(stats.counts_bytes == (4 + 12) * (n - 1) for stats in second)
+
+
+def test_the_histogram_leaves_few_sums_to_compare() -> None:
+    n, d, k = 4, 20000, 1000
+    made = reducer("repaired", k / d)
+    with closing(micro.Simulation(made, micro.Layout.flat(d), n, dtype=torch.float64)) as simulation:
+        for step in range(20):
+            stats = simulation.step_(correlated(step, n, d))
+            near = sum(s.counts_bytes - (4 + 136) * (n - 1) for s in stats) / (8 * (n - 1))
+            assert step < 5 or near <= k / 2
+
+
+# --- regions ----------------------------------------------------------------------------------------------------------
+
+
+def exchanged(
+    made: Oktopk, accs: Tensor, chosen: list[list[int]], k: int, wire: Wire, threshold: float | None = None
+) -> list[tuple[Any, Exchanged]]:
+    """Return every rank's state and result of one step, the first unless there is a threshold already."""
+    n, d = accs.shape
+    step = Step(0 if threshold is None else 1, k, 0, micro.Layout.flat(d))
+
+    def work(comm: micro.Comm) -> tuple[Any, Exchanged]:
+        state = OktopkState(threshold=threshold)
+        selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32))
+        settings: dict[str, Any] = {"step": step, "overlap": Overlap.ANY, "wire": wire, "comm": comm}
+        return state, made.exchange(state, accs[comm.rank], selection, healthy=comm.rank != n - 1, **settings)
+
+    with closing(SimulatedGroup(n)) as group:
+        return group.run(work)
+
+
+@pytest.mark.parametrize("rule", ["repaired", "published"])
+@pytest.mark.parametrize(
+    ("d", "chosen", "repaired"),
+    [
+        (100, [[0, 10, 20, 30, 40, 50], [60, 61, 62, 63, 70, 80]], (0, 46, 100)),  # (30 + 63) // 2
+        (100, [[], [60, 61]], (0, 55, 100)),  # equal regions where a rank chose nothing
+        (100, [[], [], []], (0, 34, 67, 100)),
+        (100, [[5], [90], []], (0, 43, 54, 100)),  # fewer chosen than ranks
+        (2, [[0, 1], [1], [], [0]], None),  # fewer elements than ranks
+        (1, [[0], [0], [0]], (0, 0, 0, 1)),
+    ],
+)
+def test_regions_are_the_mean_of_the_quantiles(
+    rule: Any, d: int, chosen: list[list[int]], repaired: tuple[int, ...] | None
+) -> None:
+    accs = normal(0, len(chosen), d)
+    results = exchanged(Oktopk(rule=rule), accs, chosen, k=3, wire=Wire())
+    states = [state for state, _ in results]
+    assert all(state.boundaries == states[0].boundaries for state in states)
+    bounds = states[0].boundaries
+    assert isinstance(bounds, tuple)
+    assert len(bounds) == len(chosen) + 1
+    assert (bounds[0], bounds[-1]) == (0, d)
+    assert all(start <= stop for start, stop in pairwise(bounds))
+    assert rule == "published" or repaired is None or bounds == repaired
+    for _, result in results:
+        assert not result.healthy  # the last rank was not
+        assert result.counts == tuple(map(len, chosen))
+        assert result.num_updated == min(3, len(set().union(*chosen)))
+
+
+def test_packed_indices_travel_relative_to_their_region() -> None:
+    n, d, k = 5, 5000, 100
+    accs = normal(3, n, d)
+    chosen = [sorted(row.abs().topk(k).indices.tolist()) for row in accs]
+    made = Oktopk(balance=1.0)
+    plain = exchanged(made, accs, chosen, k, Wire())
+    packed = exchanged(made, accs, chosen, k, Wire(indices=Packed()))
+    for (_, one), (_, other) in zip(plain, packed, strict=True):
+        assert torch.equal(one.update[0].indices, other.update[0].indices)
+        assert torch.equal(one.update[0].values, other.update[0].values)
+        assert torch.equal(one.sent.indices, other.sent.indices)
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    chosen = [[2, 5, 9], [1, 5, 7], [0, 5, 8]]
+    for _, result in exchanged(Oktopk(), torch.ones(3, 10), chosen, k=4, wire=Wire()):
+        assert result.update[0].indices.tolist() == [0, 1, 2, 5]
+    _, result = exchanged(Oktopk(), torch.ones(3, 10), chosen, k=4, wire=Wire())[2]
+    assert result.sent.indices.tolist() == [0, 5]
+    assert result.sent.values.tolist() == [1.0, 1.0]
+
+
+def test_published_applies_no_zeros_and_only_what_exceeds_the_threshold() -> None:
+    accs = torch.tensor([[1.0, 2.0, 0.0, -1.5, 4.0, 0.5], [1.0, -2.0, 0.0, -1.5, 1.0, 0.5]])
+    made, chosen = Oktopk(rule="published"), [[0, 1, 3, 4, 5], [0, 1, 3, 5]]
+    for state, result in exchanged(made, accs, chosen, 5, Wire()):
+        assert result.update[0].indices.tolist() == [0, 3, 4, 5]  # 2 - 2 is not among them
+        assert state.threshold == 1.0
+    for state, result in exchanged(made, accs, chosen, 1, Wire(), threshold=2.0):
+        assert result.update[0].indices.tolist() == [3, 4]  # and not 0, which is 2
+        assert result.update[0].values.tolist() == [-1.5, 2.0]
+        assert state.threshold == pytest.approx(2.0 * 1.008)
+
+
+@pytest.mark.parametrize("rule", ["repaired", "published"])
+def test_a_run_goes_on_from_its_middle(rule: str) -> None:
+    n, d, layout = 3, 200, micro.Layout.flat(200)
+    made = reducer(rule, 0.05, repartition=6, reevaluate=4, balance=1.0)
+    with closing(micro.Simulation(made, layout, n)) as simulation:
+        for step in range(9):  # between two repartitions and two re-evaluations
+            simulation.step(layers(step, n, d).float())
+        saved = simulation.state_dict()
+        expected = [simulation.step(layers(step, n, d).float(), residuals=True) for step in range(9, 20)]
+    with closing(micro.Simulation(made, layout, n)) as resumed:
+        resumed.load_state_dict(saved)
+        for step, taken in zip(range(9, 20), expected, strict=True):
+            again = resumed.step(layers(step, n, d).float(), residuals=True)
+            assert torch.equal(again.update, taken.update)
+            assert again.residuals is not None
+            assert taken.residuals is not None
+            assert torch.equal(again.residuals, taken.residuals)
+
+
+# --- the reused threshold ---------------------------------------------------------------------------------------------
+
+
+def select(selector: Reused, state: ReusedState, acc: Tensor, k: int, step: int) -> list[int]:
+    found = selector.select(state, acc, Step(step, k, 0, micro.Layout.flat(acc.numel())), micro.SoloComm())
+    assert found.indices.dtype == torch.int32
+    return found.indices.tolist()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.05, 0.9, 1e3, 1e-3, 0.0])
+@pytest.mark.parametrize("k", [1, 7, 60, 500])
+def test_repaired_is_top_k_whatever_the_scale_does(scale: float, k: int) -> None:
+    state, selector = ReusedState(), Reused()
+    for step in range(6):
+        acc = laplace(step, 1, 300)[0].float() * scale**step
+        acc[::3] = 0
+        entries = {j: a for j, a in enumerate(acc.tolist()) if a != 0}
+        chosen = select(selector, state, acc, k, step)
+        assert chosen == sorted(by_size(entries, k))
+        if chosen:  # the next scan begins a little lower
+            assert state.threshold == pytest.approx(0.95 * min(abs(entries[j]) for j in chosen))
+
+
+def test_published_steers_by_the_authors_constants() -> None:
+    selector, state = Reused(rule="published"), ReusedState()
+    acc = torch.arange(100, dtype=torch.float64)
+    assert select(selector, state, acc, 12, 0) == list(range(89, 100))  # strictly above the 12th, 88
+    assert state.threshold == 88.0
+    assert len(select(selector, state, 0.93 * acc, 12, 1)) == 5
+    assert state.threshold == pytest.approx(88 / 1.012)
+    state.threshold = 84.0  # 15 pass, less than 16 and not more: no factor before, 1.012 after
+    assert select(selector, state, acc, 12, 2) == list(range(85, 100))
+    assert state.threshold == 84.0
+    state.threshold = 83.5  # 16 pass: no more than 4k/3, but more than 5k/4
+    assert len(select(selector, state, acc, 12, 3)) == 16
+    assert state.threshold == pytest.approx(83.5 * 1.012)
+    state.threshold = 80.0  # 19, then 17 at 82.4, then 15 at 84.872
+    assert select(selector, state, acc, 12, 4) == list(range(85, 100))
+    assert state.threshold == pytest.approx(80 * 1.03**2)
+    state.threshold = 10.0  # five factors are not enough
+    assert select(selector, state, acc, 12, 5) == list(range(12, 100))
+    assert state.threshold == pytest.approx(10 * 1.03**5 * 1.012)
+    assert len(select(selector, state, acc, 12, 32)) == 11  # searched anew
+
+
+def test_published_goes_on_where_the_authors_code_fails() -> None:
+    """Nothing but zeros at a re-evaluation: the global threshold is found at the next step instead."""
+    made = reducer("published", 0.1, balance=None)
+    with closing(micro.Simulation(made, micro.Layout.flat(40), 3, dtype=torch.float64)) as simulation:
+        assert not simulation.step(torch.zeros(3, 40, dtype=torch.float64)).update.any()
+        later = simulation.step(normal(1, 3, 40))
+        assert int(torch.count_nonzero(later.update)) == 4
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Reused(rule="exact"), "rule of reused must be one of repaired, published, got 'exact'"),  # type: ignore[arg-type]
+        (lambda: Reused(reevaluate=0), "reevaluate of reused must be at least 1, got 0"),
+        (lambda: Oktopk(rule="exact"), "rule of oktopk must be one of repaired, published, got 'exact'"),  # type: ignore[arg-type]
+        (lambda: Oktopk(repartition=0), "repartition of oktopk must be at least 1, got 0"),
+        (lambda: Oktopk(reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
+        (lambda: Oktopk(balance=0.5), "balance of oktopk must be at least 1, or null for never, got 0.5"),
+    ],
+)
+def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_values_must_travel_as_they_are() -> None:
+    with pytest.raises(ValueError, match="oktopk"):
+        micro.SparseReducer(Reused(), 0.1, exchange=Oktopk(), codec=micro.Half())

@@ -1,0 +1,82 @@
+"""The largest of each piece against sorting each by itself."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro import kernels
+from micro.kernels import reference
+from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
+
+LENGTHS = (5000, 1, 0, 300, 4096, 7, 20_000)
+
+
+def by_sorting(x: Tensor, lengths: tuple[int, ...], counts: list[int]) -> list[int]:
+    chosen, start = [], 0
+    for length, count in zip(lengths, counts, strict=True):
+        ranked = sorted(range(start, start + length), key=lambda i: (-abs(float(x[i])), i))
+        chosen += sorted(ranked[:count])
+        start += length
+    return chosen
+
+
+def vector(kind: str, dtype: torch.dtype) -> Tensor:
+    x = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    scales = torch.cat([torch.full((length,), 10.0**-i) for i, length in enumerate(LENGTHS)])
+    made = {"scaled": x * scales, "zero": 0 * x, "tied": x.sign(), "few": torch.where(x > 3, x, 0), "steps": x.round()}
+    return made[kind].to(dtype)
+
+
+@pytest.mark.parametrize("kind", ["scaled", "zero", "tied", "few", "steps"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("counts", [[50, 1, 0, 3, 41, 1, 200], [5000, 5, 2, 0, 4096, 7, 1], [0, 0, 0, 0, 0, 0, 0]])
+def test_the_largest_of_each_piece(kind: str, dtype: torch.dtype, counts: list[int]) -> None:
+    x = vector(kind, dtype)
+    found = largest_of_each(x, pieces_of(LENGTHS), counts)
+    assert found.dtype == torch.int32
+    assert found.tolist() == by_sorting(x, LENGTHS, counts)
+
+
+@pytest.mark.parametrize("thresholds", [[1.0, 0.0, 1.0, 0.5, float("inf"), 0.1, 2.0]])
+def test_compiled_scan_by_piece_is_the_reference(thresholds: list[float]) -> None:
+    x, spans = vector("scaled", torch.float32), pieces_of(LENGTHS).spans
+    got = kernels.above_by_piece(x, spans, torch.tensor(thresholds))
+    expected = reference.above_by_piece(x, spans, torch.tensor(thresholds))
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
+
+
+def test_pieces_may_leave_gaps() -> None:
+    x = vector("scaled", torch.float32)
+    found = largest_of_each(x, pieces_at(((10, 20), (5001, 9397))), [3, 2])
+    assert found.tolist() == [10 + i for i in by_sorting(x[10:20], (10,), [3])] + [
+        5001 + i for i in by_sorting(x[5001:9397], (4396,), [2])
+    ]
+
+
+def test_no_pieces_give_nothing() -> None:
+    assert largest_of_each(torch.ones(5), pieces_at(()), []).tolist() == []
+
+
+def test_top_k_of_each_layer_takes_the_same_share_of_each_and_at_least_one() -> None:
+    layout = micro.Layout(("w", "b", "v"), ((20, 10), (3,), (100,)))
+    reducer = micro.SparseReducer(micro.TopK(scope="layer"), 0.05)
+    simulation = micro.Simulation(reducer, layout, 1, dtype=torch.float64)
+    grads = torch.randn(1, 303, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    update = simulation.step(grads).update
+    simulation.close()
+    assert [int((piece != 0).sum()) for piece in layout.split(update).values()] == [9, 1, 4]  # of 15 / 303 each
+    assert set(update.nonzero().view(-1).tolist()) == set(by_sorting(grads[0], (200, 3, 100), [9, 1, 4]))
+
+
+def test_scope_must_be_known() -> None:
+    with pytest.raises(ValueError, match="scope of topk must be one of model, layer, got 'tensor'"):
+        micro.TopK(scope="tensor")  # type: ignore[arg-type]
+
+
+def test_kth_of_each_run() -> None:
+    lengths, ranks = torch.tensor([4, 0, 3, 5]), torch.tensor([2, 1, 0, 6])
+    for dtype in (torch.float32, torch.float64):
+        magnitudes = torch.tensor([1.0, 5.0, 3.0, 5.0, 7.0, 8.0, 9.0, 1.0, 1.0, 2.0, 3.0, 4.0], dtype=dtype)
+        assert kernels.kth_by_run(magnitudes, lengths, ranks).tolist() == [5.0, 0.0, float("inf"), 0.0]

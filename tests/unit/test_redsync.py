@@ -1,0 +1,146 @@
+"""RedSync: the baseline of public code step by step, and between k and 2k whatever the gradient."""
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.selectors.redsync import MARGIN, RedSync, RedSyncState, bisect
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def published_choice(acc: Vector, k: int) -> tuple[list[int], str]:
+    """Return what the public code would send, and how it came to it."""
+    magnitudes = abs(acc)
+    mean, largest, low, high, rounds = magnitudes.mean(), magnitudes.max(), 0.0, 1.0, 0
+    while high - low > 0.2:
+        rounds += 1
+        ratio = low + (high - low) / 2
+        found = [i for i in range(acc.size) if magnitudes[i] > mean + ratio * (largest - mean)]
+        if k < len(found) < 2 * k:
+            return found, "found"
+        if len(found) < k / 2:
+            high = ratio
+        else:
+            low = ratio
+    assert rounds == 3
+    return found, "too few" if len(found) <= k else "too many"
+
+
+def gradients(d: int, world_size: int, step: int) -> Vector:
+    """Return (world_size, d) gradients: flat, normal and heavy-tailed in turn."""
+    rng = np.random.default_rng(100 * world_size + step)
+    kinds = [rng.uniform(-1, 1, (world_size, d)), rng.normal(size=(world_size, d)), rng.standard_t(2, (world_size, d))]
+    return kinds[step % 3] * (1 + step % 4)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_published_rule_step_by_step(world_size: int) -> None:
+    d, k, ways = 1000, 20, set()
+    reducer = micro.SparseReducer(RedSync(rule="published"), k / d, exchange=micro.Gather())
+    residuals = np.zeros((world_size, d))
+    with closing(micro.Simulation(reducer, micro.Layout.flat(d), world_size, dtype=torch.float64)) as simulation:
+        for step in range(15):
+            grads = gradients(d, world_size, step)
+            residuals += grads
+            update = np.zeros(d)
+            for rank in range(world_size):
+                chosen, how = published_choice(residuals[rank], k)
+                ways.add(how)
+                update[chosen] += residuals[rank, chosen] / world_size
+                residuals[rank, chosen] = 0
+            taken = simulation.step(torch.tensor(grads), residuals=True)
+            assert taken.residuals is not None
+            np.testing.assert_allclose(taken.update.numpy(), update, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(taken.residuals.numpy(), residuals, rtol=1e-12, atol=1e-12)
+    assert ways == {"found", "too few", "too many"}
+
+
+def test_the_published_rule_raises_the_threshold_where_it_found_too_few() -> None:
+    acc = torch.zeros(100, dtype=torch.float64)
+    acc[:7], acc[7:40] = 1.0, 0.3  # k = 10: the first round finds 7, between k / 2 and k; lowering would find 40
+    assert chosen(RedSync(rule="published"), RedSyncState(), acc, 10) == list(range(7))
+    assert published_choice(acc.numpy(), 10) == (list(range(7)), "too few")
+
+
+def chosen(selector: RedSync, state: RedSyncState, acc: Tensor, k: int) -> list[int]:
+    step = micro.sparse.Step(0, k, 0, micro.Layout.flat(acc.numel()))
+    indices: list[int] = selector.select(state, acc, step, micro.SoloComm()).indices.tolist()
+    return indices
+
+
+LAWS = {
+    "normal": lambda rng, d: rng.normal(size=d),
+    "Laplace": lambda rng, d: rng.laplace(size=d),
+    "heavy-tailed": lambda rng, d: rng.standard_t(1, size=d),
+    "log-normal": lambda rng, d: rng.lognormal(0, 3, size=d),
+    "off centre": lambda rng, d: 1 + rng.normal(size=d),
+    "spikes": lambda rng, d: rng.normal(size=d) * np.where(rng.random(d) < 0.01, 1e3, 1e-3),
+    "levels": lambda rng, d: rng.integers(-30, 30, size=d).astype(float),
+    "signs": lambda rng, d: rng.choice([-1.0, 1.0], size=d),
+    "mostly zero": lambda rng, d: rng.normal(size=d) * (rng.random(d) < 0.002),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 7, 40])
+def test_the_largest_between_k_and_2k_are_sent_whatever_the_law(law: str, dtype: torch.dtype, k: int) -> None:
+    rng, selector, state = np.random.default_rng(0), RedSync(), RedSyncState()
+    for scale in (1, 1, 1, 1e4, 1, 1e-6):
+        acc = torch.tensor(LAWS[law](rng, 3000) * scale).to(dtype)
+        magnitudes = acc.abs().tolist()
+        nonzero = sum(magnitude > 0 for magnitude in magnitudes)
+        indices = chosen(selector, state, acc, k)
+        assert min(k, nonzero) <= len(indices) <= 2 * k
+        assert indices == sorted(set(indices))
+        rest = set(range(3000)) - set(indices)
+        assert min(magnitudes[i] for i in indices) >= max(magnitudes[i] for i in rest)
+        assert min(magnitudes[i] for i in indices) > 0
+
+
+def test_ties_across_2k_leave_the_lowest_k() -> None:
+    acc = torch.tensor([0.5, -1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 1.0])
+    assert chosen(RedSync(), RedSyncState(), acc, 2) == [1, 2]
+
+
+def test_the_floor_settles_where_a_few_times_k_pass() -> None:
+    rng, selector, state, k = np.random.default_rng(0), RedSync(), RedSyncState(), 50
+    shares = []
+    for step in range(30):
+        acc = torch.tensor(rng.laplace(size=20_000)).float()
+        if step > 5:
+            assert state.floor is not None
+            shares.append(int((acc.abs() >= state.floor).sum()) / (MARGIN * k))
+        chosen(selector, state, acc, k)
+    assert min(shares) > 0.5  # a step goes without only below 1 / MARGIN
+    assert max(shares) < 2.0
+
+
+def test_zeros_are_never_sent_and_the_floor_is_forgotten() -> None:
+    selector, state = RedSync(), RedSyncState()
+    assert len(chosen(selector, state, torch.ones(100), 5)) == 5
+    assert state.floor is not None
+    assert chosen(selector, state, torch.zeros(100), 5) == []
+    assert state.floor is None
+    assert chosen(selector, state, torch.nn.functional.one_hot(torch.tensor(9), 100).double(), 5) == [9]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bisection_ends_even_between_neighbours(dtype: torch.dtype) -> None:
+    for above in (1.0, 1e-30, 0.1, 12345.678):
+        low = torch.tensor(above, dtype=dtype)
+        up_to = torch.nextafter(low, low + 1)
+        found = bisect(0.0, 1e6, above=float(low), up_to=float(up_to), dtype=dtype)
+        assert found == float(up_to)
+    assert bisect(0.0, 8.0, above=0.5, up_to=3.0, dtype=dtype) == 2.0  # 4, then 2
+
+
+def test_rules_are_known() -> None:
+    with pytest.raises(ValueError, match="rule of redsync must be one of repaired, published, got 'best'"):
+        RedSync(rule="best")  # type: ignore[arg-type]

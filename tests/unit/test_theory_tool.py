@@ -1,0 +1,71 @@
+"""The theory tool says of known vectors what is known, and writes what it promises."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from experiments import theory
+from experiments.theory import Vector
+
+
+def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
+    randomness = torch.Generator().manual_seed(0)
+    normal = theory.check(Vector("normal", torch.randn(4000, generator=randomness)))
+    equal = theory.check(Vector("equal", torch.ones(400)))
+    assert normal["holds"]
+    assert normal["worst_ratio"] < 1
+    assert abs(normal["excess_kurtosis"]) < 0.5
+    assert not equal["holds"]
+    assert not equal["below_line"]
+    assert math.isnan(equal["excess_kurtosis"])
+
+
+def test_worst_ratio_of_equal_magnitudes_is_in_closed_form() -> None:
+    row = theory.check(Vector("equal", torch.ones(400)))
+    assert row["worst_ratio"] == pytest.approx(1 / (1 - row["worst_share"]))  # (1 - s) / (1 - s)^2
+
+
+def test_errors_are_those_of_sorting() -> None:
+    values = torch.tensor([3.0, -1.0, 2.0, 0.5, -4.0])
+    numbers = theory.error_numbers(Vector("five", values))
+    squares = sorted((v * v for v in values.tolist()), reverse=True)
+    for _, row in numbers.iterrows():
+        k = round(row["share"] * 5)
+        assert row["top_k"] == pytest.approx(sum(squares[k:]) / sum(squares))
+        assert row["bound"] == pytest.approx((1 - k / 5) ** 2)
+        assert row["random_k"] == pytest.approx(1 - k / 5)
+
+
+def test_histogram_is_a_density() -> None:
+    numbers = theory.histogram_numbers(Vector("normal", torch.randn(3000)))
+    width = numbers["value"].diff().iloc[1]
+    assert numbers["density"].sum() * width == pytest.approx(1, abs=1e-3)
+    assert numbers["normal"].sum() * width == pytest.approx(1, abs=1e-3)
+
+
+def test_accumulators_hold_gradient_and_residual() -> None:
+    words = ["batch_size=4", "model=mlp"]
+    everything = theory.accumulators(words, 2, 1.0, [0, 1])  # nothing is left over, so these are gradients
+    some = theory.accumulators(words, 2, 0.01, [0, 1])
+    assert torch.equal(everything[0].values, some[0].values)
+    assert not torch.equal(everything[1].values, some[1].values)
+
+
+def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--record", "batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0", "2", "--numel", "2000"]
+    assert theory.main([*words, "--repeats", "1", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "step 2: the bound " in printed
+    assert "equal magnitudes: the bound is broken" in printed
+    stems = ("histogram", "pi-squared", "error", "operators")
+    figures = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
+    assert {path.name for path in tmp_path.iterdir()} == figures | {"theory.csv", "theory.md"}
+    assert list(pd.read_csv(tmp_path / "theory.csv")["vector"]) == ["step 0", "step 2", "equal magnitudes"]
+
+
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert theory.main(["--density", "0"]) == 2
+    assert capsys.readouterr().err == "error: density must be in (0, 1], got 0.0\n"
