@@ -1,5 +1,6 @@
 """n ranks in one process: threads stand in for workers, and everything else is the same code."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,64 @@ from micro.stats import StepStats
 T = TypeVar("T")
 
 
-class _Meeting:
-    """Where the threads of one simulated group put what they send."""
+class _Barrier:
+    """Where all ranks wait for each other, and where no more than there are cores go on at a time.
+
+    Each waits at a gate of its own, which wakes them faster than a condition; and threads that hold a seat need not
+    wrestle with all others for the interpreter's lock at every operation.
+    """
 
     def __init__(self, world_size: int) -> None:
-        self.barrier = threading.Barrier(world_size)
-        self.slots: list[Any] = [None] * world_size
+        self._world_size = world_size
+        self._lock = threading.Lock()
+        self.seats = threading.Semaphore(os.cpu_count() or 1)
+        self.reset()
+
+    def reset(self) -> None:
+        """Make it as new; nobody may be waiting."""
+        self._arrived = 0
+        self._is_broken = False
+        self._gates = [threading.Lock() for _ in range(self._world_size)]
+        for gate in self._gates:
+            gate.acquire()
+
+    def wait(self, rank: int) -> None:
+        """Return when all ranks have come; raise BrokenBarrierError if one never will."""
+        with self._lock:
+            if self._is_broken:
+                raise threading.BrokenBarrierError
+            self._arrived = (self._arrived + 1) % self._world_size
+            is_last = self._arrived == 0
+        if not is_last:
+            self.seats.release()
+            self._gates[rank].acquire()
+            self.seats.acquire()
+            if self._is_broken:
+                raise threading.BrokenBarrierError
+            return
+        for other, gate in enumerate(self._gates):
+            if other != rank:
+                gate.release()
+
+    def abort(self) -> None:
+        """Let everybody go who waits or will wait, with an error."""
+        with self._lock:
+            self._is_broken = True
+            for gate in self._gates:
+                if gate.locked():
+                    gate.release()
+
+
+class _Meeting:
+    """Where the threads of one simulated group put what they send.
+
+    There are two sets of slots, used in turn: who begins a collective has left the one before, so nobody still reads
+    what the one before that has put.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.barrier = _Barrier(world_size)
+        self.slots: tuple[list[Any], list[Any]] = ([None] * world_size, [None] * world_size)
         self.sums: list[Any] = [None] * world_size
 
 
@@ -32,39 +85,40 @@ class ThreadComm(Comm):
     def __init__(self, rank: int, world_size: int, meeting: _Meeting) -> None:
         super().__init__(rank, world_size)
         self._meeting = meeting
+        self._turn = 0
+
+    def restart(self) -> None:
+        """Begin anew after some ranks left a collective that others had not reached."""
+        self._turn = 0
 
     def _put(self, item: Any) -> list[Any]:
-        self._meeting.slots[self.rank] = item
-        self._meeting.barrier.wait()
-        return self._meeting.slots
-
-    def _leave(self) -> None:
-        self._meeting.barrier.wait()  # nobody may overwrite a slot that another still reads
+        """Show ``item``, which must not change any more, to all ranks; return what each has shown."""
+        self._turn ^= 1
+        slots = self._meeting.slots[self._turn]
+        slots[self.rank] = item
+        self._meeting.barrier.wait(self.rank)
+        return slots
 
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
-        torch.stack(self._put(row), out=rows)
-        self._leave()
+        torch.stack(self._put(row.clone()), out=rows)
 
     def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        everyone = self._put(sent.split(sent_sizes))
+        everyone = self._put(sent.clone().split(sent_sizes))
         torch.cat([parts[self.rank] for parts in everyone], out=received)
-        self._leave()
 
     def _all_reduce_(self, x: Tensor) -> None:
-        everyone = self._put(x.tensor_split(self.world_size))
+        everyone = self._put(x.tensor_split(self.world_size))  # not copied: x changes when all have read it
         mine = everyone[0][self.rank].clone()
         for parts in everyone[1:]:
             mine += parts[self.rank]
         self._meeting.sums[self.rank] = mine
-        self._meeting.barrier.wait()
+        self._meeting.barrier.wait(self.rank)
         torch.cat(self._meeting.sums, out=x)
-        self._leave()
 
     def _broadcast_(self, x: Tensor, source: int) -> None:
-        everyone = self._put(x)
+        everyone = self._put(x.clone() if self.rank == source else None)
         if self.rank != source:
             x.copy_(everyone[source])
-        self._leave()
 
 
 def _use_one_thread() -> None:
@@ -87,7 +141,7 @@ class SimulatedGroup:
         self.comms = [ThreadComm(rank, world_size, self._meeting) for rank in range(world_size)]
         threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(world_size, thread_name_prefix="rank", initializer=_use_one_thread)
-        self.run(lambda _: self._meeting.barrier.wait())  # all at once, so that every rank's thread starts now
+        self.run(lambda comm: self._meeting.barrier.wait(comm.rank))  # so that every rank's thread starts now
         torch.set_num_threads(threads)  # new threads take the last number set: put it back for everybody else
 
     def run(self, work: Callable[[Comm], T]) -> list[T]:
@@ -100,15 +154,20 @@ class SimulatedGroup:
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         if errors:
             self._meeting.barrier.reset()
+            for comm in self.comms:
+                comm.restart()
             raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
         return [future.result() for future in futures]
 
     def _guarded(self, work: Callable[[Comm], T], comm: Comm) -> T:
+        self._meeting.barrier.seats.acquire()
         try:
             return work(comm)
         except BaseException:
             self._meeting.barrier.abort()
             raise
+        finally:
+            self._meeting.barrier.seats.release()
 
     def close(self) -> None:
         """End the threads."""
