@@ -3,6 +3,7 @@
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.harness.compose import CONF, compose_all, expand
@@ -115,10 +116,29 @@ def test_every_choice_of_every_group_composes() -> None:
     assert compose_one("cluster=simulated", "cluster.world_size=16").world_size == 16
 
 
-def test_every_study_composes_and_names_its_runs_apart() -> None:
+def write_images(root: Path) -> Path:
+    """Write 100 images in the layout of CIFAR-10."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    batch = {b"data": np.zeros((100, 3072), np.uint8), b"labels": [i % 10 for i in range(100)]}
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        (folder / name).write_bytes(pickle.dumps(batch))
+    return root
+
+
+def test_every_study_composes_and_names_its_runs_apart(tmp_path: Path) -> None:
+    root = write_images(tmp_path)
     for study in studies():
-        names = [run_name(config) for config in compose_all(jobs(study, []))]
+        words = [f"dataset.root={root}"] if "cifar10" in study else []
+        names = [run_name(config) for config in compose_all(jobs(study, words))]
         assert len(set(names)) == len(names) > 1
+
+
+def test_a_study_of_conf_experiment_has_the_last_word_but_for_the_command_line(tmp_path: Path) -> None:
+    words = ["experiment=cifar10_small", f"dataset.root={write_images(tmp_path)}"]
+    config = compose_one(*words)
+    assert (config.epochs, config.lr, config.batch_size, config.world_size) == (2, 0.05, 16, 4)
+    assert compose_one(*words, "epochs=7").epochs == 7
 
 
 def test_a_study_that_is_not_there_is_named() -> None:
