@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -33,6 +33,7 @@ from experiments.harness.comparing import (
     timing_gradient,
     trial,
 )
+from experiments.harness.equal_bytes import match_bytes
 from experiments.harness.errors import UserError
 from experiments.harness.plotting import in_order, label, save
 from experiments.harness.recorded import record
@@ -77,6 +78,7 @@ class Comparison:
         rows: one per method, stream and world size.
         steps: one per step of these.
         times: of selection, one per method and length.
+        matches: densities at which methods send as much as another one.
         failures: what went wrong, one line each.
         interrupted: the user stopped it.
     """
@@ -84,6 +86,7 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     steps: list[Row] = field(default_factory=list)
     times: list[Row] = field(default_factory=list)
+    matches: list[Row] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -110,7 +113,7 @@ def measure(options: argparse.Namespace, methods: dict[str, micro.Reducer]) -> C
     done = Comparison()
     kernels.prepare()
     total = len(options.streams) * len(options.world_sizes) * len(methods)
-    total += len(options.select_numel) * len(methods)
+    total += (len(options.select_numel) + bool(options.equal_bytes)) * len(methods)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=total)
@@ -134,6 +137,8 @@ def _parts(options: argparse.Namespace, methods: dict[str, micro.Reducer], done:
                     done.rows.append(row)
                     done.steps += steps
                 yield what
+        if options.equal_bytes and stream == options.streams[-1]:
+            yield from _matches(options, gradients, done)
     for numel in options.select_numel:
         gradient = timing_gradient(numel, options.density)
         done.times += [
@@ -146,6 +151,24 @@ def _parts(options: argparse.Namespace, methods: dict[str, micro.Reducer], done:
                 seconds = time_selection(reducer, gradient, options.repeats)
                 done.times.append({"method": name, "numel": numel, "select_s": seconds})
             yield what
+
+
+def _matches(options: argparse.Namespace, gradients: Gradients, done: Comparison) -> Iterator[str]:
+    """Find for each method the density at which it sends what the one named sends at the density asked for."""
+    world_size = _shown(options.world_sizes)
+    (reducer,) = build_methods([options.equal_bytes], options.density).values()
+    row, _ = trial(options.equal_bytes, reducer, gradients, world_size)
+    for name in options.methods:
+        what = f"{name} with the bytes of {options.equal_bytes}"
+        with _guarded(what, done):
+            found = match_bytes([name], row["bytes_share"], options.density, gradients, world_size)
+            done.matches += [asdict(match) for match in found]
+        yield what
+
+
+def _shown(world_sizes: Sequence[int]) -> int:
+    """Return the number of workers that figures of one number show."""
+    return SHOWN_AT if SHOWN_AT in world_sizes else max(world_sizes)
 
 
 @contextmanager
@@ -178,7 +201,7 @@ def write(done: Comparison, options: argparse.Namespace, words: Sequence[str]) -
     title = f"density {options.density:g}"
     if done.rows:
         numbers, steps = _numbered(done.rows), pd.DataFrame(done.steps)
-        shown = SHOWN_AT if SHOWN_AT in set(numbers["world_size"]) else int(numbers["world_size"].max())
+        shown = _shown([int(n) for n in numbers["world_size"].unique()])
         written += [write_csv(numbers, out / "compare.csv"), _write_report(done, numbers, shown, options, words)]
         written += _draw(numbers, steps[steps["world_size"] == shown], shown, title, out)
     times = pd.DataFrame(done.times, columns=["method", "numel", "select_s"])
@@ -251,6 +274,11 @@ def _write_report(
         parts.append(f"## {TITLES[str(stream)]}: {about}\n")
         parts.append(f"On the front, least bytes first, {fronts}.\n")
         parts.append(table(["method", *(name for name, _, _ in COLUMNS)], lines) + "\n")
+    if done.matches:
+        lines = [[label(m["method"]), f"{m['density']:.4g}", f"{m['bytes_share']:.3g}"] for m in done.matches]
+        asked = f"{label(options.equal_bytes)} at density {options.density:g}, {shown} workers"
+        parts.append(f"## Equal bytes: as many as {asked}\n")
+        parts.append(table(["method", "density", "sent"], lines) + "\n")
     path = options.out / "compare.md"
     path.write_text("\n".join(parts))
     return Path(path)
@@ -259,6 +287,8 @@ def _write_report(
 def _check(options: argparse.Namespace) -> None:
     options.methods = chosen([name for name in options.methods.split(",") if name], known_methods(), "methods")
     options.streams = chosen(options.streams, list(TITLES), "streams")
+    if options.equal_bytes:
+        chosen([options.equal_bytes], known_methods(), "--equal-bytes")
     options.world_sizes = sorted(set(options.world_sizes))
     for key in ("numel", "steps", "repeats"):
         if getattr(options, key) < 1:
@@ -282,6 +312,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], metavar="N")
     parser.add_argument("--density", type=float, default=0.01, help="share asked for, in (0, 1] (%(default)s)")
+    parser.add_argument(
+        "--equal-bytes",
+        metavar="METHOD",
+        help="find densities at which all send what this one does, on the last stream",
+    )
     parser.add_argument("--numel", type=int, default=50_000, help="length d of drawn gradients (%(default)s)")
     parser.add_argument("--steps", type=int, default=60, help="steps of each run (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of drawn gradients (%(default)s)")

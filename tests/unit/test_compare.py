@@ -17,6 +17,7 @@ from experiments import compare
 from experiments.benchmarks import select
 from experiments.harness import drawing_compare as drawing
 from experiments.harness.comparing import build_methods, known_methods, trial
+from experiments.harness.equal_bytes import match_bytes
 from experiments.harness.errors import UserError
 from experiments.harness.labelling import front
 from experiments.harness.plotting import LOOKS, label
@@ -53,6 +54,18 @@ def test_a_stream_is_the_same_in_any_world_that_holds_the_rank(stream: str) -> N
     assert torch.equal(large.of(3, 2), little.of(3, 2))
     assert not torch.equal(large.rows[0, 0], large.rows[0, 1])
     assert not torch.equal(large.rows[0, 0], large.rows[1, 0])
+
+
+def test_densities_of_equal_bytes_send_equal_bytes() -> None:
+    gradients, wanted = small(numel=30_000), 0.02
+    matches = {m.method: m for m in match_bytes(["topk_gather", "cltk", "dense", "int8"], wanted, 0.1, gradients, N)}
+    assert set(matches) == {"topk_gather", "cltk"}  # the others send everything, whatever is asked
+    for name, match in matches.items():
+        (reducer,) = build_methods([name], match.density).values()
+        assert trial(name, reducer, gradients, N)[0]["bytes_share"] == match.bytes_share
+        assert match.bytes_share == pytest.approx(wanted, rel=0.02)
+    # 8 (n-1) p d bytes of pairs against 12 p d (n-1) / n: n / 1.5 times as many at the same density
+    assert matches["cltk"].density / matches["topk_gather"].density == pytest.approx(N / 1.5, rel=0.05)
 
 
 def test_correlated_ranks_share_half_of_their_variance() -> None:
