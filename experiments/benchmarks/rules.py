@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 import micro
+from experiments.harness import streams
 from experiments.harness.drawing import draw_rules
 from experiments.harness.plotting import save
 from micro.randomness import generator
@@ -48,30 +49,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     console.print(table)
 
 
-def _normal(numel: int, randomness: torch.Generator) -> Tensor:
-    return torch.randn(numel, generator=randomness)
-
-
-def _laplace(numel: int, randomness: torch.Generator) -> Tensor:
-    magnitudes = torch.empty(numel).exponential_(generator=randomness)
-    return magnitudes * (torch.randint(2, (numel,), generator=randomness) * 2 - 1)
-
-
-def _student(numel: int, randomness: torch.Generator) -> Tensor:
-    chi_squared = torch.randn(3, numel, generator=randomness).square().sum(0)
-    return torch.randn(numel, generator=randomness) / (chi_squared / 3).sqrt()
-
-
-def _layers(numel: int, randomness: torch.Generator) -> Tensor:
-    scales = 10 ** torch.linspace(-2, 0, 8)
-    return torch.randn(numel, generator=randomness) * scales.repeat_interleave(-(-numel // 8))[:numel]
-
-
 STREAMS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    "normal": _normal,
-    "Laplace": _laplace,
-    "Student t(3)": _student,
-    "layers of different scale": _layers,
+    "normal": streams.normal,
+    "Laplace": streams.laplace,
+    "Student t(3)": streams.student,
+    "layers of different scale": streams.layers,
 }
 
 
