@@ -29,6 +29,7 @@ from experiments.harness.streams import TITLES
 
 COLUMNS = 5
 FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis
+PUBLISHED = "_published"  # what the yaml of a published form is called, after the method
 REFERENCES: dict[str, LineSettings] = {
     "torch.topk": {"color": BLACK, "linestyle": DASHES[1], "linewidth": 0.8},
     "one read": {"color": GREY, "linestyle": DASHES[2], "linewidth": 0.8},
@@ -114,6 +115,9 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
         "cumulative_error": "error of the sum of all updates, at the last step",
     }
     handles = [Line2D([], [], label="no method sends less at a smaller error", color=BLACK, linewidth=0.7)]
+    if drawn["method"].str.endswith(PUBLISHED).any():
+        hollow: LineSettings = {"color": BLACK, "marker": "o", "markerfacecolor": "none", "linestyle": "none"}
+        handles.append(Line2D([], [], label="published form of the same mark; named on the front alone", **hollow))
     head(figure, title, handles)
     placings = [
         _draw_front(axes, drawn, error, text) for axes, (error, text) in zip(panels, titles.items(), strict=True)
@@ -132,14 +136,18 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, error: str, text: str) -> Callab
     best = front(points)
     axes.plot([x for x, _ in best], [y for _, y in best], color=BLACK, linewidth=0.7, zorder=1)
     looks = [look(method) for method in finite["method"]]
-    for point, method in zip(points, looks, strict=True):
-        axes.plot(*point, color=method.color, marker=method.marker, linestyle="none", zorder=2)
+    published = [str(method).endswith(PUBLISHED) for method in finite["method"]]
+    for point, method, hollow in zip(points, looks, published, strict=True):
+        face = "none" if hollow else method.color
+        axes.plot(*point, color=method.color, marker=method.marker, markerfacecolor=face, linestyle="none", zorder=2)
+    names = [
+        "" if hollow and point not in best else method.name
+        for point, method, hollow in zip(points, looks, published, strict=True)
+    ]
     axes.set(xscale="log", yscale="log", ylabel=f"relative error ({FLOOR:g}: or less)")
     axes.set_title(text, loc="left")
     _widen(axes)
-    return lambda: name_points(
-        axes, points, [method.name for method in looks], [method.color for method in looks], best
-    )
+    return lambda: name_points(axes, points, names, [method.color for method in looks], best)
 
 
 def _widen(axes: Axes) -> None:

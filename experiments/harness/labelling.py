@@ -54,6 +54,7 @@ def name_points(
 ) -> None:
     """Write each name near its point, with a line to it where it had to go further away; ``path`` stays free too.
 
+    An empty name is not written, but nothing is written over its point.
     The figure's layout and the limits of ``axes`` must be settled: places are chosen for them.
     """
 
@@ -69,6 +70,8 @@ def name_points(
     lines: list[tuple[float, float]] = []
     on_path = [spot for start, end in pairwise(corners) for spot in _along(start, end)]
     for center, name, color, point in zip(centers, names, colors, points, strict=True):
+        if not name:
+            continue
         box = _best_place(center, _width(name), frame, markers, placed, lines, on_path)
         placed.append(box)
         x, y = (box.left + box.right) / 2, (box.bottom + box.top) / 2
