@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.harness.drawing import RULES, draw_convergence, draw_density, draw_rules, draw_times
+from experiments.harness.drawing import RULES, draw_convergence, draw_density, draw_methods, draw_rules, draw_times
 from experiments.harness.errors import UserError
 from experiments.harness.frames import METHOD, Frames, load, parse_selection
 from experiments.harness.plotting import human, label, save
@@ -112,6 +112,10 @@ def draw_all(frames: Frames, out: Path) -> list[Path]:
     for group in groups(frames):
         for kind, figure, numbers in _figures(group):
             written += save(figure, numbers, out / f"{kind}-{group.stem}")
+    for (model, dataset, world_size), rows in summarise(frames).groupby(["model", "dataset", "world_size"]):
+        if rows["sparsifier"].nunique() > 1 and (rows["density"] < 1).any():
+            title = f"{human(str(model))} on {human(str(dataset))}, {world_size} workers"
+            written += save(draw_methods(rows, title), rows, out / f"methods-{model}-{dataset}-n{world_size}")
     return written
 
 

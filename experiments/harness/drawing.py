@@ -123,6 +123,52 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
 
 
 @style()
+def draw_methods(numbers: pd.DataFrame, title: str) -> Figure:
+    """Accuracy and bytes of every method, a line each; a bar spans the seeds. Takes rows of ``summarise``.
+
+    The density that most methods were asked for is drawn full, another one hollow, with the density beside it.
+    """
+    names = [label(str(row["sparsifier"]), str(row["variant"])) for _, row in numbers.iterrows()]
+    lines = list(dict.fromkeys(names))
+    figure = new_figure(PAGE_INCHES, 1.0 + 0.16 * len(lines))
+    left, right = figure.subplots(1, 2, sharey=True)
+    usual = numbers.loc[numbers["density"] < 1, "density"].mode().max()
+    for name, (_, row) in zip(names, numbers.iterrows(), strict=True):
+        height, color, others = (
+            lines.index(name),
+            look(str(row["sparsifier"])).color,
+            row["density"] not in (1.0, usual),
+        )
+        mark: LineSettings = {"color": color, "marker": "o", "markerfacecolor": "white" if others else color}
+        left.errorbar(row["accuracy"], height, xerr=row["accuracy_half_range"], elinewidth=0.8, **mark)
+        right.plot(row["bytes_sent"], height, linestyle="none", **mark)
+        if others:
+            twin = numbers[(numbers["sparsifier"] == row["sparsifier"]) & (numbers["density"] == usual)]["bytes_sent"]
+            side = -1 if (twin > row["bytes_sent"]).any() else 1  # away from the method's other point
+            right.annotate(
+                f"{row['density']:.2g}",
+                (row["bytes_sent"], height),
+                xytext=(4 * side, 0),
+                textcoords="offset points",
+                ha="left" if side > 0 else "right",
+                va="center",
+                fontsize=5.5,
+            )
+    left.set_yticks(range(len(lines)), lines)
+    left.invert_yaxis()
+    left.set(xlabel="test accuracy (%), mean and range over seeds")
+    left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+    right.set(xlabel="bytes sent per step and worker", xscale="log")
+    right.margins(x=0.12)
+    handles = [Line2D([], [], label=f"density {usual:g}, or everything", color=BLACK, marker="o", linestyle="none")]
+    if len(lines) < len(names) or (numbers["density"] < 1).any():
+        hollow: LineSettings = {"color": BLACK, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+        handles.append(Line2D([], [], label="the density beside it", **hollow))
+    head(figure, title, handles)
+    return figure
+
+
+@style()
 def draw_rules(frame: pd.DataFrame, title: str) -> Figure:
     """Density, and below it the threshold, over steps: one column of panels per rule, one line per stream.
 

@@ -150,7 +150,8 @@ def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_figure_is_written_with_its_numbers(drawn: Path) -> None:
     names = ["convergence", "density", "rules-micro", "time"]
     group = "resnet18-cifar10-n8-d0.01"
-    expected = {f"{name}-{group}.{suffix}" for name in names for suffix in ("pdf", "png", "csv")}
+    stems = [*(f"{name}-{group}" for name in names), "methods-resnet18-cifar10-n8"]
+    expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
     assert {path.name for path in drawn.iterdir()} == expected | {"summary.csv", "summary.md"}
 
 
