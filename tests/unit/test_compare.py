@@ -14,7 +14,7 @@ from rich.console import Console
 
 import micro
 from experiments import compare
-from experiments.benchmarks import select
+from experiments.benchmarks import select, transform
 from experiments.harness import drawing_compare as drawing
 from experiments.harness.comparing import build_methods, known_methods, trial
 from experiments.harness.equal_bytes import match_bytes
@@ -253,3 +253,11 @@ def test_selection_benchmark_writes_its_ratios(tmp_path: Path) -> None:
     (row,) = pd.read_csv(tmp_path / "select.csv").to_dict("records")
     assert row["ours / torch.where"] > 0
     assert row["ours / torch.sum"] > 0
+
+
+def test_transforms_are_timed_at_their_own_lengths() -> None:
+    frame = transform.measure([64, 67, 97], rounds=2)
+    assert frame["numel"].tolist() == [64, 67, 97]
+    assert frame["padded"].tolist() == [64, 72, 100]
+    assert (frame[["ours_ms", "rfft_ms"]] > 0).all(axis=None)
+    assert frame["ours_share"].iloc[0] == 1.0
