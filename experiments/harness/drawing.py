@@ -159,7 +159,7 @@ def draw_methods(numbers: pd.DataFrame, title: str) -> Figure:
     left.set(xlabel="test accuracy (%), mean and range over seeds")
     left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     right.set(xlabel="bytes sent per step and worker", xscale="log")
-    right.margins(x=0.12)
+    right.margins(x=0.18)
     handles = [Line2D([], [], label=f"density {usual:g}, or everything", color=BLACK, marker="o", linestyle="none")]
     if len(lines) < len(names) or (numbers["density"] < 1).any():
         hollow: LineSettings = {"color": BLACK, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}

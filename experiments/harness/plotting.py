@@ -133,6 +133,7 @@ NAMES = {
     "lstm_lm": "LSTM-LM",
     "ncf": "NCF",
     "googlenet": "GoogLeNet",
+    "resnet8": "ResNet-8",
     "resnet18": "ResNet-18",
     "resnet20": "ResNet-20",
     "resnet50": "ResNet-50",
