@@ -108,7 +108,8 @@ def gradients(net: nn.Module) -> dict[str, Tensor]:
 
 
 def residuals(saved: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: piece for bucket in saved["buckets"] for name, piece in bucket["residual"].items()}
+    kept = [bucket["memory"].get("residual", {}) for bucket in saved["buckets"]]
+    return {name: piece for pieces in kept for name, piece in pieces.items()}
 
 
 def over_ranks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
