@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.reducers.base import saved_layout
+from tests.sparsifiers import TABLE
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NEW_LINES = [
@@ -32,6 +33,7 @@ TINY_MB = 1e-4  # about one layer of Net per bucket
 TOPK = micro.SparseReducer(micro.TopK(), density=0.1, exchange=micro.Gather())
 MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
 DENSE = micro.DenseReducer()
+ROWS = {row.name: row for row in TABLE}  # a row holds functions without a name, which do not travel to a process
 REDUCERS = {"topk": TOPK, "micro": MICRO, "dense": DENSE}
 
 pytestmark = pytest.mark.dist
@@ -218,6 +220,11 @@ def hook_and_loop(reducer: micro.Reducer, settings: dict[str, Any], timed: bool 
             reducer.reduce_(states[layout.names], flat, comm)
             same.append(torch.equal(flat, layout.flatten(got)))
     return same
+
+
+def hook_and_loop_of(name: str, settings: dict[str, Any]) -> list[bool]:
+    """Do the same with a method of the table."""
+    return hook_and_loop(ROWS[name].make(0.05, 0), settings)
 
 
 def dense_beside_ddp(settings: dict[str, Any]) -> list[bool]:
@@ -428,6 +435,12 @@ def test_an_unused_parameter_of_a_static_graph_does_no_harm(reducer: str) -> Non
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_hook_equals_the_plain_loop(reducer: str, settings: str) -> None:
     for same in ranks(2).run(hook_and_loop, REDUCERS[reducer], ONCE[settings]):
+        assert all(same)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_hook_equals_the_plain_loop_for_every_method(name: str) -> None:
+    for same in ranks(2).run(hook_and_loop_of, name, ONCE["one bucket"]):
         assert all(same)
 
 
