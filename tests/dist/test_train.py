@@ -117,7 +117,7 @@ def test_a_killed_run_keeps_its_records_and_starts_anew(tmp_path: Path) -> None:
     assert recorded
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for((folder / "attempts" / "1" / "steps.jsonl").exists)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell may have told all it starts behind it to ignore
     process.wait(timeout=30)
     assert read_records(folder / "attempts" / "1" / "steps.jsonl") == recorded
 
