@@ -17,6 +17,7 @@ from micro.parts import check_rule
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
 
 Rule = Literal["repaired", "published"]
+DEFAULT_PERIOD = 32  # steps, as in public code
 Spans = Sequence[tuple[int, int]]
 
 NUM_BINS = 32  # counts of sums by magnitude that each rank tells the others: 128 bytes
@@ -75,7 +76,7 @@ class Oktopk(Exchange[OktopkState]):
 
     rule: Rule = "repaired"
     repartition: int = 64
-    reevaluate: int = 32
+    reevaluate: int = DEFAULT_PERIOD
     balance: float | None = 4.0
     name: ClassVar[str] = "oktopk"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
@@ -86,6 +87,8 @@ class Oktopk(Exchange[OktopkState]):
         for name, value in (("repartition", self.repartition), ("reevaluate", self.reevaluate)):
             if value < 1:
                 raise ValueError(f"{name} of {self.name} must be at least 1, got {value}")
+        if self.rule == "repaired" and self.reevaluate != DEFAULT_PERIOD:
+            raise ValueError(f"reevaluate of {self.name} is for rule=published; repaired is exact at every step")
         if self.balance is not None and not self.balance >= 1:
             raise ValueError(f"balance of {self.name} must be at least 1, or null for never, got {self.balance}")
 

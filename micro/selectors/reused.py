@@ -13,6 +13,7 @@ from micro.selectors.base import Selector
 from micro.sparse import Selection, Step
 
 Rule = Literal["repaired", "published"]
+DEFAULT_PERIOD = 32  # steps, as in public code
 
 SLACK = 0.95  # candidates begin this far below the last k-th magnitude: room for it to fall by the next step
 SMALLEST = 2.0**-149  # the smallest positive float32: zeros are never chosen
@@ -48,17 +49,19 @@ class Reused(Selector[ReusedState]):
     two searches searches at once.
 
     Raises:
-        ValueError: no such rule, or ``reevaluate`` less than 1.
+        ValueError: no such rule, ``reevaluate`` less than 1, or given to 'repaired'.
     """
 
     rule: Rule = "repaired"
-    reevaluate: int = 32
+    reevaluate: int = DEFAULT_PERIOD
     name: ClassVar[str] = "reused"
 
     def __post_init__(self) -> None:
         check_rule(self, *get_args(Rule))
         if self.reevaluate < 1:
             raise ValueError(f"reevaluate of {self.name} must be at least 1, got {self.reevaluate}")
+        if self.rule == "repaired" and self.reevaluate != DEFAULT_PERIOD:
+            raise ValueError(f"reevaluate of {self.name} is for rule=published; repaired is exact at every step")
 
     def start(self) -> ReusedState:
         """Return the state before the first step."""

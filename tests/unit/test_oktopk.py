@@ -166,6 +166,8 @@ STREAMS = (normal, laplace, layers, correlated, shrinking, moving)
 
 
 def reducer(rule: Any, density: float, **settings: Any) -> micro.SparseReducer:
+    if rule == "repaired":
+        settings.pop("reevaluate", None)  # it is exact at every step
     selector = Reused(rule=rule, reevaluate=settings.get("reevaluate", 32))
     return micro.SparseReducer(selector, density, exchange=Oktopk(rule=rule, **settings))
 
@@ -407,6 +409,8 @@ def test_published_goes_on_where_the_authors_code_fails() -> None:
         (lambda: Oktopk(rule="exact"), "rule of oktopk must be one of repaired, published, got 'exact'"),  # type: ignore[arg-type]
         (lambda: Oktopk(repartition=0), "repartition of oktopk must be at least 1, got 0"),
         (lambda: Oktopk(reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
+        (lambda: Reused(reevaluate=5), "reevaluate of reused is for rule=published"),
+        (lambda: Oktopk(reevaluate=5), "reevaluate of oktopk is for rule=published"),
         (lambda: Oktopk(balance=0.5), "balance of oktopk must be at least 1, or null for never, got 0.5"),
     ],
 )
