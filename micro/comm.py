@@ -15,16 +15,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from micro.traces import Op
+
 Kind = Literal["counts", "indices", "values"]
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What the collectives of one step cost this rank: bytes sent by kind, calls, seconds spent inside them."""
+    """What the collectives of one step cost this rank.
+
+    Attributes:
+        num_bytes: bytes sent, by kind.
+        elapsed_s: seconds spent inside collectives.
+        calls: each operation in turn, with its size as micro.traces.LinkTable counts it.
+    """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})
-    num_collectives: int = 0
     elapsed_s: float = 0.0
+    calls: list[tuple[Op, float]] = field(default_factory=list)
+
+    @property
+    def num_collectives(self) -> int:
+        """Number of collectives called."""
+        return len(self.calls)
 
 
 class Comm(ABC):
@@ -51,7 +64,8 @@ class Comm(ABC):
         if self.world_size == 1:
             return row[None]
         rows = row.new_empty((self.world_size, row.numel()))
-        with self._counted(kind, (self.world_size - 1) * _num_bytes(row), row.device):
+        sent = (self.world_size - 1) * _num_bytes(row)
+        with self._counted(kind, sent, row.device, ("gather_rows", _num_bytes(row))):
             self._gather_rows(rows, row.contiguous())
         return rows
 
@@ -63,7 +77,8 @@ class Comm(ABC):
         if self.world_size == 1:
             return [mine]
         received = mine.new_empty(sum(counts))
-        with self._counted(kind, (self.world_size - 1) * _num_bytes(mine), mine.device):
+        sent = (self.world_size - 1) * _num_bytes(mine)
+        with self._counted(kind, sent, mine.device, ("gather_lists", _num_bytes(mine))):
             if sum(counts):  # known everywhere, so all ranks skip together
                 self._exchange(received, mine.repeat(self.world_size), list(counts), [mine.numel()] * self.world_size)
         return list(received.split(list(counts)))
@@ -75,7 +90,7 @@ class Comm(ABC):
             return mine[None]
         received = mine.new_empty((self.world_size, own))
         sent = (mine.numel() - own) * mine.element_size()
-        with self._counted(kind, sent, mine.device):
+        with self._counted(kind, sent, mine.device, ("scatter", sent)):
             self._exchange(received.view(-1), mine, [own] * self.world_size, list(sizes))
         return received
 
@@ -93,7 +108,7 @@ class Comm(ABC):
         sizes, wanted = [piece.numel() for piece in pieces], list(received_sizes)
         received = pieces[0].new_empty(sum(wanted))
         sent = sum(_num_bytes(piece) for piece in pieces) - _num_bytes(pieces[self.rank])
-        with self._counted(kind, sent, received.device):
+        with self._counted(kind, sent, received.device, ("scatter", sent)):
             self._exchange(received, torch.cat(list(pieces)), wanted, sizes)
         return list(received.split(wanted))
 
@@ -101,7 +116,7 @@ class Comm(ABC):
         """Sum ``x`` over all ranks in place."""
         if self.world_size > 1:
             sent = 2 * _num_bytes(x) * (self.world_size - 1) / self.world_size
-            with self._counted(kind, sent, x.device):
+            with self._counted(kind, sent, x.device, ("all_reduce", _num_bytes(x))):
                 self._all_reduce_(x)
         return x
 
@@ -109,17 +124,17 @@ class Comm(ABC):
         """Copy rank ``source``'s ``x`` to all ranks in place."""
         if self.world_size > 1:
             sent = _num_bytes(x) * (self.world_size - 1) / self.world_size
-            with self._counted(kind, sent, x.device):
+            with self._counted(kind, sent, x.device, ("broadcast", _num_bytes(x))):
                 self._broadcast_(x, source)
         return x
 
     @contextmanager
-    def _counted(self, kind: Kind, num_bytes: float, device: torch.device) -> Iterator[None]:
+    def _counted(self, kind: Kind, num_bytes: float, device: torch.device, call: tuple[Op, float]) -> Iterator[None]:
         started = self.now(device)
         yield
         self.traffic.elapsed_s += self.now(device) - started
         self.traffic.num_bytes[kind] += num_bytes
-        self.traffic.num_collectives += 1
+        self.traffic.calls.append(call)
 
     @abstractmethod
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None: ...
@@ -179,7 +194,7 @@ class GroupComm(Comm):
     def all_reduce_async(self, x: Tensor) -> dist.Work:
         """Start to sum ``x`` over all ranks in place; wait for the work to end. Bytes are counted at once."""
         self.traffic.num_bytes["values"] += 2 * _num_bytes(x) * (self.world_size - 1) / self.world_size
-        self.traffic.num_collectives += 1
+        self.traffic.calls.append(("all_reduce", _num_bytes(x)))
         return dist.all_reduce(x, group=self.group, async_op=True)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from micro.comm import Traffic
+from micro.traces import Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class StepStats:
         global_count: distinct indices in the update.
         threshold: the cut on abs(acc), where there was one.
         counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm).
-        num_collectives: collectives called.
+        calls: the collectives called, each with its size as micro.traces.LinkTable counts it.
         select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of
             the reduction.
         skipped: True where a gradient held NaN or Inf and the update of all ranks is zero.
@@ -41,13 +42,18 @@ class StepStats:
     counts_bytes: float
     indices_bytes: float
     values_bytes: float
-    num_collectives: int
+    calls: tuple[tuple[Op, float], ...]
     select_s: float
     exchange_s: float
     rest_s: float
     skipped: bool
     relative_error: float | None = None
     num_bins: int | None = None
+
+    @property
+    def num_collectives(self) -> int:
+        """Number of collectives called."""
+        return len(self.calls)
 
     @property
     def num_choices(self) -> int:
@@ -86,8 +92,6 @@ class StepStats:
         return max(self.counts) * len(self.counts) / total - 1 if total else 0.0
 
 
-def traffic_fields(traffic: Traffic) -> dict[str, float]:
+def traffic_fields(traffic: Traffic) -> dict[str, object]:
     """Return the fields of StepStats that a step's traffic fills, but for the time."""
-    return {f"{kind}_bytes": sent for kind, sent in traffic.num_bytes.items()} | {
-        "num_collectives": traffic.num_collectives
-    }
+    return {f"{kind}_bytes": sent for kind, sent in traffic.num_bytes.items()} | {"calls": tuple(traffic.calls)}

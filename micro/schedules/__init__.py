@@ -1,0 +1,1 @@
+"""Which layers share a bucket: plans made from measured times, in pure Python."""
