@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures test check format bench lock clean
+.PHONY: help setup demo figures test test-net check format bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ figures: $(READY) ## redraw tables and figures from the run folders alone
 
 test: $(READY) ## run every test that this machine can run
 	@$(RUN) -m pytest
+
+test-net: $(READY) ## run the tests on hosts joined by shaped links (network namespaces: needs root)
+	@$(RUN) -m pytest tests/net
 
 check: $(READY) ## formatter, linter and type check
 	@$(RUN) -m ruff format --check .

@@ -12,8 +12,9 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
+from experiments.harness.checks import check_content
 from experiments.harness.compose import CONF, compose_all, expand
-from experiments.harness.config import check_content, typed
+from experiments.harness.config import typed
 from experiments.harness.errors import UserError
 from experiments.harness.launch import RankFailure
 from experiments.harness.ranks import RankEnvironment, joined

@@ -18,12 +18,13 @@ from micro.codecs.raw import Raw
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.comm import Comm, GroupComm, SoloComm
-from micro.ddp import Attachment, attach
+from micro.ddp import Attachment, Scope, attach
 from micro.density import Accordion, Constant, Density, WarmUp
 from micro.exchanges.base import Exchange
 from micro.exchanges.dsa import DSA
 from micro.exchanges.gather import Gather
 from micro.exchanges.gtopk import GTopK
+from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
@@ -44,6 +45,7 @@ from micro.selectors.exdyna import ExDyna
 from micro.selectors.gaussiank import GaussianK
 from micro.selectors.leader import Leader
 from micro.selectors.micro import Micro
+from micro.selectors.per_tensor import PerTensor
 from micro.selectors.randomk import RandomK
 from micro.selectors.redsync import RedSync
 from micro.selectors.reused import Reused
@@ -81,6 +83,7 @@ __all__ = [
     "GaussianK",
     "GroupComm",
     "Half",
+    "InPieces",
     "IndexCodec",
     "Int8",
     "Int32",
@@ -95,6 +98,7 @@ __all__ = [
     "OneBit",
     "Overlap",
     "Packed",
+    "PerTensor",
     "PowerSGD",
     "RandomK",
     "RangeFloat",
@@ -103,6 +107,7 @@ __all__ = [
     "Reducer",
     "Reused",
     "Sage",
+    "Scope",
     "Selection",
     "Selector",
     "Shortest",

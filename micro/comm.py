@@ -54,9 +54,9 @@ class Comm(ABC):
         self.traffic = Traffic()
 
     def now(self, device: torch.device) -> float:
-        """Return a time in seconds; on an accelerator, once its queued work is done, if this group is timed."""
+        """Return a time in seconds; where this group is timed, an accelerator first ends the current stream's work."""
         if self.timed and device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()
         return time.perf_counter()
 
     def gather_rows(self, row: Tensor, kind: Kind = "counts") -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
@@ -184,6 +185,19 @@ class Accordion(Density[AccordionState]):
         counts = (max(1, math.floor(d * numel + 1e-9)) for d, numel in zip(densities, layout.numels, strict=True))
         count = sum(counts)
         return Target(count / layout.numel, count, densities)
+
+    def regroup(
+        self, state: AccordionState, old: Sequence[tuple[Layout, AccordionState]], layout: Layout
+    ) -> AccordionState:
+        """Return what is known of the new bucket's parameters; where one of them is unknown, a state before a check."""
+        known: dict[str, tuple[float, bool]] = {}
+        for before, kept in old:
+            if kept.norms is not None:
+                known |= dict(zip(before.names, zip(kept.norms, kept.critical, strict=True), strict=True))
+        if not all(name in known for name in layout.names):
+            return self.start()
+        norms, critical = zip(*(known[name] for name in layout.names), strict=True)
+        return AccordionState(norms, critical)
 
     def _check(self, state: AccordionState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> None:
         norms = self._norms(grad, layout, comm)

@@ -3,11 +3,13 @@
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
+
+from micro.flat import Layout
 
 
 class Part:
@@ -25,6 +27,11 @@ class Part:
     def rule_name(self) -> str | None:
         """Which of several published behaviours this is, or None where there is only one."""
         return getattr(self, "rule", None)
+
+    @property
+    def full_name(self) -> str:
+        """The name, and that of the part inside where there is one."""
+        return self.name
 
 
 @dataclass(slots=True)
@@ -50,6 +57,17 @@ class StatefulPart(Part, Generic[S]):
     def load(self, saved: dict[str, Any]) -> S:
         """Return the state that ``save`` described."""
         return type(self.start())(**saved)
+
+    def regroup(self, state: S, old: Sequence[tuple[Layout, S]], layout: Layout) -> S:
+        """Return the state of a new bucket whose parameters lay in the buckets ``old`` before.
+
+        Args:
+            state: what the bucket has so far: the state of the one old bucket with the same parameters, in whatever
+                order; else a new one. It serves a part that keeps nothing by parameter.
+            old: layouts and states of those buckets; states are used up.
+            layout: of the new bucket.
+        """
+        return state
 
 
 def known(base: type[P]) -> dict[str, type[P]]:
@@ -81,6 +99,11 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
             has = ", ".join(allowed) or "no settings"
             raise ValueError(f"{base.kind} {name} has {has}, got '{key}'{_hint(key, allowed)}")
     return choices[name](**{key: value for key, value in common.items() if key in allowed}, **settings)
+
+
+def as_part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
+    """Return ``given`` where it is a part already, or else the part that it describes; see build."""
+    return given if isinstance(given, base) else build(base, given)  # type: ignore[arg-type]
 
 
 def check_rule(part: Part, *rules: str) -> None:

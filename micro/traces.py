@@ -3,6 +3,7 @@
 import bisect
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
@@ -33,14 +34,19 @@ class Layer:
     used_s: float | None = None
 
 
-class _File:
+class Document:
     """Data that is kept as one JSON document with a ``format`` that names its kind and version."""
 
     format: ClassVar[str]
 
     def save(self, path: Path) -> None:
-        """Write the file."""
-        path.write_text(json.dumps({"format": self.format, **asdict(self)}, indent=1) + "\n")  # type: ignore[call-overload]
+        """Write the file; a reader, or an interruption, sees the old one or the whole new one."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            draft.write_text(json.dumps({"format": self.format, **asdict(self)}, indent=1) + "\n")  # type: ignore[call-overload]
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -78,7 +84,7 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace(_File):
+class Trace(Document):
     """The times of one training step of a model without communication.
 
     Attributes:
@@ -215,7 +221,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkTable(_File):
+class LinkTable(Document):
     """How long the collectives of one group of ranks take.
 
     Attributes:
@@ -259,7 +265,7 @@ class LinkTable(_File):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectTable(_File):
+class SelectTable(Document):
     """What a reduction costs beside its collectives: seconds over the number of elements, for each method.
 
     Attributes:

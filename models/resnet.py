@@ -1,9 +1,10 @@
-"""Residual networks for small images.
+"""Residual networks, for small images and for ImageNet's.
 
 Source: He, Zhang, Ren & Sun, Deep Residual Learning for Image Recognition, CVPR 2016, arXiv 1512.03385.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 from models.registry import register
 
 Shortcut = Callable[[int, int, int], nn.Module]  # (in_channels, out_channels, stride) -> module
+Block = Callable[[int, int, int], nn.Module]  # the same
+EXPANSION = 4  # how much wider a bottleneck's output is than its inside
 
 
 class PadShortcut(nn.Module):
@@ -52,23 +55,56 @@ class BasicBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(hidden)) + self.shortcut(inputs), inplace=True)
 
 
+class Bottleneck(nn.Module):
+    """A 1x1, a 3x3 and a 1x1 convolution beside a shortcut; inside it is a quarter as wide as outside.
+
+    Differences from the paper: the stride is that of the 3x3 convolution, not of the first, so that no input is
+    skipped. The number of parameters is the same.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        width = out_channels // EXPANSION
+        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv3x3(width, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        same_shape = stride == 1 and in_channels == out_channels
+        self.shortcut = nn.Identity() if same_shape else shortcut(in_channels, out_channels, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (batch, in_channels, h, w) to (batch, out_channels, ceil(h / stride), ceil(w / stride))."""
+        hidden = F.relu(self.bn1(self.conv1(inputs)), inplace=True)
+        hidden = F.relu(self.bn2(self.conv2(hidden)), inplace=True)
+        return F.relu(self.bn3(self.conv3(hidden)) + self.shortcut(inputs), inplace=True)
+
+
 class ResNet(nn.Module):
-    """A 3x3 stem, stages of basic blocks that halve the image from the second stage on, and a linear head.
+    """A stem, stages of blocks that halve the image from the second stage on, and a linear head.
 
     Initialised as in He et al., ICCV 2015, arXiv 1502.01852: convolutions by the fan-out rule that the authors'
     released code uses, batch normalisation to the identity, the head's bias to zero.
     """
 
     def __init__(
-        self, *, in_channels: int, num_classes: int, widths: Sequence[int], blocks: int, shortcut: Shortcut
+        self,
+        *,
+        num_classes: int,
+        stem: nn.Sequential,
+        stem_width: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        block: Block,
     ) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_conv3x3(in_channels, widths[0], 1), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True))
-        stage_inputs = (widths[0], *widths[:-1])
+        self.stem = stem
+        stage_inputs = (stem_width, *widths[:-1])
         self.stages = nn.Sequential(
             *(
-                _stage(before, width, stride=1 if stage == 0 else 2, blocks=blocks, shortcut=shortcut)
-                for stage, (before, width) in enumerate(zip(stage_inputs, widths, strict=True))
+                _stage(before, width, stride=1 if stage == 0 else 2, num_blocks=num_blocks, block=block)
+                for stage, (before, width, num_blocks) in enumerate(zip(stage_inputs, widths, blocks, strict=True))
             )
         )
         self.head = nn.Linear(widths[-1], num_classes)
@@ -92,9 +128,38 @@ def resnet18(*, in_channels: int, num_classes: int) -> nn.Module:
     11,173,962 parameters for 3 channels and 10 classes, 11,220,132 for 100 classes. Differences from the paper's
     ImageNet network: the stem is one 3x3 convolution of stride 1, and there is no max-pooling. Projection shortcuts.
     """
-    widths = (64, 128, 256, 512)
     return ResNet(
-        in_channels=in_channels, num_classes=num_classes, widths=widths, blocks=2, shortcut=projection_shortcut
+        num_classes=num_classes,
+        stem=_cifar_stem(in_channels, 64),
+        stem_width=64,
+        widths=(64, 128, 256, 512),
+        blocks=(2, 2, 2, 2),
+        block=partial(BasicBlock, shortcut=projection_shortcut),
+    )
+
+
+@register
+def resnet50(*, in_channels: int, num_classes: int, stem: str = "imagenet") -> nn.Module:
+    """ResNet-50: bottleneck blocks with projection shortcuts.
+
+    25,557,032 parameters in 161 tensors for 3 channels and 1000 classes.
+
+    Args:
+        stem: ``imagenet``, the paper's 7x7 convolution of stride 2 and max-pooling, which leave a quarter of the side;
+            or ``cifar``, one 3x3 convolution of stride 1 for small images.
+
+    Raises:
+        ValueError: no such stem.
+    """
+    if stem not in STEMS:
+        raise ValueError(f"stem must be one of {', '.join(STEMS)}, got {stem!r}")
+    return ResNet(
+        num_classes=num_classes,
+        stem=STEMS[stem](in_channels, 64),
+        stem_width=64,
+        widths=(256, 512, 1024, 2048),
+        blocks=(3, 4, 6, 3),
+        block=partial(Bottleneck, shortcut=projection_shortcut),
     )
 
 
@@ -117,13 +182,35 @@ def resnet8(*, in_channels: int, num_classes: int) -> nn.Module:
 
 
 def _cifar_resnet(in_channels: int, num_classes: int, *, blocks: int) -> nn.Module:
-    widths = (16, 32, 64)
-    return ResNet(in_channels=in_channels, num_classes=num_classes, widths=widths, blocks=blocks, shortcut=PadShortcut)
+    return ResNet(
+        num_classes=num_classes,
+        stem=_cifar_stem(in_channels, 16),
+        stem_width=16,
+        widths=(16, 32, 64),
+        blocks=(blocks, blocks, blocks),
+        block=partial(BasicBlock, shortcut=PadShortcut),
+    )
 
 
-def _stage(in_channels: int, width: int, *, stride: int, blocks: int, shortcut: Shortcut) -> nn.Sequential:
-    first = BasicBlock(in_channels, width, stride, shortcut)
-    return nn.Sequential(first, *(BasicBlock(width, width, 1, shortcut) for _ in range(blocks - 1)))
+def _cifar_stem(in_channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(_conv3x3(in_channels, width, 1), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+
+
+def _imagenet_stem(in_channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    )
+
+
+STEMS = {"imagenet": _imagenet_stem, "cifar": _cifar_stem}
+
+
+def _stage(in_channels: int, width: int, *, stride: int, num_blocks: int, block: Block) -> nn.Sequential:
+    first = block(in_channels, width, stride)
+    return nn.Sequential(first, *(block(width, width, 1) for _ in range(num_blocks - 1)))
 
 
 def _conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:

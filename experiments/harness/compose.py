@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.harness.config import TrainConfig, check_content, typed
+from experiments.harness.checks import check_content
+from experiments.harness.config import TrainConfig, typed
 from experiments.harness.errors import UserError, suggestion
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -112,5 +113,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _content_key(config: TrainConfig) -> tuple[str, ...]:
-    parts = (config.dataset, config.model, config.cluster, config.batch_size)
+    parts = [config.dataset, config.model, config.cluster, config.batch_size, config.schedule]
+    if config.schedule.trace:  # a plan depends on what is sent
+        parts += [config.sparsifier, config.density]
     return tuple(str(part) for part in parts)

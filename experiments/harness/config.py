@@ -12,11 +12,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import data
 import micro
 import models
 from data.augment import AUGMENTATIONS
 from experiments.harness.errors import UserError, suggestion
+from micro.ddp import scoped
+from micro.schedules.base import Schedule
 
 
 @dataclass(kw_only=True)
@@ -84,6 +85,20 @@ class ClusterConfig:
 
 
 @dataclass(kw_only=True)
+class ScheduleConfig:
+    """Which gradients travel together: a schedule of micro.schedules with its settings, or auto.
+
+    The files are what `experiments.profile` measured, for the schedules that plan from it.
+    """
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    trace: str | None = None
+    link: str | None = None
+    select: str | None = None
+
+
+@dataclass(kw_only=True)
 class WarmupConfig:
     """A density that starts higher: over how many steps it falls, from where, and in how many stairs."""
 
@@ -99,7 +114,9 @@ class TrainConfig:
     model: ModelConfig
     dataset: DatasetConfig
     sparsifier: SparsifierConfig
+    schedule: ScheduleConfig
     cluster: ClusterConfig
+    scope: str
     density: float
     density_warmup: WarmupConfig
     seed: int
@@ -147,32 +164,10 @@ def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> Trai
     if config.sparsifier.sends_everything:
         config.density = 1.0
     _check_numbers(config)
-    _refuse_second_momentum(config, build_reducer(config))
+    reducer = build_reducer(config)
+    _refuse_second_momentum(config, reducer)
+    _check_schedule(config, reducer)
     return config
-
-
-def check_content(config: TrainConfig) -> None:
-    """Look at data and model as the workers will find them.
-
-    Raises:
-        UserError: data missing or torn, a model that does not fit it, more workers than batches or devices.
-    """
-    try:
-        data.check(config.dataset.name, config.dataset.root, **config.dataset.settings)
-        info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
-        with torch.device("meta"):
-            build_model(config, info.in_channels, info.num_classes)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    needed = config.world_size * config.batch_size
-    if info.num_train < needed:
-        raise UserError(
-            f"world_size {config.world_size} x batch_size {config.batch_size} needs {needed} samples a step, "
-            f"dataset {config.dataset.name} has {info.num_train}: lower one of them"
-        )
-    devices = torch.cuda.device_count()
-    if config.cluster.device == "cuda" and devices < (1 if config.cluster.simulated else config.cluster.nproc_per_node):
-        raise UserError(f"cluster.device=cuda needs {config.cluster.nproc_per_node} GPUs here, there are {devices}")
 
 
 def build_model(config: TrainConfig, in_channels: int, num_classes: int) -> torch.nn.Module:
@@ -283,6 +278,38 @@ def _refuse_parts(parts: SparsifierConfig) -> None:
     for part in ("selector", "exchange", "codec", "indices", "feedback", "policy"):
         if getattr(parts, part) != getattr(SparsifierConfig, part):
             raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
+
+
+def _check_schedule(config: TrainConfig, reducer: micro.Reducer) -> None:
+    try:
+        scoped(reducer, config.scope)
+        schedule = build_schedule(config)
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from None
+    if schedule is None:
+        return
+    if config.cluster.simulated:
+        raise UserError(f"schedule={config.schedule.name} needs real workers, simulated ones have one bucket: use auto")
+    if not schedule.runs:
+        raise UserError(f"schedule {schedule.name} can be planned and simulated, but not be carried out by DDP")
+    for name in ("trace", "link"):
+        if (getattr(config.schedule, name) is None) == schedule.is_planned:
+            wrong = "is missing: measure it with experiments.profile" if schedule.is_planned else "means nothing here"
+            raise UserError(f"schedule.{name} {wrong} (schedule {schedule.name})")
+
+
+def build_schedule(config: TrainConfig) -> Schedule | None:
+    """Return the schedule that the configuration names, or None for auto.
+
+    Raises:
+        ValueError: no such schedule, or a setting that it does not have.
+    """
+    given = config.schedule
+    if given.name == "auto":
+        if given.settings or given.trace or given.link or given.select:
+            raise ValueError("schedule auto has no settings and reads no files: choose another, or leave them out")
+        return None
+    return micro.build(Schedule, {"name": given.name, **given.settings})
 
 
 def _choice(key: str, known: dict[str, Any], given: str) -> Any:

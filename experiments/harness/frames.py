@@ -15,7 +15,7 @@ STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
     *("step", "epoch", "loss", "lr", "target_density", "density", "local_density", "density_error", "build_up"),
     *("imbalance", "threshold", "relative_error", "bytes_sent", "counts_bytes", "indices_bytes", "values_bytes"),
-    *("compute_s", "select_s", "exchange_s", "rest_s", "step_s", "time_s"),
+    *("compute_s", "select_s", "exchange_s", "rest_s", "hidden_s", "step_s", "time_s"),
 )
 EPOCH_NUMBERS = ("epoch", "step", "time_s", "train_loss", "test_loss", "accuracy", "num_samples")
 

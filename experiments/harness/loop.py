@@ -120,6 +120,9 @@ def step_row(
     updated = sum(s.global_count for s in stats)
     whole: micro.StepStats = stats[0]
     select_s, exchange_s = sum(s.select_s for s in stats), sum(s.exchange_s for s in stats)
+    work_s = select_s + exchange_s + sum(s.rest_s for s in stats)
+    seen = min(1.0, reduced.exposed_s / work_s) if work_s else 0.0  # the share that backward did not hide
+    select_s, exchange_s = seen * select_s, seen * exchange_s
     return {
         "step": step,
         "epoch": epoch,
@@ -142,6 +145,7 @@ def step_row(
         "compute_s": reduced.compute_s,
         "select_s": select_s,
         "exchange_s": exchange_s,
+        "hidden_s": (1 - seen) * work_s,
         "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
         "step_s": step_s,
         "time_s": time_s,

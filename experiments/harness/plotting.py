@@ -84,6 +84,7 @@ LOOKS = {
     "micro_repaired": Look("MiCRO, repaired", PURPLE, "-", "<"),
     "micro_published": Look("MiCRO, published", GREY, DASHED, ">"),
     "micro_small": Look("MiCRO, small", VERMILLION, LONG, "D"),
+    "micro_tensors": Look("MiCRO, per tensor", VERMILLION, DASHDOT, "D"),
     "exdyna": Look("ExDyna", GREEN, "-", "p"),
     "exdyna_published": Look("ExDyna, published", GREEN, DASHED, "p"),
     "deft": Look("DEFT", BLUE, "-", "h"),

@@ -26,6 +26,10 @@ class RecordError(UserError):
     """A record that cannot be written or read: one line that names the file, what is wrong and what to do."""
 
 
+class FolderInUse(UserError):
+    """A run folder that another process owns."""
+
+
 class RecordWriter:
     """Append rows to a file of JSON lines, each with a single write.
 
@@ -149,6 +153,11 @@ class RunFolder:
         return self.path / "epochs.jsonl"
 
     @property
+    def plan_path(self) -> Path:
+        """Which parameters shared a bucket, where that was planned."""
+        return self.path / "plan.json"
+
+    @property
     def failure_path(self) -> Path:
         """Why the run failed, if it did."""
         return self.path / "failure.json"
@@ -197,7 +206,8 @@ class RunFolder:
             The folder that the earlier attempt was moved to, or None when there was none.
 
         Raises:
-            UserError: The folder cannot be made or written, or another process owns it.
+            FolderInUse: Another process owns it.
+            UserError: The folder cannot be made or written.
         """
         descriptor = self._lock()
         try:
@@ -219,7 +229,7 @@ class RunFolder:
             if not isinstance(error, BlockingIOError):
                 raise _cannot_use(self.path, error) from None
             message = f"run folder {self.path} is in use by another process; wait for it, or choose another folder"
-            raise UserError(message) from None
+            raise FolderInUse(message) from None
         return descriptor
 
     def _put_aside(self) -> Path | None:

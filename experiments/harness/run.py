@@ -13,7 +13,7 @@ from experiments.harness.errors import UserError
 from experiments.harness.launch import launch
 from experiments.harness.progress import watch
 from experiments.harness.ranks import RankEnvironment, die_with_parent, recorded_errors
-from experiments.harness.records import RunFolder, write_atomic
+from experiments.harness.records import FolderInUse, RunFolder, write_atomic
 from experiments.harness.worker import run_rank, start_group
 from micro.comm import gather_objects
 
@@ -52,24 +52,43 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress) -> bool:
         RankFailure: a worker failed.
     """
     folder = folder_of(config)
-    with folder.claim():
-        if folder.is_done():
-            return False
-        _prepare(config, folder)
-        with watcher(config, folder):
-            if config.cluster.simulated:
-                with recorded_errors(folder.path, 0):
-                    run_rank(config, folder, sys.argv)
-            else:
-                launch(
-                    folder.path,
-                    module="experiments.harness.worker",
-                    nproc_per_node=config.cluster.nproc_per_node,
-                    nnodes=config.cluster.nnodes,
-                    rdzv_endpoint=config.cluster.rdzv_endpoint,
-                    run_id=folder.path.name,
-                )
+    with ExitStack() as owned:
+        if _is_ours(config, folder, owned):
+            if folder.is_done():
+                return False
+            _prepare(config, folder)
+            owned.enter_context(watcher(config, folder))
+        _start_workers(config, folder)
     return True
+
+
+def _is_ours(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool:
+    """Claim the folder; return False where another of the run's nodes, with the same disk, was first.
+
+    That node prepares the folder before it meets the others, and shows the progress.
+    """
+    try:
+        owned.enter_context(folder.claim())
+    except FolderInUse:
+        if config.cluster.nnodes == 1:
+            raise
+        return False
+    return True
+
+
+def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
+    if config.cluster.simulated:
+        with recorded_errors(folder.path, 0):
+            run_rank(config, folder, sys.argv)
+        return
+    launch(
+        folder.path,
+        module="experiments.harness.worker",
+        nproc_per_node=config.cluster.nproc_per_node,
+        nnodes=config.cluster.nnodes,
+        rdzv_endpoint=config.cluster.rdzv_endpoint,
+        run_id=folder.path.name,
+    )
 
 
 def join(config: TrainConfig, ranks: RankEnvironment) -> bool:

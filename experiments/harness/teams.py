@@ -1,6 +1,5 @@
 """The workers of a run, as its loop sees them: real processes, or all of them in one."""
 
-import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -9,15 +8,18 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from experiments.harness.bucketing import agreed_plan, bucket_caps, check_buckets
 from experiments.harness.config import TrainConfig, build_reducer
 from experiments.harness.seeding import seed_step
 from experiments.harness.tasks import Batch, Task
 from micro import kernels
 from micro.comm import GroupComm
+from micro.ddp import scoped
+from micro.schedules.base import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,15 @@ class Reduced:
 
     Attributes:
         loss: of rank 0's batch.
-        stats: of the whole step on rank 0 (one bucket), or one per bucket where dense overlaps with backward.
+        stats: of the step on rank 0, one per bucket.
         compute_s: seconds of forward and backward without the reduction, summed over the ranks that this process is.
+        exposed_s: seconds of the reduction that backward did not hide.
     """
 
     loss: Tensor
     stats: tuple[micro.StepStats, ...]
     compute_s: float
+    exposed_s: float
 
 
 class Team(ABC):
@@ -40,6 +44,7 @@ class Team(ABC):
 
     task: Task
     is_main: bool
+    plan: Plan | None = None  # of the buckets, where a schedule made one
 
     @property
     @abstractmethod
@@ -72,15 +77,15 @@ class ProcessTeam(Team):
         self._batches = task.batches(self.rank)
         self._comm = GroupComm()
         kernels.prepare()
-        whole_model = not config.sparsifier.is_dense
+        self.plan = agreed_plan(config, task.model, self._comm)
         self._ddp = DistributedDataParallel(
             task.model,
             device_ids=[task.device] if task.device.type == "cuda" else None,
-            bucket_cap_mb=_whole_model_mb(task.model) if whole_model else None,
             gradient_as_bucket_view=True,
+            **bucket_caps(config, task.model, self.plan),
         )
         reducer = build_reducer(config, steps_per_epoch=self.num_batches)
-        self._attachment = micro.attach(self._ddp, reducer, timed=config.timed)
+        self._attachment = micro.attach(self._ddp, reducer, scope=config.scope, timed=config.timed)
 
     @property
     def num_batches(self) -> int:
@@ -99,8 +104,10 @@ class ProcessTeam(Team):
         loss = self.task.loss(self._ddp, batch)
         loss.backward()
         elapsed_s = self._comm.now(self.task.device) - started
-        stats = self._attachment.stats
-        return Reduced(loss.detach(), stats, elapsed_s - sum(s.select_s + s.exchange_s + s.rest_s for s in stats))
+        if step == 1 and self.plan:  # DDP settles its buckets after its first backward
+            check_buckets(self.plan, self._attachment.bucket_names)
+        exposed_s = self._attachment.exposed_s
+        return Reduced(loss.detach(), self._attachment.stats, elapsed_s - exposed_s, exposed_s)
 
     def evaluate(self) -> Tensor:
         """Evaluate this rank's share with rank 0's batch-norm statistics, and add up over ranks."""
@@ -126,7 +133,7 @@ class SimulatedTeam(Team):
         self._batches = [task.batches(rank) for rank in range(self._world_size)]
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         layout = micro.Layout.of(self._parameters)
-        reducer = build_reducer(config, steps_per_epoch=self.num_batches)
+        reducer = scoped(build_reducer(config, steps_per_epoch=self.num_batches), config.scope)
         self._simulation = micro.Simulation(reducer, layout, self._world_size, device=task.device)
         self._rows = torch.zeros(self._world_size, layout.numel, device=task.device)
         self._ready: list[str] = []
@@ -155,7 +162,8 @@ class SimulatedTeam(Team):
         self._point_gradients_at(0)
         if self._watches:
             self._follow_ready_order()
-        return Reduced(losses[0], (stats[0],), compute_s)
+        first = stats[0]
+        return Reduced(losses[0], (first,), compute_s, first.select_s + first.exchange_s + first.rest_s)
 
     def evaluate(self) -> Tensor:
         """Evaluate the one model on the whole test set."""
@@ -197,7 +205,3 @@ def choose_device(config: TrainConfig) -> torch.device:
     if config.cluster.device == "cpu" or (config.cluster.device == "auto" and torch.cuda.device_count() < wanted):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-
-
-def _whole_model_mb(model: nn.Module) -> int:
-    return math.ceil(sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20) + 1

@@ -28,6 +28,8 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> None
     with _team(config, device) as team:
         if team.is_main:
             write_json(folder.manifest_path, _manifest(config, team, command, device))
+            if team.plan:
+                team.plan.save(folder.plan_path)
         started = time.perf_counter()
         last = Trainer(config, team, folder).run()
         if team.is_main:

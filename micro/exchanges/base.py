@@ -33,13 +33,16 @@ class Exchange(StatefulPart[S], ABC):
     """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks.
 
     A subclass says which relations of index sets it ``accepts``, and may have a state of its own. ``encodes`` is False
-    where values travel as they are: then no codec but `Raw` goes with it.
+    where values travel as they are: then no codec but `Raw` goes with it. ``splits`` says that it may be called for
+    each piece of the vector by itself, with the same outcome: it sends all that was chosen, remembers nothing and
+    looks at nothing of the step but its number and its seed.
     """
 
     kind: ClassVar[str] = "exchange"
     home: ClassVar[str] = "micro.exchanges"
     accepts: ClassVar[frozenset[Overlap]]
     encodes: ClassVar[bool] = True
+    splits: ClassVar[bool] = False
 
     def check_wire(self, wire: Wire) -> None:
         """Raise ValueError where values or indices cannot travel in this form."""
@@ -102,6 +105,8 @@ def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec:
     """Return the one list that was chosen, received from the rank that chose it."""
     leader = max(range(comm.world_size), key=lambda rank: counts[rank])
     count = counts[leader]
+    if not count:  # nobody chose anything here: there is nothing to broadcast
+        return selection.indices
     if comm.rank == leader:
         blob = codec.encode(selection.indices, numel)
     else:

@@ -56,6 +56,11 @@ class DSA(Exchange[NoState]):
         if self.rule == "published" and not isinstance(wire.values, Raw):
             raise ValueError(f"rule published of dsa sends values as they are, got codec {wire.values.name}: use raw")
 
+    @property
+    def splits(self) -> bool:  # type: ignore[override]  # depends on the rule
+        """Whether it may be called for each piece of the vector by itself."""
+        return self.rule == "repaired"
+
     def exchange(
         self,
         state: NoState,

@@ -42,6 +42,11 @@ class Gather(Exchange[NoState]):
         if self.rule not in (None, "published"):
             raise ValueError(f"rule of gather must be published or left out, got '{self.rule}'")
 
+    @property
+    def splits(self) -> bool:  # type: ignore[override]  # depends on the rule
+        """Whether it may be called for each piece of the vector by itself."""
+        return self.rule is None
+
     def exchange(
         self,
         state: NoState,

@@ -26,6 +26,7 @@ class Union(Exchange[NoState]):
 
     name: ClassVar[str] = "union"
     accepts: ClassVar[frozenset[Overlap]] = frozenset(Overlap)
+    splits: ClassVar[bool] = True
 
     def exchange(
         self,

@@ -112,7 +112,8 @@ class Reducer(Part, ABC):
         """Return the state of a new bucket whose parameters lay in the buckets ``old`` before; those are used up.
 
         Residuals follow their parameters. The states of selector, exchange and density are taken over where the new
-        bucket holds the same parameters as one old bucket, in whatever order; otherwise they start anew.
+        bucket holds the same parameters as one old bucket, in whatever order; otherwise they start anew, but for what
+        they keep by parameter.
         """
         state = self.start(layout, dtype, device)
         state.step = max((bucket.step for bucket in old), default=0)

@@ -1,9 +1,9 @@
 """FFT sparsification: the strongest frequencies of the gradient, in few bits."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +18,10 @@ from micro.feedback import Feedback, NoFeedback
 from micro.flat import Layout
 from micro.health import Policy, check_policy, report
 from micro.index_codecs import Bitmap, IndexCodec
-from micro.parts import Part, build
+from micro.parts import as_part
 from micro.reducers.base import BucketState, Reducer
 from micro.stats import StepStats, traffic_fields
 from micro.transforms import from_spectrum_, to_spectrum
-
-P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,8 @@ class FFTReducer(Reducer):
     name: ClassVar[str] = "fft"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "feedback", _part(Feedback, self.feedback))
-        object.__setattr__(self, "indices", _part(IndexCodec, self.indices))
+        object.__setattr__(self, "feedback", as_part(Feedback, self.feedback))
+        object.__setattr__(self, "indices", as_part(IndexCodec, self.indices))
         check_policy(self.nonfinite)
         if self.schedule.by_layer:
             raise ValueError(f"density {self.schedule.name} differs by layer, fft sees frequencies of all: use another")
@@ -183,10 +181,6 @@ class FFTReducer(Reducer):
         state = Reducer.load(self, saved, dtype, device)
         state.density = self.schedule.load(saved["density"])
         return state
-
-
-def _part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
-    return given if isinstance(given, base) else build(base, given)  # type: ignore[arg-type]
 
 
 def _strongest(spectrum: Tensor, count: int) -> tuple[_Bins, Tensor]:

@@ -70,6 +70,14 @@ class PowerSGD(Reducer):
         if not self.min_compression > 1:
             raise ValueError(f"min_compression of powersgd must be above 1, got {self.min_compression}")
 
+    def num_sent(self, layout: Layout) -> tuple[int, int]:
+        """Return how many numbers the two all-reduces of a step hold; where the second has none, it is not called."""
+        batches = _batches(layout, self.rank, self.min_compression)
+        matrices = [(len(batch.names), batch) for batch in batches]
+        whole = layout.numel - sum(count * batch.rows * batch.columns for count, batch in matrices)
+        left = sum(count * batch.rank * batch.rows for count, batch in matrices)
+        return left + whole + 1, sum(count * batch.rank * batch.columns for count, batch in matrices)
+
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept, and factors drawn by the parameters' names."""
         memory = FEEDBACK.start(layout.numel, dtype, device)

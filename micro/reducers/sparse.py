@@ -1,5 +1,6 @@
 """The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -66,7 +67,8 @@ class SparseReducer(Reducer):
     @property
     def method(self) -> str:
         """The selector's name, the exchange's where it is not the usual, and the rule where there are several."""
-        parts = [self.selector.name, *([self.exchange.name] if self.exchange.name not in ("union", "gather") else [])]
+        usual = self.exchange.name in ("union", "gather")
+        parts = [self.selector.full_name, *([] if usual else [self.exchange.full_name])]
         return " + ".join(parts) + (f" ({self.rule_name})" if self.rule_name else "")
 
     @property
@@ -89,7 +91,8 @@ class SparseReducer(Reducer):
         """Replace ``grad`` (numel,) by the sparse mean update; see Reducer."""
         started = comm.now(grad.device)
         waited = comm.traffic.elapsed_s
-        target = self.schedule.target(state.density, grad, state.step, state.layout, comm)
+        wanted = self.schedule.target(state.density, grad, state.step, state.layout, comm)
+        target = self.selector.asked(wanted, state.layout)
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device), comm.traffic.elapsed_s
@@ -149,13 +152,23 @@ class SparseReducer(Reducer):
         state.density = self.schedule.load(saved["density"])
         return state
 
+    def rebuild(
+        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
+    ) -> BucketState:
+        """Return the state of a new bucket; see Reducer. Parts that keep something by parameter keep it."""
+        state = Reducer.rebuild(self, layout, old, dtype, device)
+        state.selector = self.selector.regroup(state.selector, [(b.layout, b.selector) for b in old], layout)
+        state.exchange = self.exchange.regroup(state.exchange, [(b.layout, b.exchange) for b in old], layout)
+        state.density = self.schedule.regroup(state.density, [(b.layout, b.density) for b in old], layout)
+        return state
+
 
 def check_together(parts: SparseReducer) -> None:
     """Raise ValueError where the parts of a method do not go together, with the reason."""
     selector, exchange, overlap = parts.selector, parts.exchange, parts.selector.overlap
     if overlap not in exchange.accepts:
-        why = _WHY_NOT[overlap].format(selector.name)
-        raise ValueError(f"exchange {exchange.name} {why}: use exchange union")
+        why = _WHY_NOT[overlap].format(selector.full_name)
+        raise ValueError(f"exchange {exchange.full_name} {why}: use exchange union")
     exchange.check_wire(Wire(parts.codec, parts.indices))
     if isinstance(selector, Everything) and parts.schedule != Constant(1.0):
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
@@ -165,9 +178,10 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(
             f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"
         )
-    if parts.schedule.by_layer and getattr(selector, "scope", None) != "layer":
+    if parts.schedule.by_layer and not selector.by_layer:
         raise ValueError(
-            f"density {parts.schedule.name} differs by layer, {selector.name} does not: use topk, scope=layer"
+            f"density {parts.schedule.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
+            "or per_tensor"
         )
     if overlap is not Overlap.SAME:
         parts.indices.check_density(parts.schedule.density)

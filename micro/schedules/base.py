@@ -2,15 +2,15 @@
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 from micro.parts import Part
-from micro.traces import BadFile, Trace
+from micro.traces import Document, Trace
 
 Seconds = Callable[[float], float]  # of a number of bytes of gradient
 Ends = tuple[int, ...]  # where each group ends (exclusive), rising; the last is the number of layers
@@ -129,12 +129,14 @@ def timeline(problem: Problem, ends: Sequence[int]) -> Timeline:
 class Schedule(Part, ABC):
     """A way to cut the layers of a model into groups: a frozen dataclass of its settings.
 
-    ``runs`` is False where DDP cannot carry it out: it can be planned and simulated.
+    ``runs`` is False where DDP cannot carry it out: it can be planned and simulated. ``is_planned`` is False where the
+    cut follows from sizes alone, so that DDP makes the buckets by itself, whatever was measured.
     """
 
     kind: ClassVar[str] = "schedule"
     home: ClassVar[str] = "micro.schedules"
     runs: ClassVar[bool] = True
+    is_planned: ClassVar[bool] = True
 
     @abstractmethod
     def cut(self, problem: Problem) -> Ends:
@@ -143,6 +145,14 @@ class Schedule(Part, ABC):
     def timeline(self, problem: Problem, ends: Sequence[int]) -> Timeline:
         """Return a step under this schedule; most follow the common recurrence."""
         return timeline(problem, ends)
+
+    def bucket_cap_mb(self, model_mb: float) -> float | None:
+        """Return the one cap by which DDP makes this cut by itself, None for its own; asked where nothing is planned.
+
+        Args:
+            model_mb: size of all gradients, in MiB.
+        """
+        return None
 
     def plan(self, problem: Problem) -> "Plan":
         """Return the plan for a model."""
@@ -155,7 +165,7 @@ class Schedule(Part, ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Document):
     """Which parameters share a bucket, in the order in which backward completes them.
 
     Attributes:
@@ -163,6 +173,9 @@ class Plan:
         groups: names of parameters.
         num_bytes: of each group.
         step_s: predicted seconds of a step, where there was something to predict from.
+
+    Raises:
+        ValueError: no groups, an empty one, a name that repeats, or sizes that do not fit them.
     """
 
     schedule: str
@@ -173,10 +186,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         names = [name for group in self.groups for name in group]
+        if not all(isinstance(name, str) for name in (self.schedule, *names)):
+            raise ValueError("schedule and groups of a plan must be made of names")
         if not names or not all(self.groups) or len(set(names)) != len(names):
             raise ValueError("groups of a plan must hold each parameter once, and none may be empty")
-        if len(self.num_bytes) != len(self.groups) or min(self.num_bytes) < 1:
+        if len(self.num_bytes) != len(self.groups) or any(type(size) is not int or size < 1 for size in self.num_bytes):
             raise ValueError(f"num_bytes of a plan must be positive, one per group, got {self.num_bytes}")
+        if self.step_s is not None and not (isinstance(self.step_s, int | float) and 0 <= self.step_s < math.inf):
+            raise ValueError(f"step_s of a plan must be a number of at least 0, got {self.step_s!r}")
 
     @property
     def digest(self) -> str:
@@ -205,36 +222,14 @@ class Plan:
                     "here; profile this model, and plan anew"
                 )
 
-    def save(self, path: Path) -> None:
-        """Write the plan as JSON."""
-        path.write_text(json.dumps({"format": self.format, **asdict(self)}, indent=1) + "\n")
-
     @classmethod
-    def load(cls, path: Path) -> "Plan":
-        """Read a plan.
-
-        Raises:
-            BadFile: it cannot be read, or is not a plan.
-        """
-        try:
-            return cls.parse(json.loads(path.read_text()))
-        except OSError as error:
-            raise BadFile(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise BadFile(f"{path} is not a plan: {error}") from None
-
-    @classmethod
-    def parse(cls, found: dict[str, Any]) -> "Plan":
-        """Return what a JSON document describes.
-
-        Raises:
-            ValueError: it is not a plan.
-        """
-        if found.get("format") != cls.format:
-            raise ValueError(f"format must be '{cls.format}', got '{found.get('format')}'")
-        groups = tuple(tuple(str(name) for name in group) for group in found["groups"])
-        sizes = tuple(int(size) for size in found["num_bytes"])
-        return cls(schedule=str(found["schedule"]), groups=groups, num_bytes=sizes, step_s=found.get("step_s"))
+    def _from(cls, values: dict[str, Any]) -> "Plan":
+        if not isinstance(values["num_bytes"], list):
+            raise ValueError(f"num_bytes must be a list, got {type(values['num_bytes']).__name__}")
+        if not isinstance(values["groups"], list) or not all(isinstance(group, list) for group in values["groups"]):
+            raise ValueError("groups must be a list of lists of names")
+        groups = tuple(tuple(group) for group in values["groups"])
+        return cls(**{**values, "groups": groups, "num_bytes": tuple(values["num_bytes"])})
 
 
 def groups_of(ends: Sequence[int]) -> Iterator[tuple[int, int]]:

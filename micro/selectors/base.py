@@ -6,6 +6,8 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.density import Target
+from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
 from micro.sparse import Overlap, Selection, Step
 
@@ -20,11 +22,23 @@ class Selector(StatefulPart[S], ABC):
 
     A subclass sets ``name`` (its word in yaml) and ``overlap``, and is found by that name as soon as its file lies in
     this folder.
+
+    ``by_layer`` says that each parameter gets the density that the policy asks of it, ``needs_all`` that choosing
+    within one parameter makes no sense.
     """
 
     kind: ClassVar[str] = "selector"
     home: ClassVar[str] = "micro.selectors"
     overlap: ClassVar[Overlap] = Overlap.ANY
+    by_layer: ClassVar[bool] = False
+    needs_all: ClassVar[bool] = False
+
+    def asked(self, target: Target, layout: Layout) -> Target:
+        """Return what this selector is asked for where the policy asks for ``target``; statistics judge by it.
+
+        Here the same; a selector that rounds k for each parameter says what these come to in all.
+        """
+        return target
 
     @abstractmethod
     def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:

@@ -56,6 +56,7 @@ class Deft(Selector[NoState]):
     rule: Rule = "repaired"
     name: ClassVar[str] = "deft"
     overlap: ClassVar[Overlap] = Overlap.DISJOINT
+    needs_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rule(self, *get_args(Rule))

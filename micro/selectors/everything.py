@@ -27,6 +27,7 @@ class Everything(Selector[EverythingState]):
 
     name: ClassVar[str] = "everything"
     overlap: ClassVar[Overlap] = Overlap.SAME
+    needs_all: ClassVar[bool] = True
 
     def start(self) -> EverythingState:
         """Return a state that knows no indices yet."""

@@ -42,6 +42,11 @@ class TopK(Selector[NoState]):
         if self.scope not in get_args(Scope):
             raise ValueError(f"scope of topk must be one of {', '.join(get_args(Scope))}, got '{self.scope}'")
 
+    @property
+    def by_layer(self) -> bool:  # type: ignore[override]  # depends on the scope
+        """Whether each parameter gets the density that the policy asks of it."""
+        return self.scope == "layer"
+
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return this rank's k largest."""
         indices = kernels.largest(acc, step.target_count) if self.scope == "model" else _of_each_layer(acc, step)

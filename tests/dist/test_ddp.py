@@ -89,10 +89,10 @@ def build(net: type[nn.Module]) -> nn.Module:
 
 
 def wrap(
-    net: nn.Module, reducer: micro.Reducer, *, timed: bool = True, **settings: Any
+    net: nn.Module, reducer: micro.Reducer, *, scope: micro.Scope = "bucket", timed: bool = True, **settings: Any
 ) -> tuple[DistributedDataParallel, micro.Attachment]:
     ddp = DistributedDataParallel(net, **settings)
-    return ddp, micro.attach(ddp, reducer, timed=timed)
+    return ddp, micro.attach(ddp, reducer, scope=scope, timed=timed)
 
 
 def batch(step: int, part: int = 0) -> Tensor:
@@ -175,10 +175,15 @@ def ddp_gradients(ddp: DistributedDataParallel, losses: Losses, step: int) -> di
 
 
 def keep_books(
-    net: type[nn.Module], losses: Losses, reducer: micro.Reducer, settings: dict[str, Any], num_steps: int = 6
+    net: type[nn.Module],
+    losses: Losses,
+    reducer: micro.Reducer,
+    settings: dict[str, Any],
+    num_steps: int = 6,
+    scope: micro.Scope = "bucket",
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[list[tuple[str, ...]]]]:
     """Return the sum of all gradients; what was sent plus what is kept; the buckets' names after each step."""
-    ddp, attachment = wrap(build(net), reducer, **settings)
+    ddp, attachment = wrap(build(net), reducer, scope=scope, **settings)
     given = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in named(ddp.module).items()}
     sent = copy.deepcopy(given)
     buckets = []
@@ -438,9 +443,11 @@ def test_hook_equals_the_plain_loop(reducer: str, settings: str) -> None:
         assert all(same)
 
 
+@pytest.mark.parametrize("settings", ["one bucket", "small buckets"])
 @pytest.mark.parametrize("name", ROWS)
-def test_hook_equals_the_plain_loop_for_every_method(name: str) -> None:
-    for same in ranks(2).run(hook_and_loop_of, name, ONCE["one bucket"]):
+def test_hook_equals_the_plain_loop_for_every_method(name: str, settings: str) -> None:
+    """The plain loop reduces bucket after bucket when all gradients are there; the hook while backward goes on."""
+    for same in ranks(2).run(hook_and_loop_of, name, ONCE[settings]):
         assert all(same)
 
 

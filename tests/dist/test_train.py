@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["model=mlp", "epochs=2", "batch_size=64", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"]
 
 
-def run(*words: str, module: tuple[str, ...] = ("-m", "experiments.train"), **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str, module: tuple[str, ...] = ("-m", "experiments.train"), **env: str
+) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     command = [sys.executable, *module, *words]
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
@@ -39,7 +41,10 @@ def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) 
     assert [row["step"] for row in steps] == list(range(8))
     assert [row["epoch"] for row in epochs] == [0, 1]
     assert all(row["density_error"] == 0 and row["rule"] == "agreed" for row in steps)
-    assert all(abs(row["compute_s"] + row["select_s"] + row["exchange_s"] + row["rest_s"] - row["step_s"]) < 1e-6 for row in steps)
+    assert all(
+        abs(row["compute_s"] + row["select_s"] + row["exchange_s"] + row["rest_s"] - row["step_s"]) < 1e-6
+        for row in steps
+    )
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["world_size"] == 2
     assert manifest["seed"] == 0
@@ -134,7 +139,15 @@ def test_it_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
 
 
 def test_a_study_runs_once_and_is_skipped_when_done(tmp_path: Path) -> None:
-    words = ("demo", "model=mlp", "epochs=1", "batch_size=100", "cluster=simulated", "cluster.world_size=2", f"output={tmp_path}")
+    words = (
+        "demo",
+        "model=mlp",
+        "epochs=1",
+        "batch_size=100",
+        "cluster=simulated",
+        "cluster.world_size=2",
+        f"output={tmp_path}",
+    )
     first = run(*words, module=("-m", "experiments.sweep"))
     assert first.returncode == 0, first.stderr
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -72,6 +72,7 @@ class Row:
         num_collectives: of a step in steady state, with more than one rank.
         conserves_mass: what is not sent is kept.
         follows_density: the target is the density given (dense ignores it, Accordion makes its own of it).
+        by_tensor: k is that of each tensor, in sum.
         names_rank: an error about NaN tells whose gradient it was.
         seeded: another seed gives other indices.
         rule: the published behaviour that the statistics must name.
@@ -91,6 +92,7 @@ class Row:
     num_collectives: int
     conserves_mass: bool = True
     follows_density: bool = True
+    by_tensor: bool = False
     names_rank: bool = True
     seeded: bool = False
     rule: str | None = None

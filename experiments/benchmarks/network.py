@@ -1,0 +1,341 @@
+"""Training over links of a known rate: hosts on this machine, methods and schedules in turn, measured and predicted.
+
+Reports a step's time, what the kernel counted on the links beside what each method counts itself, and the time that
+the planner predicts from profiles taken on the same hosts in the same run. Needs root on Linux.
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+import micro
+from experiments.benchmarks.network_ranks import DDP, FP16, POWERSGD, config_of
+from experiments.benchmarks.processes import Row
+from experiments.harness.config import TrainConfig, build_reducer
+from experiments.harness.crew import Crew
+from experiments.harness.errors import UserError, suggestion
+from experiments.harness.hosts import Hosts, bits_per_s
+from experiments.harness.planning import problem_of
+from experiments.harness.plotting import BLUE, PAGE_INCHES, VERMILLION, head, label, new_figure, save, style
+from experiments.profiles import backward, link, select
+from micro.schedules.base import Problem, Schedule
+from micro.traces import Curve, LinkTable, SelectTable, Trace
+
+NAME = "network"
+RANKS = "experiments.benchmarks.network_ranks"
+WARMUP = 4  # DDP settles its buckets after the first step, PowerSGD starts after the second
+PROFILED_STEPS = 8
+DEFAULTS = [
+    "model=resnet18",
+    "dataset=synthetic",
+    "dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}",
+    "batch_size=2",
+]
+CHOICES = "ddp,dense:layerwise,dense:single,dense:mgwfbp,dense:exact,micro,cltk,topk,oktopk,torch_fp16,torch_powersgd"
+OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook", POWERSGD: "DDP's PowerSGD hook"}
+LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]
+SETTLED = ("sparsifier", "schedule", "cluster", "output", "density")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this benchmark."""
+    parser.add_argument("--rates", default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)")
+    parser.add_argument("--hosts", type=int, default=4, help="with one rank each (%(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="that count, after a warm-up (%(default)s)")
+    parser.add_argument("--density", type=float, default=0.01, help="asked of the sparse methods (%(default)s)")
+    parser.add_argument(
+        "--methods",
+        default=CHOICES,
+        metavar="A,B",
+        help=f"names of conf/sparsifier, with :SCHEDULE where DDP shall make its buckets by one, and {DDP}, {FP16}, "
+        f"{POWERSGD}: torch's own (%(default)s)",
+    )
+    parser.add_argument("--link-seconds", type=float, default=60.0, help="to measure each rate for (%(default)s)")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given",
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Measure, print and write the table and the figure.
+
+    Raises:
+        UserError: a mistake, or a machine that can have no hosts; nothing is started then.
+        RankFailure: a rank failed.
+    """
+    asked = Asked.of(arguments)
+    with Hosts(asked.num_hosts) as hosts, Crew(hosts, RANKS) as crew:
+        with console.status("profiling the model and the methods"):
+            known = _profile(asked, crew)
+        rows = []
+        for rate in asked.rates:
+            hosts.shape(rate)
+            with console.status(f"{rate}: measuring the link"):
+                network = _measure_link(asked, crew, rate)
+            for setup in asked.setups:
+                with console.status(f"{rate}: {setup.name}"):
+                    rows.append(_measure(asked, setup, Prediction(known, network), hosts, crew, rate))
+    frame = _compared(pd.DataFrame(rows))
+    console.print(_table(frame, asked))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for path in save(_draw(frame, asked.title), frame, arguments.out / NAME):
+        console.print(f"wrote {path}")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One way to train: a method, and the schedule that makes its buckets.
+
+    Attributes:
+        method: one of torch's own, or a name of conf/sparsifier.
+        schedule: None where the method brings its own: DDP's buckets for dense, one for everything else.
+        config: of the training, as the ranks have it.
+    """
+
+    method: str
+    schedule: Schedule | None
+    config: TrainConfig
+    overrides: list[str]
+
+    @property
+    def name(self) -> str:
+        """How it is chosen on the command line."""
+        return f"{self.method}:{self.schedule.name}" if self.schedule else self.method
+
+    @property
+    def title(self) -> str:
+        """How it is called in tables and figures."""
+        base = OF_TORCH.get(self.method) or label(self.method)
+        return f"{base}, {self.schedule.name}" if self.schedule else base
+
+    @property
+    def reducer(self) -> micro.Reducer:
+        """What reduces the gradients; dense stands for torch's own."""
+        return build_reducer(self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to measure, checked to the last."""
+
+    rates: list[str]
+    num_hosts: int
+    steps: int
+    density: float
+    setups: list[Setup]
+    overrides: list[str]
+    link_s: float
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "Asked":
+        """Read the options.
+
+        Raises:
+            UserError: a mistake.
+        """
+        rates = [rate for rate in arguments.rates.split(",") if rate]
+        for rate in rates:
+            bits_per_s(rate)
+        for key, given, lowest in (
+            ("rates", len(rates), 1),
+            ("hosts", arguments.hosts, 2),
+            ("steps", arguments.steps, 1),
+            ("link-seconds", arguments.link_seconds, 1),
+        ):
+            if not given >= lowest:
+                raise UserError(f"--{key} must be at least {lowest}, got {given:g}")
+        overrides = arguments.overrides or DEFAULTS
+        for word in overrides:
+            if word.split("=")[0].split(".")[0] in SETTLED:
+                raise UserError(f"'{word}': this benchmark sets it itself; see --methods and --density")
+        words = [*overrides, f"density={arguments.density!r}"]
+        setups = [_setup(word, words, arguments.hosts) for word in dict.fromkeys(arguments.methods.split(",")) if word]
+        if not setups:
+            raise UserError("--methods names none")
+        return cls(
+            rates, arguments.hosts, arguments.steps, arguments.density, setups, words, float(arguments.link_seconds)
+        )
+
+    @property
+    def title(self) -> str:
+        """What was trained, on what."""
+        config = self.setups[0].config
+        where = f"batch {config.batch_size} on each of {self.num_hosts} hosts"
+        return f"{config.model.name} on {config.dataset.name}, {where}, density {self.density:g}"
+
+
+def _setup(word: str, overrides: list[str], num_hosts: int) -> Setup:
+    method, _, wanted = word.partition(":")
+    if wanted and method in OF_TORCH:
+        raise UserError(f"{method} makes its own buckets, got '{word}': leave :{wanted} out")
+    schedule = _schedule(wanted) if wanted else None
+    words = [*overrides, f"schedule={wanted}"] if schedule and not schedule.is_planned else overrides
+    return Setup(method, schedule, config_of(method, words, num_hosts), words)
+
+
+def _schedule(name: str) -> Schedule:
+    runnable = [known for known in micro.known(Schedule) if micro.build(Schedule, known).runs]
+    if name not in runnable:
+        raise UserError(f"a schedule must be one of {', '.join(runnable)}, got '{name}'{suggestion(name, runnable)}")
+    return micro.build(Schedule, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step takes, from what was measured of the model, of the methods and of the link."""
+
+    known: "Known"
+    network: LinkTable
+
+    def problem(self, setup: Setup) -> Problem | None:
+        """Return what a schedule decides on; None where nobody measured what the method computes."""
+        if setup.method == POWERSGD:
+            return None
+        trace, n = self.known.trace, self.network.world_size
+        problem = problem_of(
+            trace, self.network, setup.reducer, n, select=self.known.select, method=setup.config.sparsifier.name
+        )
+        if setup.method == FP16:
+            return replace(problem, exchange=lambda num_bytes: self.network.seconds("all_reduce", num_bytes / 2))
+        return problem
+
+    def schedule(self, setup: Setup) -> Schedule:
+        """Return the schedule that makes a method's buckets."""
+        own = "ddp" if setup.config.sparsifier.is_dense else "single"
+        return setup.schedule or micro.build(Schedule, own)
+
+    def step_s(self, setup: Setup) -> float:
+        """Return the seconds of a step; NaN where they cannot be told."""
+        problem = self.problem(setup)
+        if problem is None:
+            return math.nan
+        schedule = self.schedule(setup)
+        return schedule.timeline(problem, schedule.cut(problem)).step_s
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was measured whatever the rate of the links is."""
+
+    trace: Trace
+    select: SelectTable | None
+
+
+def _profile(asked: Asked, crew: Crew) -> Known:
+    words = [word for word in asked.overrides if not word.startswith("density=")]
+    options = argparse.Namespace(steps=PROFILED_STEPS, overrides=words)
+    rows = crew.call(backward.NAME, settings=backward.prepare(options, asked.num_hosts))[0]
+    trace = backward.merge(rows)
+    sparse = list(dict.fromkeys(s.method for s in asked.setups if not s.config.sparsifier.is_dense))
+    if not sparse:
+        return Known(trace, None)
+    lengths = sorted({1024, max(2048, trace.numel // 16), max(4096, trace.numel)})
+    options = argparse.Namespace(methods=",".join(sparse), density=asked.density, numel=lengths, steps=PROFILED_STEPS)
+    rows = crew.call(select.NAME, settings=select.prepare(options, asked.num_hosts))[0]
+    curves = {row["method"]: Curve(sizes=tuple(row["numel"]), seconds=tuple(row["seconds"])) for row in rows}
+    return Known(trace, SelectTable(world_size=asked.num_hosts, density=asked.density, methods=curves))
+
+
+def _measure_link(asked: Asked, crew: Crew, rate: str) -> LinkTable:
+    options = argparse.Namespace(sizes=LINK_SIZES, repeats=10, seconds=asked.link_s)
+    rows = crew.call(link.NAME, settings=link.prepare(options, asked.num_hosts))[0]
+    curves: dict[Any, Curve] = {
+        row["op"]: Curve(sizes=tuple(row["sizes"]), seconds=tuple(row["seconds"])) for row in rows
+    }
+    return LinkTable(world_size=asked.num_hosts, backend="gloo", link=rate, collectives=curves)
+
+
+def _measure(asked: Asked, setup: Setup, prediction: Prediction, hosts: Hosts, crew: Crew, rate: str) -> Row:
+    """Train some steps over the links as they are shaped now, and return what was seen."""
+    plan = None
+    if setup.schedule and setup.schedule.is_planned:
+        problem = prediction.problem(setup)
+        assert problem
+        made = setup.schedule.plan(problem)
+        plan = {"format": made.format, "schedule": made.schedule, "groups": made.groups, "num_bytes": made.num_bytes}
+    crew.call("train", method=setup.method, overrides=setup.overrides, plan=plan)
+    crew.call("steps", number=WARMUP)
+    before = hosts.counters()
+    answers = crew.call("steps", number=asked.steps)
+    sent = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
+    slowest = [max(seconds) for seconds in zip(*(answer["seconds"] for answer in answers), strict=True)]
+    return {
+        "rate": rate,
+        "method": setup.name,
+        "title": setup.title,
+        "step_s": statistics.fmean(slowest),
+        "least_s": min(slowest),
+        "most_s": max(slowest),
+        "samples_per_s": asked.num_hosts * setup.config.batch_size / statistics.fmean(slowest),
+        "link_bytes": statistics.fmean(one.payload_bytes for one in sent) / asked.steps,
+        "counted_bytes": statistics.fmean(statistics.fmean(answer["bytes"]) for answer in answers),
+        "predicted_s": prediction.step_s(setup),
+    }
+
+
+def _compared(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add what follows from the numbers: how much faster than DDP, and how well bytes and predictions agree."""
+    dense = frame[frame["method"] == DDP].set_index("rate")["step_s"]
+    return frame.assign(
+        times_ddp=frame["rate"].map(dense) / frame["step_s"],
+        link_share=frame["link_bytes"] / frame["counted_bytes"],
+        predicted_share=frame["predicted_s"] / frame["step_s"],
+    )
+
+
+def _table(frame: pd.DataFrame, asked: Asked) -> Table:
+    table = Table(title=f"{asked.title}; means of {asked.steps} steps")
+    columns = {
+        "step s": ("step_s", "{:.4g}"),
+        "least": ("least_s", "{:.4g}"),
+        "most": ("most_s", "{:.4g}"),
+        "samples/s": ("samples_per_s", "{:.4g}"),
+        "times DDP": ("times_ddp", "{:.2f}"),
+        "MB on the link": ("link_bytes", "{:.4g}"),
+        "MB counted": ("counted_bytes", "{:.4g}"),
+        "link / counted": ("link_share", "{:.3f}"),
+        "predicted s": ("predicted_s", "{:.4g}"),
+        "predicted / step": ("predicted_share", "{:.2f}"),
+    }
+    table.add_column("link")
+    table.add_column("method")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for row in frame.to_dict("records"):
+        numbers = [
+            (row[key] / 1e6 if name.startswith("MB") else row[key], form) for name, (key, form) in columns.items()
+        ]
+        table.add_row(row["rate"], row["title"], *("-" if math.isnan(x) else form.format(x) for x, form in numbers))
+    return table
+
+
+@style()
+def _draw(frame: pd.DataFrame, title: str) -> Figure:
+    """Bars of a step's time, measured and predicted, a panel per rate."""
+    rates = list(dict.fromkeys(frame["rate"]))
+    names = list(dict.fromkeys(frame["title"]))
+    figure = new_figure(PAGE_INCHES, 1.2 + 0.3 * len(names))
+    panels: Sequence[Any] = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
+    for axes, rate in zip(panels, rates, strict=True):
+        rows = frame[frame["rate"] == rate]
+        places = [names.index(name) for name in rows["title"]]
+        bars = [("measured", "step_s", -0.2, BLUE), ("predicted", "predicted_s", 0.2, VERMILLION)]
+        handles = [
+            axes.barh([place + shift for place in places], rows[key], height=0.36, color=color, label=name)
+            for name, key, shift, color in bars
+        ]
+        axes.set(xscale="log", xlabel=f"seconds of a step at {rate}", yticks=range(len(names)), yticklabels=names)
+    panels[0].invert_yaxis()
+    head(figure, title, handles)
+    return figure

@@ -1,0 +1,145 @@
+"""What a rank does for ``experiments.bench network``: profiles, and training by one method after another."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+from experiments.harness.bucketing import bucket_caps
+from experiments.harness.compose import compose_all
+from experiments.harness.config import TrainConfig, build_reducer
+from experiments.harness.crew import serve
+from experiments.harness.tasks import Batch, Task
+from experiments.profiles import backward, link, select
+from micro import kernels
+from micro.schedules.base import Plan
+
+DDP, FP16, POWERSGD = "ddp", "torch_fp16", "torch_powersgd"  # torch's own; everything else is ours
+POWERSGD_RANK, POWERSGD_STARTS, POWERSGD_LEAST = 4, 2, 2  # as in micro's; the first step that hook may start at
+CPU = torch.device("cpu")
+BytesSent = Callable[[], float]  # by this rank in the last step
+
+
+class Training:
+    """A model in training with one way to reduce its gradients."""
+
+    def __init__(self, method: str, overrides: list[str], plan: dict[str, Any] | None) -> None:
+        config = config_of(method, overrides, dist.get_world_size())
+        self._task = Task.load(config, CPU)
+        self._batches = _endless(self._task)
+        model = self._task.model
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
+        # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
+        wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        self._ddp, self._bytes_sent = _wrapped(method, config, model, wrap, Plan.parse(plan) if plan else None)
+
+    def step(self) -> tuple[float, float]:
+        """Train one step; return its seconds and the bytes that this rank sent, as its method counts them."""
+        started = time.perf_counter()
+        self._optimizer.zero_grad()
+        self._task.loss(self._ddp, next(self._batches)).backward()
+        self._optimizer.step()
+        return time.perf_counter() - started, self._bytes_sent()
+
+
+def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig:
+    """Return the configuration of a training by a method: torch's own take dense's.
+
+    Raises:
+        UserError: words that describe no training.
+    """
+    sparsifier = "dense" if method in (DDP, FP16, POWERSGD) else method
+    settled = ["cluster=local", f"cluster.nproc_per_node={world_size}", "output=unused", "momentum=0"]
+    words = [*overrides, f"sparsifier={sparsifier}", *settled]
+    (config,) = compose_all([words], joined_world_size=world_size)
+    return config
+
+
+def _wrapped(
+    method: str,
+    config: TrainConfig,
+    model: nn.Module,
+    wrap: Callable[..., DistributedDataParallel],
+    plan: Plan | None,
+) -> tuple[DistributedDataParallel, BytesSent]:
+    ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    if method == DDP:
+        return wrap(), lambda: ring * 4 * numel
+    if method == FP16:
+        ddp = wrap()
+        ddp.register_comm_hook(None, fp16_compress_hook)
+        return ddp, lambda: ring * 2 * numel
+    if method == POWERSGD:
+        # One bucket: on gloo, two of this hook's in flight wait for each other for ever.
+        ddp = wrap(bucket_cap_mb=4 * numel / 2**20 + 1)
+        state = PowerSGDState(None, POWERSGD_RANK, POWERSGD_STARTS, min_compression_rate=POWERSGD_LEAST)
+        ddp.register_comm_hook(state, powerSGD_hook)
+        return ddp, lambda: ring * 4 * powersgd_numel(model)
+    kernels.prepare()
+    ddp = wrap(**bucket_caps(config, model, plan))
+    attachment = micro.attach(ddp, build_reducer(config))
+    return ddp, lambda: sum(stats.bytes_sent for stats in attachment.stats)
+
+
+def powersgd_numel(model: nn.Module) -> int:
+    """Return how many numbers torch's PowerSGD hook reduces for a model, once it has started."""
+    total = 0
+    for parameter in model.parameters():
+        rows, columns = parameter.shape[0], parameter[0].numel()
+        thin = (rows + columns) * min(rows, columns, POWERSGD_RANK)
+        compressed = parameter.dim() > 1 and thin * POWERSGD_LEAST < parameter.numel()
+        total += thin if compressed else parameter.numel()
+    return total
+
+
+def _endless(task: Task) -> Iterator[Batch]:
+    batches = task.batches(dist.get_rank())
+    return itertools.chain.from_iterable(batches.epoch(epoch) for epoch in itertools.count())
+
+
+class Tasks:
+    """What a rank can be told to do."""
+
+    def __init__(self) -> None:
+        self._training: Training | None = None
+
+    def train(self, method: str, overrides: list[str], plan: dict[str, Any] | None) -> None:
+        """Begin to train by a method; the one before is forgotten."""
+        self._training = None
+        self._training = Training(method, overrides, plan)
+
+    def steps(self, number: int) -> dict[str, list[float]]:
+        """Train some steps; return the seconds and the bytes sent of each."""
+        assert self._training
+        dist.barrier()
+        pairs = [self._training.step() for _ in range(number)]
+        dist.barrier()
+        return {"seconds": [seconds for seconds, _ in pairs], "bytes": [sent for _, sent in pairs]}
+
+
+def _nothing() -> None:
+    """Show no progress: the asker does."""
+
+
+def main() -> None:
+    """Serve until the asker is gone."""
+    mine = Tasks()
+    profiles = {
+        profile.NAME: partial(lambda work, settings: work(settings, CPU, _nothing), profile.work)
+        for profile in (backward, link, select)
+    }
+    serve({"train": mine.train, "steps": mine.steps, **profiles})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Measure what a plan of communication is made from: ``python -m experiments.profile backward|link|select``.
+
+backward  when backward completes each gradient of a model: a trace
+link      how long each collective takes over its size: a table of the link
+select    what each method costs beside its collectives, over the number of elements: a table of selections
+
+Each writes one file and prints what is in it; link and select draw it beside the file. The ranks are processes that the
+command starts; under torchrun or srun, on several hosts for instance, it joins the ranks it is given, and rank 0
+writes.
+
+    python -m experiments.profile backward model=resnet18 dataset=cifar10 dataset.root=DIR --out trace.json
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.harness.errors import UserError
+from experiments.harness.launch import RankFailure
+from experiments.harness.ranks import RankEnvironment, joined
+from experiments.profiles import backward, link, select
+from experiments.profiles.ranks import DEVICES, check_device, join, measure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    try:
+        _run(options, joined())
+    except (UserError, RankFailure) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
+    command = options.command
+    if options.nproc < 1:
+        raise UserError(f"--nproc must be at least 1, got {options.nproc}")
+    check_device(options.device, options.nproc)
+    settings = {"nproc": options.nproc, "device": options.device}
+    settings |= command.prepare(options, ranks.world_size if ranks else options.nproc)
+    _make_folder(options.out)
+    rows = join(command.work, settings, ranks) if ranks else measure(command.__name__, settings)
+    if rows is None:
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    for path in command.write(rows, options, console):
+        console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+
+
+def _make_folder(path: Path) -> None:
+    """Make the folder of a file before anything is measured for it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {(error.strerror or str(error)).lower()}; choose another --out"
+        ) from None
+    if path.is_dir():
+        raise UserError(f"--out must be a file, got the folder {path}")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: its folder is not yours to write in; choose another --out")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="backward|link|select")
+    for module in (backward, link, select):
+        command = commands.add_parser(module.NAME, help=(module.__doc__ or "").splitlines()[0])
+        command.add_argument("--nproc", type=int, default=2, help="ranks to start (%(default)s)")
+        command.add_argument("--device", default="auto", metavar="|".join(DEVICES), help="auto: GPUs where enough")
+        command.add_argument(
+            "--out", type=Path, default=Path(f"results/profile/{module.NAME}.json"), help="file (%(default)s)"
+        )
+        module.add_arguments(command)
+        command.set_defaults(command=module)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

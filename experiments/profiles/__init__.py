@@ -1,0 +1,1 @@
+"""What ``python -m experiments.profile`` measures, one file per command."""

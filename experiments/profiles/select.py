@@ -1,0 +1,138 @@
+"""What a method's reduction costs beside its collectives, over the number of elements.
+
+Choosing and everything else of a reduction but the exchange, on ranks that really reduce; a step takes as long as on
+its slowest rank, and the median over steps counts.
+"""
+
+import argparse
+import itertools
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+import micro
+from experiments.benchmarks.processes import Row, slowest
+from experiments.harness.comparing import build_methods, chosen, known_methods
+from experiments.harness.errors import UserError
+from experiments.harness.plotting import label, save
+from experiments.harness.streams import fitting_scale, layered
+from experiments.profiles.drawing import draw_curves, numbers_of
+from experiments.profiles.ranks import Report, Settings, device_name, serve
+from micro import kernels
+from micro.comm import GroupComm
+from micro.density import check_density
+from micro.randomness import generator
+from micro.traces import Curve, SelectTable
+
+NAME = "select"
+WARMUP = 10  # steps in which thresholds settle
+METHODS = "dense,topk,topk_gather,micro"
+NUMEL = [2**power for power in range(10, 25, 2)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this command."""
+    parser.add_argument("--methods", default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
+    parser.add_argument("--density", type=float, default=0.01, help="share asked for, in (0, 1] (%(default)s)")
+    parser.add_argument(
+        "--numel", type=int, nargs="+", default=NUMEL, metavar="D", help="lengths; 2^10 to 2^24 when none is given"
+    )
+    parser.add_argument("--steps", type=int, default=9, help="steps that count, after a warm-up (%(default)s)")
+
+
+def prepare(options: argparse.Namespace, world_size: int) -> Settings:
+    """Return the settings of the ranks.
+
+    Raises:
+        UserError: no such method, lengths that make no curve, or a number out of range.
+    """
+    methods = chosen([name for name in options.methods.split(",") if name], known_methods(), "methods")
+    try:
+        check_density(options.density)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    build_methods(methods, options.density)  # a mistake shows here, not on the ranks
+    lengths = sorted(set(options.numel))
+    if len(lengths) < 2 or lengths[0] < 1:
+        raise UserError(f"--numel must be two or more lengths of at least 1, got {' '.join(map(str, options.numel))}")
+    if options.steps < 1:
+        raise UserError(f"--steps must be at least 1, got {options.steps}")
+    return {
+        "methods": methods,
+        "density": options.density,
+        "numel": lengths,
+        "steps": options.steps,
+        "num_parts": len(methods) * len(lengths),
+        "label": f"methods on {world_size} ranks, density {options.density:g}",
+    }
+
+
+def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
+    """Time all methods at all lengths; return a row for each method, of lengths and seconds."""
+    kernels.prepare()
+    seconds: dict[str, list[float]] = {method: [] for method in settings["methods"]}
+    for numel in settings["numel"]:
+        draw = torch.randn(numel, generator=generator(0, numel, dist.get_rank()))
+        gradient = (fitting_scale(settings["density"], numel) * draw).to(device)
+        for method, reducer in build_methods(settings["methods"], settings["density"]).items():
+            seconds[method].append(time_reduction(reducer, gradient, settings["steps"]))
+            report()
+    common = {"device": device_name(device), "world_size": dist.get_world_size()}
+    return [
+        {
+            "method": method,
+            "numel": settings["numel"],
+            "seconds": list(itertools.accumulate(found, max)),
+            **common,
+        }
+        for method, found in seconds.items()
+    ]
+
+
+def time_reduction(reducer: micro.Reducer, gradient: torch.Tensor, steps: int) -> float:
+    """Return the median seconds that the slowest rank spends outside collectives in a reduction of (numel,)."""
+    comm, device = GroupComm(), gradient.device
+    numel = gradient.numel()
+    state = reducer.start(layered(numel), gradient.dtype, device)
+    grad, taken = torch.empty_like(gradient), []
+    for step in range(WARMUP + steps):
+        turn = int(torch.randint(numel, (1,), generator=generator(step)))
+        torch.cat([gradient[turn:], gradient[:turn]], out=grad)  # values that no earlier step had in these places
+        dist.barrier()
+        comm.begin_step()
+        stats = reducer.reduce_(state, grad, comm)
+        taken.append(slowest(stats.select_s + stats.rest_s, device))
+    return statistics.median(taken[WARMUP:])
+
+
+def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
+    """Write the table of selections, print it, draw it beside the file; returns the paths."""
+    curves = {row["method"]: Curve(sizes=row["numel"], seconds=row["seconds"]) for row in rows}
+    world_size, device = rows[0]["world_size"], rows[0]["device"]
+    found = SelectTable(world_size=world_size, density=options.density, device=device, methods=curves)
+    found.save(options.out)
+    console.print(_table(found))
+    numbers = numbers_of(curves.items(), "method", "numel")
+    title = f"Reduction without its collectives, density {options.density:g}, {world_size} ranks; lines are fits"
+    figure = draw_curves(numbers, {method: label(method) for method in curves}, title, "elements d")
+    return [options.out, *save(figure, numbers, options.out.with_suffix(""))]
+
+
+def _table(found: SelectTable) -> Table:
+    table = Table(title=f"ms beside the collectives, density {found.density:g}, {found.world_size} ranks")
+    table.add_column("elements", justify="right")
+    for method in found.methods:
+        table.add_column(method, justify="right")
+    curves = list(found.methods.values())
+    for place, size in enumerate(curves[0].sizes):
+        table.add_row(f"{size:,}", *(f"{1e3 * curve.seconds[place]:.4g}" for curve in curves))
+    return table
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], work)

@@ -1,0 +1,164 @@
+"""In pieces: one choice over the whole vector, sent piece by piece."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.exchanges.base import Exchange, NoState, Wire
+from micro.exchanges.union import Union
+from micro.partition import equal_sizes
+from micro.parts import as_part
+from micro.randomness import seed_for
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPieces(Exchange[NoState]):
+    """Send one choice in several exchanges, one for each piece of the vector; pieces follow each other in flat order.
+
+    What is chosen does not depend on the pieces. Neither does the update: bit for bit where values travel without loss
+    and collectives add in rank order, up to rounding otherwise. A piece of which no rank chose anything is exchanged
+    all the same. Counts that the selection knew are the vector's, so that where the exchange needs them each piece
+    gathers its own: `Union` sends 4 (n-1) bytes in one collective more, but for indices that all ranks share. The
+    health flag, and counts of `Gather` and `DSA`, travel with every piece.
+
+    Args:
+        each: the exchange that each piece goes through: a part, its name, or a mapping.
+        ends: where each piece ends in the flat vector, rising; the last is the vector's length.
+        piece_mb: in place of ends: pieces are equal, but for one element, and have at most so many MiB of the
+            accumulator, or one element.
+
+    Raises:
+        ValueError: an exchange that chooses among what meets; ends that do not rise, or piece_mb not positive; both of
+            them or neither; at a step, ends of a vector of another length.
+    """
+
+    each: Exchange[Any] = field(default_factory=Union)
+    ends: tuple[int, ...] = ()
+    piece_mb: float | None = None
+    name: ClassVar[str] = "in_pieces"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "each", as_part(Exchange, self.each))
+        object.__setattr__(self, "ends", tuple(self.ends))
+        if not self.each.splits:
+            rule = f" (rule {self.each.rule_name})" if self.each.rule_name else ""
+            raise ValueError(
+                f"exchange {self.each.name}{rule} depends on the whole vector, {self.name} does not have it: "
+                "use union, or gather or dsa without their published rule"
+            )
+        if bool(self.ends) == (self.piece_mb is not None):
+            raise ValueError(f"{self.name} needs either ends or piece_mb, got ends {self.ends}, {self.piece_mb} MiB")
+        if any(stop <= start for start, stop in pairwise((0, *self.ends))):
+            raise ValueError(f"ends of {self.name} must rise from above 0, got {self.ends}")
+        if self.piece_mb is not None and not 0 < self.piece_mb < math.inf:
+            raise ValueError(f"piece_mb of {self.name} must be positive, got {self.piece_mb}")
+
+    @property
+    def accepts(self) -> frozenset[Overlap]:  # type: ignore[override]  # depends on the exchange
+        """Which relations of index sets the exchange takes."""
+        return self.each.accepts
+
+    @property
+    def rule_name(self) -> str | None:
+        """Which published behaviour the exchange follows."""
+        return self.each.rule_name
+
+    @property
+    def full_name(self) -> str:
+        """The name, and the exchange's."""
+        return f"{self.name} {self.each.full_name}"
+
+    def check_wire(self, wire: Wire) -> None:
+        """Raise ValueError where values or indices cannot travel in this form."""
+        self.each.check_wire(wire)
+
+    def pieces(self, acc: Tensor) -> list[tuple[int, int]]:
+        """Return (start, stop) of each piece of ``acc`` (numel,); the same on all ranks.
+
+        Raises:
+            ValueError: the last end is not numel.
+        """
+        ends: Sequence[int] = self.ends
+        if self.piece_mb is not None:
+            size = max(1, int(self.piece_mb * MIB) // acc.element_size())
+            ends = list(accumulate(equal_sizes(acc.numel(), -(-acc.numel() // size))))
+        if ends[-1] != acc.numel():
+            raise ValueError(f"ends of {self.name} must end at {acc.numel()}, the vector's length, got {ends[-1]}")
+        return list(pairwise((0, *ends)))
+
+    def exchange(
+        self,
+        state: NoState,
+        acc: Tensor,
+        selection: Selection,
+        *,
+        step: Step,
+        overlap: Overlap,
+        wire: Wire,
+        comm: Comm,
+        healthy: bool,
+    ) -> Exchanged:
+        """Return the mean update of all pieces."""
+        pieces, done = self.pieces(acc), []
+        chosen = _split(selection, pieces, overlap, comm.world_size)
+        for number, ((start, stop), mine) in enumerate(zip(pieces, chosen, strict=True)):
+            own = replace(step, seed=seed_for(step.seed, f"piece {number}")) if number else step
+            found = self.each.exchange(
+                state, acc[start:stop], mine, step=own, overlap=overlap, wire=wire, comm=comm, healthy=healthy
+            )
+            done.append(_moved(found, start) if number else found)
+        return _joined(done)
+
+
+def _split(
+    selection: Selection, pieces: Sequence[tuple[int, int]], overlap: Overlap, world_size: int
+) -> Iterator[Selection]:
+    """Yield what was chosen of each piece, as indices and spans within it."""
+    if len(pieces) == 1:
+        yield selection
+        return
+    ends = torch.tensor([stop for _, stop in pieces], dtype=torch.int32, device=selection.indices.device)
+    places = torch.searchsorted(selection.indices, ends).tolist()  # host sync: list lengths shape the messages
+    for (start, stop), (first, last) in zip(pieces, pairwise((0, *places)), strict=True):
+        yield Selection(
+            selection.indices[first:last] - start,
+            counts=(last - first,) * world_size if overlap is Overlap.SAME else None,
+            spans=_within(selection.spans, start, stop),
+        )
+
+
+def _within(spans: tuple[tuple[int, int], ...] | None, start: int, stop: int) -> tuple[tuple[int, int], ...] | None:
+    """Return the part of each span that lies in [start, stop), counted from start; one outside has no length."""
+    if spans is None:
+        return None
+    return tuple((min(max(a, start), stop) - start, min(max(b, start), stop) - start) for a, b in spans)
+
+
+def _moved(found: Exchanged, offset: int) -> Exchanged:
+    """Return what a piece came to, with indices of the vector."""
+    update = tuple(SparseValues(part.indices + offset, part.values) for part in found.update)
+    return replace(found, update=update, sent=SparseValues(found.sent.indices + offset, found.sent.values))
+
+
+def _joined(done: Sequence[Exchanged]) -> Exchanged:
+    """Return what the pieces came to in all; each has as many parts of the update, in rank order, as any other."""
+    return Exchanged(
+        update=tuple(_together(parts) for parts in zip(*(found.update for found in done), strict=True)),
+        sent=_together([found.sent for found in done]),
+        counts=tuple(map(sum, zip(*(found.counts for found in done), strict=True))),
+        num_updated=sum(found.num_updated for found in done),
+        healthy=all(found.healthy for found in done),
+    )
+
+
+def _together(parts: Sequence[SparseValues]) -> SparseValues:
+    return SparseValues(torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts]))

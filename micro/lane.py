@@ -1,0 +1,59 @@
+"""The lane on which gradients travel while backward goes on: one thread, first come, first served."""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Task = Callable[[], None]
+
+
+class Lane:
+    """Runs what is put on it one after the other, in a thread of its own.
+
+    One lane means one order: every rank puts its buckets on it in the order of DDP's numbers, so all ranks call the
+    same collectives in the same order, whatever becomes ready when. Nobody waits in a callback: neither autograd's
+    threads nor the process group's. On an accelerator the lane has a stream of its own, which waits for the gradients
+    that are put on it; the host never does.
+
+    The thread ends with the lane. It is a daemon: a collective that waits for a lost rank keeps no process alive.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Task, Any] | None] = queue.SimpleQueue()
+        stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
+        thread = threading.Thread(target=_drain, args=(self._tasks, device, stream), name="micro-lane", daemon=True)
+        thread.start()
+        weakref.finalize(self, self._tasks.put, None)
+        self._device = device
+
+    def put(self, task: Task) -> None:
+        """Run ``task`` after all that was put before, once the work queued on the caller's stream so far is done.
+
+        A task must not raise: nobody would hear of it.
+        """
+        ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
+        self._tasks.put((task, ready))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits behind the task that runs; for that task to ask."""
+        return self._tasks.empty()
+
+
+def _drain(
+    tasks: "queue.SimpleQueue[tuple[Task, Any] | None]", device: torch.device, stream: "torch.cuda.Stream | None"
+) -> None:
+    if stream is not None:
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(stream)
+    with torch.no_grad():  # a setting of each thread: backward's own has it off already
+        while (item := tasks.get()) is not None:
+            task, ready = item
+            if stream is not None:
+                stream.wait_event(ready)
+            task()
+            del item, task, ready  # what they hold must not live until the next task comes

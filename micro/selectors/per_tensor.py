@@ -1,0 +1,150 @@
+"""Per tensor: any selector within each parameter by itself, whatever travels together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.density import Target, target_count
+from micro.flat import Layout
+from micro.parts import as_part
+from micro.randomness import seed_for
+from micro.selectors.base import Selector
+from micro.sparse import Overlap, Selection, Step
+
+
+@dataclass(slots=True)
+class PerTensorState:
+    """The selector's state for each parameter that it has seen, by name."""
+
+    by_name: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerTensor(Selector[PerTensorState]):
+    """Select within each parameter by itself: a bucket of many small parameters is chosen from as if each were alone.
+
+    Where a selector sees a whole bucket, parameters with large gradients take all of k, and which these are depends on
+    how parameters were merged into buckets. Here each has a k of its own, floor(density * numel) and at least 1, a
+    state of its own that follows it into other buckets, and random numbers of its own. The choices are joined, so that
+    one exchange serves the bucket however many parameters it has. What the selector itself asks of the other ranks it
+    asks for each parameter: `Micro` sends 128 bytes and waits once for each (4 or 16 with its other rules).
+
+    Args:
+        selector: which indices of a parameter: a part, its name, or a mapping.
+
+    Statistics: k is the sum over the parameters; there is a threshold only where there is one parameter.
+
+    Source: selection layer by layer is that of Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887.
+
+    Raises:
+        ValueError: a selector that has to see all parameters, or sees each by itself already, or is unbiased.
+    """
+
+    selector: Selector[Any]
+    name: ClassVar[str] = "per_tensor"
+    by_layer: ClassVar[bool] = True
+    needs_all: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "selector", as_part(Selector, self.selector))
+        why = _why_not(self.selector)
+        if why:
+            raise ValueError(f"selector {self.selector.full_name} {why}: use it without per_tensor")
+
+    @property
+    def overlap(self) -> Overlap:  # type: ignore[override]  # depends on the selector
+        """How the index sets of different ranks relate: as they do within each parameter."""
+        return self.selector.overlap
+
+    @property
+    def rule_name(self) -> str | None:
+        """Which published behaviour the selector follows."""
+        return self.selector.rule_name
+
+    @property
+    def full_name(self) -> str:
+        """The name, and the selector's."""
+        return f"{self.name} {self.selector.full_name}"
+
+    def start(self) -> PerTensorState:
+        """Return a state that knows no parameter yet."""
+        return PerTensorState()
+
+    def save(self, state: PerTensorState) -> dict[str, Any]:
+        """Return the selector's states by parameter name."""
+        return {name: self.selector.save(inner) for name, inner in state.by_name.items()}
+
+    def load(self, saved: dict[str, Any]) -> PerTensorState:
+        """Return the state that ``save`` described."""
+        return PerTensorState({name: self.selector.load(inner) for name, inner in saved.items()})
+
+    def regroup(
+        self, state: PerTensorState, old: Sequence[tuple[Layout, PerTensorState]], layout: Layout
+    ) -> PerTensorState:
+        """Return the states of the new bucket's parameters, wherever these were before."""
+        known = {name: inner for _, kept in old for name, inner in kept.by_name.items()}
+        return PerTensorState({name: known[name] for name in layout.names if name in known})
+
+    def asked(self, target: Target, layout: Layout) -> Target:
+        """Return the policy's density for each parameter, and the sum of what they come to."""
+        densities = target.layer_densities or (target.density,) * len(layout.names)
+        counts = (target_count(d, numel) for d, numel in zip(densities, layout.numels, strict=True) if numel)
+        return Target(target.density, sum(counts), densities)
+
+    def select(self, state: PerTensorState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return what the selector chooses of each parameter, as one choice."""
+        densities = step.layer_densities or (step.target_count / acc.numel(),) * len(step.layout.names)
+        found: list[Selection] = []
+        for density, (name, place), alone in zip(densities, step.layout.slices(), _alone(step.layout), strict=True):
+            if alone is None:
+                continue
+            if name not in state.by_name:
+                state.by_name[name] = self.selector.start()
+            own = Step(step.index, target_count(density, alone.numel), seed_for(step.seed, name), alone)
+            found.append(_moved(self.selector.select(state.by_name[name], acc[place], own, comm), place.start))
+        return found[0] if len(found) == 1 else _joined(found)
+
+
+def _why_not(selector: Selector[Any]) -> str | None:
+    """Return why a selector makes no sense within each parameter by itself, or None where it does."""
+    if selector.by_layer:
+        return "looks at each parameter by itself already"
+    if selector.needs_all:
+        return "makes sense for all parameters together only"
+    if getattr(selector, "unbiased", False):
+        return "scales the update by one factor, which would differ from parameter to parameter"
+    return None
+
+
+@lru_cache(maxsize=64)  # asked for at every step
+def _alone(layout: Layout) -> tuple[Layout | None, ...]:
+    """Return each parameter's own layout; None for one without elements."""
+    parameters = zip(layout.names, layout.shapes, layout.numels, strict=True)
+    return tuple(Layout((name,), (shape,)) if numel else None for name, shape, numel in parameters)
+
+
+def _moved(selection: Selection, offset: int) -> Selection:
+    """Return a choice within a parameter as a choice within the vector in which it begins at ``offset``."""
+    return Selection(
+        selection.indices + offset if offset else selection.indices,
+        counts=selection.counts,
+        threshold=selection.threshold,
+        scale=selection.scale,
+    )
+
+
+def _joined(found: Sequence[Selection]) -> Selection:
+    """Return the choices of several parameters, in flat order, as one."""
+    counts = [selection.counts for selection in found if selection.counts is not None]
+    known = len(counts) == len(found)
+    assert len({selection.scale for selection in found}) == 1, "no selector that scales is taken"
+    return Selection(
+        torch.cat([selection.indices for selection in found]),
+        counts=tuple(map(sum, zip(*counts, strict=True))) if known else None,
+        scale=found[0].scale,
+    )

@@ -1,0 +1,88 @@
+"""The profiler on real ranks: files that load, with everything in them that a plan needs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import models
+from experiments.profile import main
+from micro.traces import OPS, Curve, LinkTable, SelectTable, Trace
+
+pytestmark = pytest.mark.dist
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = (64, 1024, 4096)
+
+
+def check(curve: Curve) -> None:
+    """Assert what every measured curve promises."""
+    assert all(seconds > 0 for seconds in curve.seconds)
+    assert list(curve.seconds) == sorted(curve.seconds)
+
+
+def test_a_trace_has_every_parameter_once_with_rising_times(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    words = ["model=mlp", "dataset=synthetic", "batch_size=8"]
+    assert main(["backward", "--nproc", "2", "--steps", "3", "--out", str(path), *words]) == 0
+    trace = Trace.load(path)
+    expected = {
+        name: parameter.numel() * parameter.element_size()
+        for name, parameter in models.build("mlp", in_channels=1, num_classes=10).named_parameters()
+    }
+    assert {layer.name: layer.num_bytes for layer in trace.layers} == expected
+    assert len(trace.layers) == len(expected)
+    ready = [layer.ready_s for layer in trace.layers]
+    assert ready == sorted(ready)
+    assert 0 < ready[0] < ready[-1] <= trace.backward_s
+    # the last layer's gradients come first, and forward needs them last
+    used = {layer.name: layer.used_s for layer in trace.layers}
+    assert trace.layers[0].name.startswith("layers.5.")
+    assert 0 <= used["layers.1.weight"] < used["layers.3.weight"] < used["layers.5.weight"] < trace.forward_s  # type: ignore[operator]
+    assert (trace.model, trace.batch_size, trace.world_size, trace.num_steps) == ("mlp", 8, 2, 3)
+    assert trace.update_s > 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("started_by", ["us", "torchrun"])
+def test_a_link_holds_every_collective_at_the_sizes_that_travel(tmp_path: Path, started_by: str) -> None:
+    path = tmp_path / "link.json"
+    words = ["link", "--sizes", *map(str, SIZES), "--repeats", "3", "--out", str(path)]
+    if started_by == "us":
+        assert main([*words, "--nproc", "3"]) == 0
+    else:
+        under_torchrun(words, nproc=3)
+    link = LinkTable.load(path)
+    assert set(link.collectives) == set(OPS)
+    assert (link.world_size, link.backend) == (3, "gloo")
+    for curve in link.collectives.values():
+        check(curve)
+    assert link.collectives["all_reduce"].sizes == SIZES
+    assert link.collectives["broadcast"].sizes == SIZES
+    assert link.collectives["gather_rows"].sizes == SIZES[:2]  # three rows of the third are more than the largest
+    assert link.collectives["gather_lists"].sizes == SIZES[:2]
+    assert link.collectives["scatter"].sizes == SIZES  # two pieces of whole elements
+    assert {found.suffix for found in tmp_path.iterdir()} == {".json", ".pdf", ".png", ".csv"}
+
+
+def test_a_table_of_selections_holds_every_method_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "select.json"
+    words = ["--numel", "256", "4096", "--methods", "micro,topk", "--density", "0.05", "--steps", "3"]
+    assert main(["select", "--nproc", "2", "--out", str(path), *words]) == 0
+    found = SelectTable.load(path)
+    assert set(found.methods) == {"micro", "topk"}
+    assert (found.world_size, found.density) == (2, 0.05)
+    for curve in found.methods.values():
+        check(curve)
+        assert curve.sizes == (256, 4096)
+
+
+def under_torchrun(words: list[str], *, nproc: int) -> None:
+    """Run the command as ranks that torchrun started."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    command = [*launcher, "-m", "experiments.profile", *words]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("wrote ") == 4  # rank 0 alone tells

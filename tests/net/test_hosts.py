@@ -1,0 +1,175 @@
+"""Hosts on one machine: they reach each other at the rate asked for, and the kernel counts what torch sends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.errors import UserError
+from experiments.harness.hosts import Counter, Exit, Hosts, bits_per_s, unavailable
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).parent / "workers/collectives.py"
+REASON = unavailable()
+
+needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with Hosts(4) as made:
+        yield made
+
+
+def everywhere(hosts: Hosts, *command: str, timeout_s: float = 60.0, **more: str) -> list[Exit]:
+    """Run a Python program as one rank on each host."""
+    common = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(len(hosts.names)), **more}
+    meeting = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
+    environments = [{**common, **meeting, "RANK": str(rank)} for rank in range(len(hosts.names))]
+    return hosts.run([[sys.executable, *command]] * len(hosts.names), environments, timeout_s=timeout_s)
+
+
+def spaces_of(pid: int) -> set[str]:
+    """Return what a process has made and not removed."""
+    folders = (Path("/run/netns"), Path("/etc/netns"))
+    return {str(place) for folder in folders for place in folder.glob(f"micro-{pid}-*")}
+
+
+def is_over(pid: int, *, deadline_s: float = 10.0) -> bool:
+    """Wait for the end of a process that is nobody's child here; one that nobody has collected yet counts as over."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.net
+@needs_hosts
+def test_hosts_have_names_of_their_own_and_look_up_each_other(hosts: Hosts) -> None:
+    program = "import socket; print(socket.gethostname(), *map(socket.gethostbyname, ['node1', 'node4']))"
+    ended = hosts.run([[sys.executable, "-c", program]] * 4, timeout_s=20)
+    assert ended == [Exit(0, f"node{i} 10.77.0.1 10.77.0.4\n") for i in (1, 2, 3, 4)]
+
+
+@pytest.mark.net
+@needs_hosts
+def test_the_link_has_its_rate_and_the_kernel_counts_what_collectives_send(hosts: Hosts, tmp_path: Path) -> None:
+    numel, n = 4_000_000, 4
+    hosts.shape("1gbit")
+    before = hosts.counters()
+    ended = everywhere(hosts, str(WORKER), str(numel))
+    assert [one.code for one in ended] == [0] * n, ended
+    sent = [(now - then).payload_bytes for now, then in zip(hosts.counters(), before, strict=True)]
+    ring = 2 * 4 * numel * (n - 1) / n
+    reduces, gathers = 3, 2  # of the worker
+    for payload in sent:
+        assert payload == pytest.approx(reduces * ring + gathers * 4 * numel / 8 * (n - 1), rel=0.03)
+    seconds = float(ended[0].output.split()[-1])
+    wire = 8 * ring * 1514 / 1448 / bits_per_s("1gbit")
+    assert 0.93 * wire < seconds < 1.25 * wire
+
+
+@pytest.mark.net
+@needs_hosts
+def test_one_slow_link_is_not_shared(hosts: Hosts) -> None:
+    """Traffic in one direction passes two limits and fills neither twice: the sender's and the receiver's."""
+    hosts.shape("100mbit")
+    receive = "import socket; s = socket.create_server(('', 5000)); c, _ = s.accept()\nwhile c.recv(1 << 16): pass"
+    send = (
+        "import socket, time\n"
+        "for attempt in range(200):\n"
+        "    try: c = socket.create_connection(('node1', 5000)); break\n"
+        "    except OSError: time.sleep(0.05)\n"
+        "t = time.perf_counter(); c.sendall(bytes(4_000_000)); c.shutdown(1); c.recv(1)\n"
+        "print(time.perf_counter() - t)"
+    )
+    idle = [sys.executable, "-c", ""]
+    ended = hosts.run([[sys.executable, "-c", receive], idle, [sys.executable, "-c", send], idle], timeout_s=20)
+    assert [one.code for one in ended] == [0] * 4, ended
+    wire = 8 * 4e6 * 1514 / 1448 / 100e6
+    assert 0.9 * wire < float(ended[2].output) < 1.2 * wire
+
+
+@pytest.mark.net
+@needs_hosts
+def test_who_takes_too_long_is_killed(hosts: Hosts) -> None:
+    started = time.monotonic()
+    ended = hosts.run([["true"], ["sleep", "60"], ["sh", "-c", "echo no; exit 3"], ["true"]], timeout_s=1)
+    assert time.monotonic() - started < 10
+    assert ended == [Exit(0, ""), Exit(-9, ""), Exit(3, "no\n"), Exit(0, "")]
+
+
+@pytest.mark.net
+@needs_hosts
+def test_an_error_leaves_nothing_behind() -> None:
+    before = spaces_of(os.getpid())
+    started: list[subprocess.Popen[str]] = []
+    with pytest.raises(ZeroDivisionError):
+        break_down(started)
+    assert started[0].wait(10) == -signal.SIGKILL
+    assert spaces_of(os.getpid()) == before
+
+
+def break_down(started: list[subprocess.Popen[str]]) -> None:
+    with Hosts(2, "10mbit") as hosts:
+        started.append(hosts.start(1, ["sleep", "60"]))
+        assert len(spaces_of(os.getpid())) > 3
+        raise ZeroDivisionError
+
+
+@pytest.mark.net
+@needs_hosts
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_leaves_nothing_for_long(number: signal.Signals) -> None:
+    """A killed process cannot tidy up: the next hosts do."""
+    program = (
+        "import time\nfrom experiments.harness.hosts import Hosts\n"
+        "with Hosts(2) as hosts:\n"
+        "    print(hosts.start(0, ['sleep', '600']).pid, flush=True)\n"
+        "    time.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert owner.stdout
+    pid = int(owner.stdout.readline())
+    owner.send_signal(number)
+    owner.communicate(timeout=20)
+    if number == signal.SIGKILL:
+        with Hosts(1):
+            pass
+    assert not spaces_of(owner.pid)
+    assert is_over(pid)
+
+
+def test_payload_is_what_the_headers_leave() -> None:
+    later, before = Counter(num_bytes=10_000, num_packets=5), Counter(num_bytes=1_000, num_packets=2)
+    assert (later - before).payload_bytes == 9_000 - 3 * 66
+
+
+@pytest.mark.parametrize(("rate", "bits"), [("100mbit", 1e8), ("1gbit", 1e9), ("2.5gbit", 2.5e9), ("64kbit", 64e3)])
+def test_rates(rate: str, bits: float) -> None:
+    assert bits_per_s(rate) == bits
+
+
+@pytest.mark.parametrize("rate", ["", "fast", "100", "100Mbit", "0mbit", "-1mbit", "1mbit; reboot"])
+def test_what_is_no_rate_is_refused(rate: str) -> None:
+    with pytest.raises(UserError, match="a rate must be a number and kbit, mbit or gbit"):
+        Hosts(2, rate)
+
+
+@pytest.mark.parametrize("num_hosts", [0, 201])
+def test_the_number_of_hosts_has_its_bounds(num_hosts: int) -> None:
+    with pytest.raises(UserError, match=r"the number of hosts must be in 1..200"):
+        Hosts(num_hosts)

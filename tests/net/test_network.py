@@ -1,0 +1,85 @@
+"""Training on several hosts: by torchrun and by our own launcher, and what is told when one of them dies."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.crew import Crew
+from experiments.harness.hosts import Exit, Hosts, unavailable
+from experiments.harness.launch import RankFailure
+
+ROOT = Path(__file__).parents[2]
+REASON = unavailable()
+NUM_HOSTS = 4
+WORDS = ["-m", "experiments.train", "model=mlp", "dataset=digits", "batch_size=64", "epochs=1"]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+pytestmark = [pytest.mark.net, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with Hosts(NUM_HOSTS, "1gbit") as made:
+        yield made
+
+
+def run(hosts: Hosts, commands: list[list[str]]) -> list[Exit]:
+    return hosts.run([[sys.executable, *command] for command in commands], [ENVIRONMENT] * len(commands), timeout_s=100)
+
+
+@pytest.fixture
+def crew(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "workers"))
+    with Crew(hosts, "crew_worker") as made:
+        yield made
+
+
+def the_run(output: Path) -> Path:
+    (folder,) = output.iterdir()
+    return folder
+
+
+def check_run(ended: list[Exit], output: Path) -> None:
+    assert [one.code for one in ended] == [0] * NUM_HOSTS, ended
+    folder = the_run(output)
+    assert (folder / "DONE").exists()
+    assert json.loads((folder / "manifest.json").read_text())["world_size"] == NUM_HOSTS
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert steps
+    assert all(row["bytes_sent"] > 0 for row in steps)
+
+
+def test_torchrun_trains_on_several_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    def command(rank: int) -> list[str]:
+        nodes = [f"--nnodes={NUM_HOSTS}", f"--node-rank={rank}", "--nproc-per-node=1"]
+        meeting = [f"--master-addr={hosts.addresses[0]}", "--master-port=29500"]
+        return ["-m", "torch.distributed.run", *nodes, *meeting, *WORDS, f"output={tmp_path}"]
+
+    check_run(run(hosts, [command(rank) for rank in range(NUM_HOSTS)]), tmp_path)
+
+
+def test_the_same_command_on_every_host_trains_one_model(hosts: Hosts, tmp_path: Path) -> None:
+    """The hosts share a disk, and so the folder of the run: one of them owns it."""
+    nodes = ["cluster=nodes", f"cluster.nnodes={NUM_HOSTS}", f"cluster.rdzv_endpoint={hosts.names[0]}:29500"]
+    ended = run(hosts, [[*WORDS, *nodes, f"output={tmp_path}"]] * NUM_HOSTS)
+    check_run(ended, tmp_path)
+    assert [one.output.count("done: ") for one in ended] == [1] * NUM_HOSTS
+    assert sum("step 0/" in one.output for one in ended) == 1  # one of them shows the progress
+
+
+def test_a_host_that_dies_fails_the_others_with_a_message(crew: Crew) -> None:
+    assert crew.call("add", value=2) == [2 * NUM_HOSTS] * NUM_HOSTS
+    started = time.monotonic()
+    with pytest.raises(RankFailure, match=r"^rank 2 failed: killed by SIGKILL") as caught:
+        crew.call("add_but_one", dies=2)
+    assert caught.value.rank == 2
+    assert time.monotonic() - started < 30
+
+
+def test_a_rank_that_raises_is_named(crew: Crew) -> None:
+    with pytest.raises(RankFailure, match=r"^rank 1 failed: ValueError: this rank does not want to \(log: node2\)$"):
+        crew.call("add_but_one", raises=1)

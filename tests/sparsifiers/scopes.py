@@ -1,0 +1,133 @@
+"""Compositions whose choice and whose transport differ in scope: within each tensor, or in pieces."""
+
+import math
+from dataclasses import replace
+
+import micro
+from tests.sparsifiers.base import (
+    BUILD_UP,
+    EXACT,
+    Bytes,
+    Outcome,
+    Row,
+    agreed_counts,
+    all_reduce,
+    broadcast,
+    lists,
+    nothing,
+    raw_lists,
+    rows,
+    sparse,
+    union_values,
+)
+
+GATHER, NUM_LAYERS = micro.Gather(), 3  # in the layout of the laws
+PIECE_BYTES = 1100  # one piece of the laws' 257 elements in single precision, two in double
+PIECE_MB = PIECE_BYTES / 2**20
+
+
+def per_tensor(selector: micro.Selector) -> micro.Selector:
+    """Return the selector within each tensor."""
+    return micro.PerTensor(selector=selector)
+
+
+def in_pieces(each: micro.Exchange) -> micro.Exchange:
+    """Return the exchange piece by piece."""
+    return micro.InPieces(each=each, piece_mb=PIECE_MB)
+
+
+def num_pieces(outcome: Outcome) -> int:
+    """Pieces of the whole vector."""
+    return math.ceil(outcome.numel / (PIECE_BYTES // outcome.value_bytes))
+
+
+def rows_by_piece(row_bytes: int) -> Bytes:
+    """All-gather of a row per rank for each piece."""
+    return lambda outcome, rank: num_pieces(outcome) * rows(row_bytes)(outcome, rank)
+
+
+def values_by_piece(outcome: Outcome, rank: int) -> float:
+    """All-reduce of the union's values, and of a health flag for each piece."""
+    flags = all_reduce(outcome.value_bytes * (num_pieces(outcome) - 1), outcome.world_size)
+    return union_values(outcome, rank) + flags
+
+
+def agreed_by_piece(outcome: Outcome, rank: int) -> float:
+    """MiCRO's counts, and a count to every other rank for each piece, where there are several."""
+    pieces = num_pieces(outcome)
+    if pieces == 1:
+        return agreed_counts(outcome, rank)
+    searched = replace(outcome, num_extra=outcome.num_extra - 3 * pieces + 2)
+    return agreed_counts(searched, rank) + rows_by_piece(4)(outcome, rank)
+
+
+def agreed_by_tensor(outcome: Outcome, rank: int) -> float:
+    """At most: 32 counts of each tensor to every other rank; where cuts were lost, those again and wide histograms."""
+    histograms = outcome.num_extra * all_reduce(2040 * 4, outcome.world_size)
+    return rows(128 * (NUM_LAYERS + outcome.num_extra))(outcome, rank) + histograms
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        name="per_tensor+topk+gather",
+        make=sparse(per_tensor(micro.TopK()), exchange=GATHER),
+        band=BUILD_UP,
+        counts=rows(8),
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=3,
+        by_tensor=True,
+    ),
+    Row(
+        name="per_tensor+micro+agreed",
+        make=sparse(per_tensor(micro.Micro(rule="agreed"))),
+        band=EXACT,
+        counts=agreed_by_tensor,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=NUM_LAYERS + 2,
+        rule="agreed",
+        upper_bounds=True,
+        by_tensor=True,
+    ),
+    Row(
+        name="per_tensor+micro+published",
+        make=sparse(per_tensor(micro.Micro(rule="published"))),
+        band=None,
+        counts=rows(4 * NUM_LAYERS),
+        indices=lists(4),
+        values=union_values,
+        num_collectives=NUM_LAYERS + 2,
+        rule="published",
+        by_tensor=True,
+    ),
+    Row(
+        name="per_tensor+leader",
+        make=sparse(per_tensor(micro.Leader())),
+        band=EXACT,
+        counts=nothing,
+        indices=broadcast,
+        values=union_values,
+        num_collectives=2,
+        by_tensor=True,
+    ),
+    Row(
+        name="in_pieces+topk+gather",
+        make=sparse(micro.TopK(), exchange=in_pieces(GATHER)),
+        band=BUILD_UP,
+        counts=rows_by_piece(8),
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=3,
+    ),
+    Row(
+        name="in_pieces+micro+agreed",
+        make=sparse(micro.Micro(rule="agreed"), exchange=in_pieces(micro.Union())),
+        band=EXACT,
+        counts=agreed_by_piece,
+        indices=lists(4),
+        values=values_by_piece,
+        num_collectives=3,
+        rule="agreed",
+    ),
+)

@@ -1,0 +1,122 @@
+"""The networks of conf/network, and what is said of a mistake in one."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.errors import UserError
+from experiments.harness.networks import known_networks, load_network
+from micro.costs import Flat, Link
+
+NEEDED = {"rate_bps": 1e9, "alpha_s": 5e-5}
+GOOD = "name: x\ninterconnect: y\nsource: z\n"
+FIT = "{world_size: 8, alpha_s: 1e-3, beta_s: 1e-9}"
+
+
+@pytest.mark.parametrize("name", known_networks())
+def test_every_network_can_be_used(name: str) -> None:
+    """It is named as its file, says where it is from, and costs more with more ranks."""
+    preset = load_network(name)
+    assert preset.name == name
+    assert preset.source
+    if not preset.fits:
+        preset = load_network(name, **NEEDED)
+    seconds = [preset.network(n).seconds("all_reduce", 1e6) for n in (1, 2, 256, 2048)]
+    assert seconds[0] == 0
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("name", [name for name in known_networks() if load_network(name).fits])
+def test_a_fit_is_met_exactly(name: str) -> None:
+    """For the numbers of ranks that were fitted; bytes are those of all ranks in an all-gather."""
+    preset = load_network(name)
+    for fit in preset.fits:
+        op, size = ("all_reduce", 1e6) if preset.fitted == "all_reduce" else ("gather_rows", 1e6 / fit.world_size)
+        seconds = preset.network(fit.world_size).seconds(op, size)  # type: ignore[arg-type]
+        assert seconds == pytest.approx(fit.alpha_s + 1e6 * fit.beta_s)
+
+
+def test_other_numbers_of_ranks_scale_from_the_fit_below() -> None:
+    """And from the first fit where there is none below."""
+    preset = load_network("v100_10gbe")
+    assert preset.link_of(15) == preset.link_of(8)
+    assert preset.link_of(2) == preset.link_of(8)
+    assert preset.link_of(2048) == preset.link_of(16) != preset.link_of(8)
+    assert preset.network(64, "double_tree") == Flat(preset.link_of(16), 64, "double_tree")
+    assert preset.network(64, "double_tree", rule="published") == Flat(
+        preset.link_of(16), 64, "double_tree", "published"
+    )
+
+
+def test_figures_of_the_paper_stand_here() -> None:
+    """The cluster that the published simulations scale, inverted for a ring of 16."""
+    link = load_network("k80_10gbe").link_of(64)
+    assert link.alpha_s == pytest.approx(32.4e-6)
+    assert link.beta_s == pytest.approx(1.97e-9 * 8 / 15)
+
+
+def test_an_ideal_link_has_the_rate_that_is_asked_for() -> None:
+    """Of which headers take their part."""
+    preset = load_network("ideal", rate_bps=1e9, alpha_s=5e-5)
+    link = preset.link_of(4)
+    assert (link.alpha_s, link.gamma_s) == (5e-5, 0.0)
+    assert link.beta_s == pytest.approx(8e-9 * 1514 / 1448, rel=1e-6)
+    with pytest.raises(UserError, match="network ideal has no alpha_s"):
+        load_network("ideal", rate_bps=1e9).network(4)
+    with pytest.raises(UserError, match="network nccl_pcie has no rate: give rate_bps"):
+        load_network("nccl_pcie").network(4)
+    assert load_network("gtopk_1gbe", rate_bps=8e9).link_of(4) == Link(4.36e-4, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{GOOD}fits: [{FIT}]\nfit: 1", "'fit' is not a field, which are name, .*; did you mean 'fits'?"),
+        (f"name: x\nsource: z\nfits: [{FIT}]", "'interconnect' is missing"),
+        (GOOD, "give either fits or a link"),
+        (f"{GOOD}fits: [{FIT}]\nlink: {{}}", "give either fits or a link"),
+        (f"{GOOD}fits: []", "fits must be a list of world_size, alpha_s and beta_s"),
+        (f"{GOOD}fits: [{FIT}, {FIT}]", "world_size of fits must rise, got 8, 8"),
+        (f"{GOOD}fits: [{{world_size: 1, alpha_s: 1, beta_s: 1}}]", r"fits\[0\]: world_size must be .* 2, got 1"),
+        (f"{GOOD}fits: [{{world_size: 2, alpha_s: x, beta_s: 1}}]", r"fits\[0\]: alpha_s must be a number .* got 'x'"),
+        (f"{GOOD}fits: [{{world_size: 2, alpha_s: 1}}]", r"fits\[0\]: 'beta_s' is missing"),
+        (f"{GOOD}fits: [3]", r"fits\[0\]: must be a mapping, got int"),
+        (f"{GOOD}link: {{rate_bps: 0}}", "link: rate_bps must be above 0, got 0"),
+        (f"{GOOD}link: {{alpha: 0}}", "link: 'alpha' is not a field, .*; did you mean 'alpha_s'?"),
+        (f"{GOOD}algorithm: tree\nfits: [{FIT}]", "algorithm must be one of ring, .*, got 'tree'"),
+        (f"{GOOD}fitted: reduce\nfits: [{FIT}]", "fitted must be one of all_reduce, all_gather, got 'reduce'"),
+        ("- 1", "must be a mapping, got list"),
+        ("a: [", "is not yaml"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+    """With the file's name, what is wrong and what is allowed."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=told) as error:
+        load_network(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_of_ones_own_will_do(tmp_path: Path) -> None:
+    """By its path."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{GOOD}fits: [{FIT}]")
+    assert load_network(str(path)).network(8).seconds("all_reduce", 1e6) == pytest.approx(2e-3)
+
+
+def test_mistakes_in_asking_are_told() -> None:
+    """Names, settings, algorithms and numbers of ranks."""
+    with pytest.raises(UserError, match=r"network must be among bcaffe_10gbe, .* got 'k80'"):
+        load_network("k80")
+    with pytest.raises(UserError, match=r"nowhere.yaml: cannot be read"):
+        load_network("nowhere.yaml")
+    with pytest.raises(UserError, match="alpha_s is for a network that is a link, but this one has fits"):
+        load_network("k80_10gbe", alpha_s=1.0)
+    with pytest.raises(UserError, match=r"'rate' is not a field, .*; did you mean 'rate_bps'?"):
+        load_network("ideal", rate=1.0)
+    with pytest.raises(UserError, match=r"network k80_10gbe: algorithm must be one of ring, .* got 'rings'"):
+        load_network("k80_10gbe").network(4, "rings")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="network k80_10gbe: world_size must be at least 1, got 0"):
+        load_network("k80_10gbe").network(0)

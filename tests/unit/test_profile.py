@@ -1,0 +1,196 @@
+"""What the profiler makes of measured stamps, and what it refuses before anything starts."""
+
+import re
+from argparse import Namespace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.harness.errors import UserError
+from experiments.profile import main
+from experiments.profiles import backward, link
+from experiments.profiles.drawing import draw_curves, numbers_of
+from micro.traces import Curve
+
+LENGTHS = {"forward_s": 1.0, "backward_s": 2.0, "update_s": 0.5}
+
+
+def stamps(ready: dict[str, float], used: dict[str, float] | None = None, **lengths: float) -> dict[str, Any]:
+    return {"ready": ready, "used": used or {}, "lengths": LENGTHS | lengths}
+
+
+def row(*steps: dict[str, Any], names: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
+    facts = {"model": "toy", "batch_size": 4, "device": "cpu", "element_bytes": 4}
+    return facts | {"num_bytes": dict.fromkeys(names, 8), "steps": list(steps)}
+
+
+AB = stamps({"a": 1, "b": 2})
+
+
+class Counting:
+    """A stopwatch on which a second passes between any two stamps."""
+
+    def __init__(self) -> None:
+        self._times = count()
+
+    def stamp(self) -> int:
+        return next(self._times)
+
+    def finish(self) -> None: ...
+
+    def seconds(self, first: int, second: int) -> float:
+        return float(second - first)
+
+
+class Turning(nn.Module):
+    """Two layers whose place in the model is chosen when it is built."""
+
+    def __init__(self, *, turned: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.turned = turned
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        one, other = (self.second, self.first) if self.turned else (self.first, self.second)
+        return other(one(inputs))
+
+
+def step_of(model: nn.Module) -> dict[str, Any]:
+    watched = backward.Watched(model, Counting())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return watched.step(lambda module: module(torch.ones(2, 3)).square().sum(), optimizer)
+
+
+def test_a_step_stamps_first_use_and_readiness_in_the_order_of_the_work() -> None:
+    found = step_of(Turning(turned=False))
+    # start, first used, second used, loss, second ready, first ready, backward done, updated
+    assert found["used"] == {"first.weight": 1, "second.weight": 2}
+    assert list(found["ready"].items()) == [("second.weight", 1), ("first.weight", 2)]
+    assert found["lengths"] == {"forward_s": 3, "backward_s": 3, "update_s": 1}
+
+
+def test_a_parameter_used_twice_is_stamped_at_its_first_use_and_once_when_its_gradient_is_whole() -> None:
+    shared = nn.Linear(3, 3, bias=False)
+    found = step_of(nn.Sequential(shared, nn.ReLU(), shared))
+    assert found["used"] == {"0.weight": 1}
+    assert found["ready"] == {"0.weight": 1}
+
+
+def test_a_model_whose_order_depends_on_the_rank_is_refused_in_one_line() -> None:
+    names = ("first.weight", "second.weight")
+    rows = [row(step_of(Turning(turned=turned)), names=names) for turned in (False, True)]
+    with pytest.raises(UserError) as raised:
+        backward.merge(rows)
+    assert str(raised.value) == (
+        "gradient 0 of backward is 'second.weight' on rank 0 in step 0 and 'first.weight' on rank 1 in step 0: "
+        "a trace needs a model whose gradients always come in one order"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row(AB, stamps({"b": 1, "a": 2}))], "'a' on rank 0 in step 0 and 'b' on rank 0 in step 1"),
+        ([row(AB), row(stamps({"a": 1}))], "'b' on rank 0 in step 0 and nothing on rank 1 in step 0"),
+        ([row(stamps({"a": 1})), row(AB)], "nothing on rank 0 in step 0 and 'b' on rank 1 in step 0"),
+        ([row(stamps({"a": 1}))], "parameter 'b' gets no gradient"),
+    ],
+)
+def test_orders_that_differ_or_are_not_whole_are_refused(rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        backward.merge(rows)
+
+
+def test_a_trace_holds_medians_over_steps_and_then_over_ranks() -> None:
+    rows = [
+        row(stamps({"a": 1, "b": 2}, {"a": 4}), stamps({"a": 3, "b": 9}, {"a": 4}), stamps({"a": 2, "b": 3}, {"a": 5})),
+        row(*[stamps({"a": 4, "b": 5}, {"a": 6}, forward_s=3.0, backward_s=7.0)] * 3),
+    ]
+    trace = backward.merge(rows)
+    assert [(layer.name, layer.ready_s, layer.used_s) for layer in trace.layers] == [("a", 3, 5), ("b", 4, None)]
+    assert (trace.forward_s, trace.backward_s, trace.update_s) == (2, 4.5, 0.5)
+    assert (trace.world_size, trace.num_steps, trace.batch_size) == (2, 3, 4)
+    assert [layer.num_bytes for layer in trace.layers] == [8, 8]
+
+
+def test_ready_times_never_fall_and_backward_holds_them_all() -> None:
+    trace = backward.merge([row(stamps({"a": 3, "b": 2.5}))])  # as stamps of several streams can be
+    assert [layer.ready_s for layer in trace.layers] == [3, 3]
+    assert trace.backward_s == 3
+
+
+def test_no_rank_receives_more_than_the_largest_size() -> None:
+    sizes = [64, 256, 1024, 4096, 16384]
+    assert link.sizes_of("all_reduce", sizes, 8) == sizes
+    assert link.sizes_of("gather_rows", sizes, 8) == [64, 256, 1024]
+    assert link.sizes_of("gather_lists", sizes, 4096) == [64, 256]  # a curve needs two
+
+
+def test_a_budget_is_shared_among_the_points_to_come() -> None:
+    budget = link.Budget(left_s=40.0, num_points=4, most=10)
+    assert budget.repeats(1e-6) == 10
+    assert budget.repeats(2.0) == 5
+    assert budget.repeats(9.0) == link.FEWEST_REPEATS
+    assert budget.affords(10.0)
+    assert not budget.affords(10.1)
+    budget.spend(1.0)
+    assert (budget.left_s, budget.num_points) == (39, 3)
+
+
+def test_a_budget_that_is_spent_leaves_the_fewest_repeats() -> None:
+    budget = link.Budget(left_s=0.0, num_points=0, most=10)
+    assert budget.repeats(1.0) == link.FEWEST_REPEATS
+    assert not budget.affords(1e-9)
+
+
+def test_a_curve_is_drawn_with_its_line() -> None:
+    curve = Curve(sizes=(10.0, 100.0, 1000.0), seconds=(2.0, 2.9, 11.9))
+    numbers = numbers_of([("x", curve)], "op", "bytes")
+    assert list(numbers.columns) == ["op", "bytes", "seconds", "fit_s"]
+    assert numbers["fit_s"].tolist() == pytest.approx([2.0, 2.9, 11.9])  # the points lie on 1.9 + 0.01 x
+    points, line = draw_curves(numbers, {"x": "an operation"}, "title", "bytes").axes[0].lines
+    assert list(points.get_ydata()) == pytest.approx([2000, 2900, 11900])
+    assert line.get_ydata()[-1] == pytest.approx(11900)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["backward", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["backward", "--nproc", "0"], "--nproc must be at least 1, got 0"),
+        (["backward", "sparsifier=topk"], "'sparsifier=topk': nothing is communicated .* leave it out"),
+        (["backward", "model=resnet21"], "model must be one of .*; did you mean 'resnet20'?"),
+        (["backward", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got 'tpu'"),
+        (["link", "--nproc", "1"], "a link joins ranks: --nproc must be at least 2, got 1"),
+        (["link", "--sizes", "64"], "--sizes must be 2 or more multiples of 4 bytes, got 64"),
+        (["link", "--sizes", "64", "66"], "--sizes must be 2 or more multiples of 4 bytes, got 64 66"),
+        (["link", "--repeats", "2"], "--repeats must be at least 3, got 2"),
+        (["link", "--seconds", "0"], "--seconds must be above 0, got 0"),
+        (["select", "--methods", "topq"], "methods must be among .*, got 'topq'; did you mean 'topk'?"),
+        (["select", "--density", "2"], "density must be in .*, got 2"),
+        (["select", "--numel", "64"], "--numel must be two or more lengths of at least 1, got 64"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line_before_a_rank_starts(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words[:1], "--out", str(tmp_path / "x.json"), *words[1:]]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert re.search(message, told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_out_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["link", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: --out must be a file, got the folder {tmp_path}\n"
+
+
+def test_options_of_a_command_have_defaults_that_are_accepted() -> None:
+    options = Namespace(steps=1, overrides=[])
+    assert backward.prepare(options, 2)["label"] == "resnet20 on synthetic, batch 32"

@@ -1,0 +1,494 @@
+"""Schedules against brute force over all groupings, and against their publications written out again."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import _compute_bucket_assignment_by_size
+
+from micro.parts import build, known
+from micro.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, timeline
+from micro.schedules.dear import Dear, used_s
+from micro.schedules.exact import Exact
+from micro.schedules.mgwfbp import MgWfbp
+from micro.schedules.omgs import Omgs
+from micro.schedules.sparse_exact import Search, SparseExact
+from micro.traces import Curve, Layer, Trace
+
+MIB = 2**20
+ALL = sorted(known(Schedule))
+ON_ONE_LANE = [name for name in ALL if name != "dear"]
+
+
+def trace_of(ready: list[float], sizes: list[int], *, after: float = 0.0, **more: Any) -> Trace:
+    layers = [Layer(f"layer{i}", size, time) for i, (size, time) in enumerate(zip(sizes, ready, strict=True))]
+    times = {"forward_s": 1.0, "backward_s": ready[-1] + after, "element_bytes": 1, **more}
+    return Trace(model="test", layers=tuple(layers), **times)
+
+
+def affine(start_up: float, per_byte: float) -> Seconds:
+    return lambda num_bytes: start_up + per_byte * num_bytes
+
+
+def draw_trace(rng: random.Random, num_layers: int) -> Trace:
+    """Draw layers whose sizes and times differ by orders of magnitude; some come together."""
+    ready, clock = [], 0.0
+    for _ in range(num_layers):
+        clock += rng.choice((0.0, rng.expovariate(1.0), rng.expovariate(8.0)))
+        ready.append(clock)
+    sizes = [int(10 ** rng.uniform(0, 3)) for _ in range(num_layers)]
+    return trace_of(ready, sizes, after=rng.choice((0.0, rng.expovariate(1.0))))
+
+
+def draw_cost(rng: random.Random) -> Seconds:
+    """Draw what an exchange costs: affine, concave, measured in pieces, or with jumps up and down."""
+    start_up, per_byte = rng.expovariate(1.0), rng.expovariate(400.0)
+    sizes = tuple(sorted(rng.sample(range(1, 4000), 4)))
+    curve = Curve(sizes=sizes, seconds=tuple(rng.expovariate(1.0) for _ in sizes))
+    return rng.choice(
+        (
+            affine(start_up, per_byte),
+            lambda size: start_up + per_byte * size**0.7,
+            curve.at,
+            lambda size: start_up * (1 + size % 3) + per_byte * 64 * math.ceil(size / 64),
+        )
+    )
+
+
+def draw(seed: int, num_layers: int, *, sparse: bool) -> Problem:
+    rng = random.Random(seed)
+    trace, exchange = draw_trace(rng, num_layers), draw_cost(rng)
+    if not sparse:
+        return Problem(trace, exchange)
+    fixed, slope, convex = (rng.choice((0.0, rng.expovariate(2.0))), rng.expovariate(2000.0), rng.random() < 0.5)
+    return Problem(trace, exchange, lambda size: fixed + slope * size * (math.log2(size + 1) if convex else 1))
+
+
+def groupings(num_layers: int) -> Iterator[Ends]:
+    for count in range(num_layers):
+        for cuts in combinations(range(1, num_layers), count):
+            yield (*cuts, num_layers)
+
+
+def end_s(problem: Problem, ends: Ends) -> float:
+    return timeline(problem, ends).end_s
+
+
+# --- every schedule -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("num_layers", [1, 2, 7])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_schedule_puts_every_layer_into_one_group(name: str, num_layers: int, sparse: bool) -> None:
+    for seed in range(5):
+        problem = draw(seed, num_layers, sparse=sparse)
+        plan = build(Schedule, name).plan(problem)
+        assert [layer for group in plan.groups for layer in group] == [layer.name for layer in problem.trace.layers]
+        assert sum(plan.num_bytes) == problem.trace.num_bytes
+        assert plan.step_s is not None
+        assert plan.step_s >= problem.trace.compute_s - 1e-12
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_free_communication_leaves_the_time_of_computation(name: str) -> None:
+    problem = Problem(draw_trace(random.Random(1), 9), lambda _size: 0.0)
+    assert build(Schedule, name).plan(problem).step_s == pytest.approx(problem.trace.compute_s)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "capped", "cap_mb": 0}, "cap_mb must be a number above 0, got 0"),
+        ({"name": "capped", "cap_mb": math.nan}, "cap_mb must be a number above 0, got nan"),
+        ({"name": "capped", "cap_mb": math.inf}, "for one group take schedule single"),
+        ({"name": "dear", "cap_mb": -1.0}, "cap_mb must be a number above 0, got -1.0"),
+        ({"name": "sparse_exact", "width": -1}, "width must be a whole number of at least 0, got -1"),
+        ({"name": "omgs", "rule": "new"}, "rule of omgs must be one of repaired, published, got 'new'"),
+        ({"name": "mgwfb"}, "did you mean 'mgwfbp'"),
+    ],
+)
+def test_a_wrong_setting_is_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^.*" + message.replace(".", r"\.")):
+        build(Schedule, spec)
+
+
+# --- the step itself ------------------------------------------------------------------------------------------------
+
+
+def test_a_step_by_hand() -> None:
+    trace = trace_of([1.0, 2.0, 4.0], [10, 20, 40], after=0.5, update_s=0.25)
+    step = timeline(Problem(trace, affine(1.0, 0.1), select=lambda size: size / 100), (2, 3))
+    first, second = step.transfers
+    assert (first.ready_s, first.select_s, first.sent_s, first.done_s) == pytest.approx((2.0, 2.3, 2.3, 6.3))
+    assert (second.ready_s, second.select_s, second.sent_s, second.done_s) == pytest.approx((4.3, 4.7, 6.3, 11.3))
+    assert step.backward_s == pytest.approx(4.5 + 0.7)
+    assert (step.end_s, step.exposed_s, step.step_s) == pytest.approx((11.3, 11.3 - 5.2, 1.0 + 11.3 + 0.25))
+
+
+# --- the best there is ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_layers", "seeds"), [(1, 3), (2, 30), (5, 60), (8, 40), (12, 2)])
+def test_exact_is_the_best_of_all_groupings(num_layers: int, seeds: int) -> None:
+    for seed in range(seeds):
+        problem = draw(seed, num_layers, sparse=False)
+        best = min(end_s(problem, ends) for ends in groupings(num_layers))
+        assert end_s(problem, Exact().cut(problem)) == pytest.approx(best, rel=1e-12)
+        assert end_s(problem, SparseExact().cut(problem)) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize(("num_layers", "seeds"), [(1, 3), (2, 30), (5, 60), (8, 40), (12, 2)])
+def test_sparse_exact_is_the_best_of_all_groupings_with_selection(num_layers: int, seeds: int) -> None:
+    for seed in range(seeds):
+        problem = draw(seed, num_layers, sparse=True)
+        best = min(end_s(problem, ends) for ends in groupings(num_layers))
+        assert end_s(problem, SparseExact().cut(problem)) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_grouping_that_can_still_win_breaks_the_limits(seed: int) -> None:
+    problem = draw(seed, 8, sparse=True)
+    search, num_layers = Search(problem), 8
+    ends_s = sorted(end_s(problem, ends) for ends in groupings(num_layers))
+    limit_s = ends_s[len(ends_s) // 4]
+    limits = search.limits(limit_s)
+    for ends in groupings(num_layers):
+        step = timeline(problem, ends)
+        delays = [sent.select_s - problem.ready_s[sent.stop - 1] for sent in step.transfers]
+        kept = all(
+            delay <= limits[sent.stop].delay_s + 1e-9 and sent.done_s <= limits[sent.stop].lane_s + 1e-9
+            for sent, delay in zip(step.transfers, delays, strict=True)
+        )
+        assert kept or step.end_s > limit_s
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", ON_ONE_LANE)
+def test_no_schedule_beats_the_exact_one(name: str, sparse: bool) -> None:
+    best = SparseExact() if sparse else Exact()
+    for seed in range(10):
+        problem = draw(seed, 25, sparse=sparse)
+        ours = end_s(problem, best.cut(problem))
+        assert ours <= end_s(problem, build(Schedule, name).cut(problem)) * (1 + 1e-12)
+
+
+def test_without_selection_both_exact_schedules_end_together() -> None:
+    problem = draw(3, 161, sparse=False)
+    assert end_s(problem, SparseExact().cut(problem)) == pytest.approx(end_s(problem, Exact().cut(problem)), rel=1e-12)
+
+
+@pytest.mark.parametrize("width", [1, 2, 8])
+def test_a_narrow_search_is_a_plan_that_the_whole_one_does_not_lose_to(width: int) -> None:
+    for seed in range(10):
+        problem = draw(seed, 30, sparse=True)
+        narrow = end_s(problem, SparseExact(width=width).cut(problem))
+        assert end_s(problem, SparseExact().cut(problem)) <= narrow * (1 + 1e-12)
+        assert narrow < 2 * end_s(problem, SparseExact().cut(problem))
+
+
+def test_exact_without_bytes_to_save_keeps_every_gradient_apart() -> None:
+    problem = Problem(trace_of([1.0, 2.0, 3.0], [8, 8, 8]), affine(0.0, 0.1))
+    assert Exact().cut(problem) == (1, 2, 3)
+
+
+# --- MG-WFBP --------------------------------------------------------------------------------------------------------
+
+
+def published_mgwfbp(trace: Trace, start_up: float, per_byte: float) -> Ends:
+    """The procedure as published: layers count down to 1, and all start times are computed anew after each merge."""
+    count = len(trace.layers)
+    ready = {count - i: layer.ready_s for i, layer in enumerate(trace.layers)}
+    size = {count - i: layer.num_bytes for i, layer in enumerate(trace.layers)}
+    takes = {layer: start_up + per_byte * size[layer] for layer in size}
+    merged = set()
+
+    def starts() -> dict[int, float]:
+        at = {count: ready[count]}
+        for layer in range(count - 1, 0, -1):
+            at[layer] = max(at[layer + 1] + takes[layer + 1], ready[layer])
+        return at
+
+    for layer in range(count, 1, -1):
+        if ready[layer - 1] - starts()[layer] < start_up:
+            takes[layer] = 0.0
+            size[layer - 1] += size[layer]
+            takes[layer - 1] = start_up + per_byte * size[layer - 1]
+            merged.add(layer)
+    return tuple(count - layer + 1 for layer in range(count, 0, -1) if layer not in merged)
+
+
+def draw_binary(rng: random.Random, num_layers: int) -> tuple[Trace, float, float]:
+    """Draw times and costs whose sums are exact in floating point, ties included."""
+    clock, ready = 0.0, []
+    for _ in range(num_layers):
+        clock += rng.randrange(0, 16) / 8
+        ready.append(clock)
+    sizes = [rng.choice((8, 64, 512)) for _ in range(num_layers)]
+    return trace_of(ready, sizes), rng.randrange(0, 32) / 8, rng.choice((0.0, 2**-9, 2**-6))
+
+
+def test_mgwfbp_makes_the_published_groups() -> None:
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(300):
+        trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 20))
+        ends = MgWfbp().cut(Problem(trace, affine(start_up, per_byte)))
+        assert ends == published_mgwfbp(trace, start_up, per_byte)
+        seen.add(len(ends))
+    assert len(seen) > 5
+
+
+def test_many_short_waits_cost_mgwfbp_more_than_they_save() -> None:
+    trace = trace_of([0.0, 0.9, 1.8], [8, 1, 1])
+    problem = Problem(trace, affine(1.0, 0.1))
+    assert MgWfbp().cut(problem) == (3,)
+    assert end_s(problem, (3,)) == pytest.approx(3.8)
+    assert Exact().cut(problem) == (1, 3)
+    assert end_s(problem, (1, 3)) == pytest.approx(3.0)
+
+
+def test_mgwfbp_does_not_look_at_selection() -> None:
+    sparse = draw(5, 20, sparse=True)
+    assert MgWfbp().cut(sparse) == MgWfbp().cut(Problem(sparse.trace, sparse.exchange))
+
+
+# --- OMGS -----------------------------------------------------------------------------------------------------------
+
+
+def published_omgs(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
+    """The public code's procedure: layers count down to 1, all clocks are computed anew after each merge."""
+    count = len(trace.layers)
+    ready = [0.0, *(layer.ready_s for layer in trace.layers)]
+    backward = {count - i: ready[i + 1] - ready[i] for i in range(count)}
+    size = {count - i: layer.num_bytes for i, layer in enumerate(trace.layers)}
+    merged = set()
+
+    def clocks() -> tuple[dict[int, float], dict[int, float]]:
+        select_at, send_at = {}, {}
+        clock = lane = 0.0
+        for layer in range(count, 0, -1):
+            if layer in merged:
+                continue
+            select_at[layer] = clock + backward[layer]
+            clock = select_at[layer] + select(size[layer])
+            send_at[layer] = max(lane, clock)
+            lane = send_at[layer] + exchange(size[layer])
+        return select_at, send_at
+
+    for layer in range(count, 1, -1):
+        select_at, send_at = clocks()
+        mine, following = size[layer], size[layer - 1]
+        more = select(mine + following) - select(mine) - select(following)
+        waits = backward[layer - 1] + more - (send_at[layer] - select_at[layer] - select(mine))
+        saved = exchange(mine) + exchange(following) - exchange(mine + following)
+        if waits < saved:
+            backward[layer - 1] += backward[layer]
+            size[layer - 1] += mine
+            merged.add(layer)
+    return tuple(count - layer + 1 for layer in range(count, 0, -1) if layer not in merged)
+
+
+def test_published_omgs_makes_the_groups_of_the_public_code() -> None:
+    rng = random.Random(1)
+    differs = 0
+    for _ in range(300):
+        trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 15))
+        fixed, slope = rng.randrange(0, 8) / 8, rng.choice((0.0, 2**-8, 2**-6))
+        problem = Problem(trace, affine(start_up, per_byte), affine(fixed, slope))
+        ends = Omgs(rule="published").cut(problem)
+        assert ends == published_omgs(trace, problem.select, problem.exchange)
+        differs += ends != Omgs().cut(problem)
+    assert differs > 10
+
+
+def test_repaired_omgs_is_right_about_two_gradients() -> None:
+    for seed in range(200):
+        problem = draw(seed, 2, sparse=True)
+        lanes = {ends: timeline(problem, ends).transfers[-1].done_s for ends in groupings(2)}
+        assert lanes[Omgs().cut(problem)] == pytest.approx(min(lanes.values()), rel=1e-12)
+
+
+def test_published_omgs_merges_too_eagerly() -> None:
+    trace = trace_of([1.0, 3.0], [8, 8])
+    problem = Problem(trace, affine(1.0, 0.0), affine(0.0, 0.25))  # selections: 2 each, 4 together
+    assert Omgs().cut(problem) == (1, 2)
+    assert Omgs(rule="published").cut(replace(problem, exchange=affine(2.5, 0.0))) == (2,)
+    assert Omgs().cut(replace(problem, exchange=affine(2.5, 0.0))) == (1, 2)
+
+
+def test_omgs_without_selection_is_mgwfbp() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 20))
+        problem = Problem(trace, affine(start_up or 0.5, per_byte))
+        assert Omgs().cut(problem) == MgWfbp().cut(problem)
+        assert Omgs(rule="published").cut(problem) == MgWfbp().cut(problem)
+
+
+# --- ASC-WFBP -------------------------------------------------------------------------------------------------------
+
+
+def test_asc_never_makes_a_gradient_wait_for_another() -> None:
+    merges = 0
+    for seed in range(100):
+        problem = draw(seed, 15, sparse=False)
+        lane = 0.0
+        for sent in timeline(problem, build(Schedule, "asc").cut(problem)).transfers:
+            assert sent.sent_s == max(lane, problem.ready_s[sent.start])
+            lane = sent.done_s
+            merges += sent.stop - sent.start > 1
+    assert merges > 100
+
+
+def test_asc_delays_no_gradient_where_merging_saves_a_start_up() -> None:
+    for seed in range(50):
+        problem = replace(draw(seed, 15, sparse=False), exchange=affine(0.5, 0.001))
+        apart = timeline(problem, tuple(range(1, 16))).transfers
+        for sent in timeline(problem, build(Schedule, "asc").cut(problem)).transfers:
+            assert sent.done_s <= apart[sent.stop - 1].done_s * (1 + 1e-12)
+
+
+# --- fixed sizes ----------------------------------------------------------------------------------------------------
+
+
+def buckets_of_torch(sizes: list[int], caps: list[int]) -> Ends:
+    """Where DDP's own function cuts gradients of so many bytes."""
+    tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    buckets, _ = _compute_bucket_assignment_by_size(tensors, caps, [False] * len(sizes))
+    assert [index for bucket in buckets for index in bucket] == list(range(len(sizes)))
+    return tuple(bucket[-1] + 1 for bucket in buckets)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_caps_cut_where_ddp_cuts(seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.choice((1, 100, MIB // 2, MIB, 3 * MIB, 25 * MIB)) for _ in range(rng.randrange(1, 16))]
+    problem = Problem(trace_of([0.0] * len(sizes), sizes), affine(1.0, 0.0))
+    assert build(Schedule, "ddp").cut(problem) == buckets_of_torch(sizes, [MIB, 25 * MIB])
+    assert build(Schedule, "capped").cut(problem) == buckets_of_torch(sizes, [25 * MIB])
+    capped = build(Schedule, {"name": "capped", "cap_mb": 0.3})
+    assert capped.cut(problem) == buckets_of_torch(sizes, [int(0.3 * MIB)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ddp_rebuilds_any_plan_from_its_caps(seed: int) -> None:
+    problem = draw(seed, 15, sparse=True)
+    plan = Omgs().plan(problem)
+    caps = [int(cap * MIB) for cap in plan.bucket_caps_mb]
+    ends = buckets_of_torch([layer.num_bytes for layer in problem.trace.layers], caps)
+    assert [problem.num_bytes(*group) for group in groups_of(ends)] == list(plan.num_bytes)
+
+
+def test_a_group_of_exactly_the_cap_is_closed_and_no_gradient_is_split() -> None:
+    problem = Problem(trace_of([0.0] * 4, [MIB, MIB, 5 * MIB, 1]), affine(1.0, 0.0))
+    assert build(Schedule, {"name": "capped", "cap_mb": 2}).cut(problem) == (2, 3, 4)
+    assert build(Schedule, {"name": "capped", "cap_mb": 100}).cut(problem) == (4,)
+
+
+# --- DeAR -----------------------------------------------------------------------------------------------------------
+
+
+def forward_event_by_event(problem: Problem, ends: Ends) -> float:
+    """The length of backward and the next forward, from one queue of the lane and one of the processor."""
+    trace, count = problem.trace, len(problem.trace.layers)
+    clock = lane = 0.0
+    place = 0
+    for start, stop in groups_of(ends):
+        size = problem.num_bytes(start, stop)
+        for layer in range(place, stop):
+            clock += trace.layers[layer].ready_s - (trace.layers[layer - 1].ready_s if layer else 0.0)
+        clock += problem.select(size)
+        lane = max(lane, clock) + problem.exchange(size) - problem.gather(size)
+        place = stop
+    clock += trace.backward_s - trace.layers[-1].ready_s
+    clock = lane = max(clock, lane)
+    done = {}
+    for group in sorted(groups_of(ends), reverse=True):
+        lane += problem.gather(problem.num_bytes(*group))
+        done.update(dict.fromkeys(range(*group), lane))
+    used = [*used_s(trace)]
+    clock += used[-1]
+    for layer in range(count - 1, -1, -1):
+        compute = (used[layer - 1] if layer else trace.forward_s) - used[layer]
+        share = trace.update_s * trace.layers[layer].num_bytes / trace.num_bytes
+        clock = max(clock, done[layer]) + share + compute
+    return clock
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_dear_is_what_two_queues_do(seed: int) -> None:
+    rng = random.Random(seed)
+    drawn = draw(seed, 9, sparse=bool(seed % 2))
+    trace = replace(drawn.trace, forward_s=rng.expovariate(0.5), update_s=rng.choice((0.0, rng.random())))
+    if seed % 3 == 0:
+        starts = sorted((rng.uniform(0, trace.forward_s) for _ in trace.layers), reverse=True)
+        layers = tuple(replace(layer, used_s=at) for layer, at in zip(trace.layers, starts, strict=True))
+        trace = replace(trace, layers=layers)
+    problem = replace(drawn, trace=trace, gather=lambda size: 0.5 * drawn.exchange(size))
+    for cap_mb in (1e-9, 300 / MIB, 900 / MIB, 1.0):
+        dear = Dear(cap_mb=cap_mb)
+        ends = dear.cut(problem)
+        step = dear.timeline(problem, ends)
+        assert step.step_s == pytest.approx(forward_event_by_event(problem, ends))
+        assert step.step_s == pytest.approx(trace.forward_s + step.end_s + trace.update_s)
+
+
+def test_dear_hides_gathers_behind_forward() -> None:
+    trace = trace_of([1.0, 2.0], [8, 8], forward_s=2.0)  # forward of each layer: 1
+    problem = Problem(trace, affine(1.0, 0.0), gather=affine(0.5, 0.0))
+    step = Dear(cap_mb=1e-9).timeline(problem, (1, 2))
+    assert step.exposed_s == pytest.approx(1.0)  # the last scatter and the first gather
+    assert timeline(problem, (1, 2)).exposed_s == pytest.approx(1.0)
+    slower = replace(problem, exchange=affine(3.0, 0.0), gather=affine(1.5, 0.0))
+    assert Dear().timeline(slower, (1, 2)).step_s < timeline(slower, (1, 2)).step_s
+
+
+def test_dear_without_a_gather_is_a_common_step() -> None:
+    problem = draw(0, 9, sparse=False)
+    ends = Dear(cap_mb=500 / MIB).cut(problem)
+    assert Dear().timeline(problem, ends).step_s == pytest.approx(timeline(problem, ends).step_s)
+
+
+def test_dear_fills_groups_from_the_layer_that_forward_needs_first() -> None:
+    problem = Problem(trace_of([0.0] * 5, [3 * MIB, MIB, MIB, 9 * MIB, MIB]), affine(1.0, 0.0))
+    assert Dear(cap_mb=4.5).cut(problem) == (1, 3, 4, 5)
+    assert Dear(cap_mb=100).cut(problem) == (5,)
+    assert Dear(cap_mb=2).cut(problem) == (1, 2, 3, 4, 5)  # a sum that reaches the cap does not stay below it
+
+
+def test_forward_times_that_were_not_measured_follow_backward() -> None:
+    trace = trace_of([1.0, 1.5, 2.0], [8, 8, 8], forward_s=4.0)
+    assert used_s(trace) == pytest.approx((2.0, 1.0, 0.0))
+    measured = replace(trace, layers=tuple(replace(layer, used_s=float(i)) for i, layer in enumerate(trace.layers)))
+    assert used_s(measured) == (0.0, 1.0, 2.0)
+    assert used_s(trace_of([0.0, 0.0], [8, 8])) == (0.0, 0.0)
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_names_what_it_groups() -> None:
+    plan = Plan(schedule="exact", groups=(("b", "a"), ("c",)), num_bytes=(12, 4), step_s=1.0)
+    assert plan.digest == replace(plan, step_s=2.0).digest
+    assert plan.digest != replace(plan, groups=(("b",), ("a", "c"))).digest
+    plan.check_model({"a": 4, "b": 8, "c": 4})
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"a": 4, "b": 8}, "it has no 'c'"),
+        ({"a": 4, "b": 8, "c": 4, "d": 4}, "the plan lacks its 'd'"),
+        ({"a": 4, "b": 9, "c": 4}, "the group of 'b' has 12 bytes there and 13 here"),
+    ],
+)
+def test_a_plan_of_another_model_is_refused(model: dict[str, int], message: str) -> None:
+    plan = Plan(schedule="exact", groups=(("b", "a"), ("c",)), num_bytes=(12, 4))
+    with pytest.raises(ValueError, match=message):
+        plan.check_model(model)

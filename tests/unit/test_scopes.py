@@ -1,0 +1,368 @@
+"""What is chosen from and what travels together are two choices: neither changes what the other does."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.density import AccordionState, target_count
+from micro.exchanges.base import Wire
+from micro.exchanges.in_pieces import InPieces
+from micro.randomness import seed_for
+from micro.reducers.base import BucketState
+from micro.selectors.per_tensor import PerTensor, PerTensorState
+from micro.simulate import SimulatedGroup
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+
+CPU, DTYPE = torch.device("cpu"), torch.float64
+LAYOUT = micro.Layout(("a", "empty", "b", "one", "c"), ((6, 20), (0,), (7,), (), (90,)))
+SCALES = {"a": 1.0, "b": 30.0, "one": 0.1, "c": 0.01}
+DENSITY = 0.1
+WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+
+
+SELECTORS = [name for name, kind in micro.known(micro.Selector).items() if not kind.needs_all]
+
+
+def gradients(layout: micro.Layout, world_size: int, step: int) -> Tensor:
+    """Return (world_size, numel) normal gradients that depend on the parameter's name, not on where it lies."""
+    drawn = torch.empty(world_size, layout.numel, dtype=DTYPE)
+    for name, place in layout.slices():
+        randomness = torch.Generator().manual_seed(seed_for(step, name))
+        shape = world_size, place.stop - place.start
+        drawn[:, place] = SCALES.get(name, 1.0) * torch.randn(shape, generator=randomness, dtype=DTYPE)
+    return drawn
+
+
+def part_of(layout: micro.Layout, *names: str) -> micro.Layout:
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    return micro.Layout(names, tuple(shapes[name] for name in names))
+
+
+def start(reducer: micro.Reducer, layout: micro.Layout, world_size: int) -> list[BucketState]:
+    return [reducer.start(layout, DTYPE, CPU) for _ in range(world_size)]
+
+
+def reduced(
+    group: SimulatedGroup, reducer: micro.Reducer, states: list[BucketState]
+) -> tuple[dict[str, Tensor], micro.StepStats]:
+    """Take a step; return the update by parameter name, and what rank 0 says of it."""
+    grads = gradients(states[0].layout, len(states), states[0].step)
+
+    def work(comm: micro.Comm) -> micro.StepStats:
+        comm.begin_step()
+        return reducer.reduce_(states[comm.rank], grads[comm.rank], comm)
+
+    stats = group.run(work)
+    return states[0].layout.split(grads[0]), stats[0]
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.fixture
+def three() -> Iterator[SimulatedGroup]:
+    with closing(SimulatedGroup(3)) as group:
+        yield group
+
+
+# --- within each tensor -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+@WORLDS
+def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int) -> None:
+    selector = micro.build(micro.Selector, name)
+    reducer = micro.SparseReducer(PerTensor(selector=selector), DENSITY, seed=5)
+    together = start(reducer, LAYOUT, world_size)
+    parameters = [part_of(LAYOUT, name) for name, numel in zip(LAYOUT.names, LAYOUT.numels, strict=True) if numel]
+    apart = [micro.SparseReducer(selector, DENSITY, seed=seed_for(5, layout.names[0])) for layout in parameters]
+    alone = [start(one, layout, world_size) for one, layout in zip(apart, parameters, strict=True)]
+    with closing(SimulatedGroup(world_size)) as group:
+        for _ in range(5):
+            update, stats = reduced(group, reducer, together)
+            each = [reduced(group, *pair) for pair in zip(apart, alone, strict=True)]
+            expected = {name: part for parts, _ in each for name, part in parts.items()}
+            assert_same({name: part for name, part in update.items() if part.numel()}, expected)
+            assert stats.counts == tuple(map(sum, zip(*(own.counts for _, own in each), strict=True)))
+            assert stats.global_count == sum(own.global_count for _, own in each)
+            assert stats.target_count == sum(own.target_count for _, own in each)
+            assert stats.threshold is None
+
+
+@pytest.mark.parametrize("name", ["micro", "exdyna", "sidco", "leader"])
+def test_buckets_change_nothing_when_each_parameter_is_chosen_from_by_itself(three: SimulatedGroup, name: str) -> None:
+    rule = {"rule": "repaired"} if name == "micro" else {}  # which remembers more than the others
+    reducer = micro.SparseReducer(PerTensor(selector={"name": name, **rule}), DENSITY)  # type: ignore[arg-type]
+    whole, moved = start(reducer, LAYOUT, 3), [start(reducer, LAYOUT, 3)]
+    for step in range(12):
+        if step == 4:  # DDP's buckets come apart
+            layouts = part_of(LAYOUT, "c", "one"), part_of(LAYOUT, "b", "empty", "a")
+            moved = [[reducer.rebuild(layout, [old], DTYPE, CPU) for old in moved[0]] for layout in layouts]
+        if step == 8:  # and are joined in another order
+            turned = micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
+            moved = [[reducer.rebuild(turned, old, DTYPE, CPU) for old in zip(*moved, strict=True)]]
+        expected, _ = reduced(three, reducer, whole)
+        parts = [reduced(three, reducer, states)[0] for states in moved]
+        found = {name: part for update in parts for name, part in update.items()}
+        assert_same({name: found[name] for name in LAYOUT.names}, expected)
+
+
+def test_states_follow_their_parameters_by_name(three: SimulatedGroup) -> None:
+    reducer = micro.SparseReducer(PerTensor(selector=micro.Micro(rule="repaired")), DENSITY)
+    states = start(reducer, LAYOUT, 3)
+    for _ in range(3):
+        reduced(three, reducer, states)
+    before = reducer.selector.save(states[0].selector)
+    assert set(before) == {"a", "b", "one", "c"}
+    with_new = micro.Layout(("new", "c", "a"), ((3,), (90,), (6, 20)))
+    moved = reducer.rebuild(with_new, [states[0]], DTYPE, CPU)
+    assert reducer.selector.save(moved.selector) == {name: before[name] for name in ("c", "a")}
+
+
+def test_every_parameter_is_served_whatever_its_scale(three: SimulatedGroup) -> None:
+    whole, each = (
+        micro.SparseReducer(selector, DENSITY) for selector in (micro.Micro(), PerTensor(selector=micro.Micro()))
+    )
+    starved, _ = reduced(three, whole, start(whole, LAYOUT, 3))
+    served, stats = reduced(three, each, start(each, LAYOUT, 3))
+    assert not starved["c"].any()
+    wanted = {
+        name: target_count(DENSITY, numel) if numel else 0 for name, numel in zip(served, LAYOUT.numels, strict=True)
+    }
+    assert {name: int(part.count_nonzero()) for name, part in served.items()} == wanted
+    assert stats.target_count == stats.global_count == sum(wanted.values())
+    assert stats.density_error == 0.0
+
+
+def test_one_exchange_serves_all_parameters(three: SimulatedGroup) -> None:
+    reducer = micro.SparseReducer(PerTensor(selector=micro.TopK()), DENSITY, exchange=micro.Gather())
+    _, stats = reduced(three, reducer, start(reducer, LAYOUT, 3))
+    assert [op for op, _ in stats.calls] == ["gather_rows", "gather_lists", "gather_lists"]
+
+
+def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedGroup) -> None:
+    layout = part_of(LAYOUT, "a", "b", "c")
+    policy = micro.Accordion(density=0.05, high=0.5, interval=100)
+    reducer = micro.SparseReducer(PerTensor(selector=micro.Leader()), policy)
+    states = start(reducer, layout, 3)
+    for state in states:
+        state.density = AccordionState((1.0, 1.0, 1.0), (False, True, False))
+        state.step = 1
+    update, stats = reduced(three, reducer, states)
+    assert [int(part.count_nonzero()) for part in update.values()] == [6, 3, 4]
+    assert stats.target_count == 13
+
+
+def test_it_is_built_from_names_and_says_what_it_is() -> None:
+    spec: dict[str, Any] = {"name": "per_tensor", "selector": {"name": "micro", "rule": "published"}}
+    built = micro.build(micro.Selector, spec)
+    assert built == PerTensor(selector=micro.Micro(rule="published"))
+    assert built.overlap is Overlap.DISJOINT
+    assert micro.SparseReducer(built, DENSITY).method == "per_tensor micro (published)"
+    assert micro.build(micro.Selector, spec | {"selector": "leader"}).overlap is Overlap.LEADER
+    with pytest.raises(ValueError, match=r"selector must be one of .*, got 'mikro'; did you mean 'micro'"):
+        micro.build(micro.Selector, spec | {"selector": "mikro"})
+
+
+@pytest.mark.parametrize(
+    ("selector", "why"),
+    [
+        (micro.Deft(), "selector deft makes sense for all parameters together only: use it without per_tensor"),
+        (micro.Everything(), "selector everything makes sense for all parameters together only"),
+        (micro.TopK(scope="layer"), "selector topk looks at each parameter by itself already"),
+        (PerTensor(selector=micro.TopK()), "selector per_tensor topk looks at each parameter by itself already"),
+        (micro.RandomK(unbiased=True), "selector randomk scales the update by one factor"),
+    ],
+)
+def test_selectors_that_make_no_sense_within_a_parameter_are_refused(selector: micro.Selector, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        PerTensor(selector=selector)
+
+
+def test_the_state_of_another_selector_within_is_refused() -> None:
+    one, other = (micro.SparseReducer(PerTensor(selector=s), DENSITY) for s in (micro.TopK(), micro.Leader()))
+    saved = one.save(one.start(LAYOUT, DTYPE, CPU))
+    with pytest.raises(ValueError, match="state is of per_tensor topk, the reducer is per_tensor leader"):
+        other.load(saved, DTYPE, CPU)
+
+
+def test_accordion_knows_its_parameters_in_other_buckets() -> None:
+    policy = micro.Accordion(density=0.1, high=0.5, interval=10)
+    reducer = micro.SparseReducer(micro.TopK(scope="layer"), policy)
+    old = reducer.start(part_of(LAYOUT, "a", "b", "c"), DTYPE, CPU)
+    old.density = AccordionState((1.0, 2.0, 3.0), (True, False, True))
+    turned = reducer.rebuild(part_of(LAYOUT, "c", "a", "b"), [old], DTYPE, CPU)
+    assert turned.density == AccordionState((3.0, 1.0, 2.0), (True, True, False))
+    assert reducer.rebuild(part_of(LAYOUT, "b"), [old], DTYPE, CPU).density == AccordionState((2.0,), (False,))
+    assert reducer.rebuild(part_of(LAYOUT, "b", "one"), [old], DTYPE, CPU).density == AccordionState()
+
+
+def test_a_parameter_without_elements_has_no_state() -> None:
+    state = PerTensorState()
+    step = Step(0, 1, 0, micro.Layout(("none", "some"), ((0, 3), (4,))))
+    chosen = PerTensor(selector=micro.Micro()).select(state, torch.arange(4.0), step, micro.SoloComm())
+    assert list(state.by_name) == ["some"]
+    assert chosen.indices.tolist() == [3]
+    assert chosen.threshold is not None  # one parameter has one
+
+
+# --- in pieces --------------------------------------------------------------------------------------------------------
+
+NUMEL = 40
+MEETINGS = [(each, o) for each in (micro.Union(), micro.Gather(), micro.DSA()) for o in Overlap if o in each.accepts]
+ENDS = pytest.mark.parametrize("ends", [(40,), (1, 40), (4, 5, 39, 40), tuple(range(1, 41))], ids=len)
+
+
+def choices(world_size: int, overlap: Overlap) -> list[list[int]]:
+    """Return ascending indices per rank, of different lengths, some empty, that overlap as they are said to."""
+    if overlap is Overlap.SAME:
+        return [[1, 4, 5, 20, 38]] * world_size
+    if overlap is Overlap.LEADER:
+        return [[1, 4, 5, 20, 38] if rank == world_size // 2 else [] for rank in range(world_size)]
+    if overlap is Overlap.DISJOINT:
+        return [list(range(rank, NUMEL - 8 * rank, world_size)) if rank != 1 else [] for rank in range(world_size)]
+    return [list(range(rank % 3, 5 + 4 * rank, 2)) if rank != 2 else [] for rank in range(world_size)]
+
+
+def exchanged(
+    kind: micro.Exchange, overlap: Overlap, world_size: int, wire: Wire | None = None, ill: int | None = None
+) -> list[tuple[Exchanged, list[Any]]]:
+    """Return what every rank's exchange came to, and the collectives it called."""
+    chosen = choices(world_size, overlap)
+    randomness = torch.Generator().manual_seed(world_size)
+    acc = torch.randn(world_size, NUMEL, generator=randomness, dtype=DTYPE)
+
+    def work(comm: micro.Comm) -> tuple[Exchanged, list[Any]]:
+        comm.begin_step()
+        selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), tuple(map(len, chosen)))
+        settings: dict[str, Any] = {"step": Step(0, 1, 0, micro.Layout.flat(NUMEL)), "overlap": overlap}
+        settings |= {"wire": wire or Wire(), "comm": comm, "healthy": comm.rank != ill}
+        return kind.exchange(kind.start(), acc[comm.rank], selection, **settings), comm.traffic.calls
+
+    with closing(SimulatedGroup(world_size)) as group:
+        return group.run(work)
+
+
+def dense(*parts: SparseValues) -> Tensor:
+    vector = torch.zeros(NUMEL, dtype=DTYPE)
+    for part in parts:
+        part.add_to_(vector)
+    return vector
+
+
+@pytest.mark.parametrize(("each", "overlap"), MEETINGS, ids=str)
+@WORLDS
+@ENDS
+def test_pieces_change_no_bit(each: micro.Exchange, overlap: Overlap, world_size: int, ends: tuple[int, ...]) -> None:
+    whole = exchanged(each, overlap, world_size)
+    split = exchanged(InPieces(each=each, ends=ends), overlap, world_size)
+    for (expected, _), (found, _) in zip(whole, split, strict=True):
+        assert torch.equal(dense(*found.update), dense(*expected.update))
+        assert torch.equal(dense(found.sent), dense(expected.sent))
+        assert found.counts == expected.counts
+        assert found.num_updated == expected.num_updated
+        assert found.healthy
+
+
+def test_indices_stay_packed_by_the_spans_they_were_chosen_from() -> None:
+    layout, world_size = micro.Layout.flat(1000), 3
+    grads = torch.randn(world_size, layout.numel, generator=torch.Generator().manual_seed(0), dtype=DTYPE)
+    updates, sent = [], 0.0
+    for exchange in (micro.Union(), InPieces(ends=(10, 400, 700, 1000))):
+        reducer = micro.SparseReducer(micro.Micro(), DENSITY, exchange=exchange, indices=micro.Bitmap())
+        with closing(micro.Simulation(reducer, layout, world_size, dtype=DTYPE)) as simulation:
+            steps = [simulation.step(grads) for _ in range(3)]
+        updates.append(torch.stack([step.update for step in steps]))
+        sent = max(stats.indices_bytes for step in steps for stats in step.stats)
+    assert torch.equal(updates[0], updates[1])
+    assert sent <= (world_size - 1) * (334 / 8 + 4)  # a bit for each place of the slice; a byte begun in each piece
+
+
+def test_a_piece_without_indices_of_a_leader_is_not_broadcast() -> None:
+    results = exchanged(InPieces(ends=(1, 6, 10, 40)), Overlap.LEADER, 3)
+    for _, calls in results:
+        assert [op for op, _ in calls].count("broadcast") == 2  # of four pieces
+        assert [op for op, _ in calls].count("all_reduce") == 4
+
+
+def test_counts_are_not_gathered_where_all_ranks_hold_the_same() -> None:
+    for _, calls in exchanged(InPieces(ends=(10, 40)), Overlap.SAME, 3):
+        assert [op for op, _ in calls] == ["all_reduce", "all_reduce"]
+
+
+def test_one_unhealthy_rank_makes_all_know() -> None:
+    for each in (micro.Union(), micro.Gather()):
+        results = exchanged(InPieces(each=each, ends=(10, 40)), Overlap.ANY, 3, ill=1)
+        assert [found.healthy for found, _ in results] == [False] * 3
+
+
+@pytest.mark.parametrize("codec", [micro.Half(), micro.QSGD(), micro.Int8()], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("each", [micro.Union(), micro.Gather()], ids=lambda each: each.name)
+def test_what_a_codec_rounds_is_booked_as_not_sent(codec: micro.Codec, each: micro.Exchange) -> None:
+    results = exchanged(InPieces(each=each, ends=(3, 20, 40)), Overlap.ANY, 4, wire=Wire(codec))
+    sent = torch.stack([dense(found.sent) for found, _ in results])
+    torch.testing.assert_close(4 * dense(*results[0][0].update), sent.sum(0), rtol=1e-12, atol=1e-12)
+
+
+def test_rounding_is_drawn_anew_in_every_piece() -> None:
+    codec, acc = micro.QSGD(), torch.linspace(0.001, 1.0, 1000, dtype=DTYPE).repeat(2)
+    chosen = Selection(torch.arange(2000, dtype=torch.int32), counts=(2000,))
+    settings: dict[str, Any] = {"step": Step(0, 2000, 0, micro.Layout.flat(2000)), "overlap": Overlap.SAME}
+    settings |= {"wire": Wire(codec), "comm": micro.SoloComm(), "healthy": True}
+    kind = InPieces(ends=(1000, 2000))
+    first, second = kind.exchange(kind.start(), acc, chosen, **settings).sent.values.split(1000)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("numel", "piece_mb", "sizes"), [(10, 32 / 2**20, [4, 3, 3]), (3, 1e-9, [1, 1, 1]), (5, 1, [5])]
+)
+def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: list[int]) -> None:
+    pieces = InPieces(piece_mb=piece_mb).pieces(torch.empty(numel, dtype=torch.float64))
+    assert [stop - start for start, stop in pieces] == sizes
+    assert pieces[0][0] == 0
+    assert all(before[1] == after[0] for before, after in pairwise(pieces))
+
+
+def test_ends_of_another_vector_are_refused() -> None:
+    with pytest.raises(ValueError, match="ends of in_pieces must end at 7, the vector's length, got 8"):
+        InPieces(ends=(3, 8)).pieces(torch.empty(7))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"each": "gtopk", "piece_mb": 1}, r"exchange gtopk \(rule repaired\) depends on the whole vector"),
+        ({"each": "oktopk", "piece_mb": 1}, "exchange oktopk"),
+        ({"each": {"name": "gather", "rule": "published"}, "piece_mb": 1}, r"exchange gather \(rule published\)"),
+        ({"each": {"name": "dsa", "rule": "published"}, "piece_mb": 1}, r"exchange dsa \(rule published\)"),
+        ({"each": InPieces(piece_mb=1), "piece_mb": 1}, "exchange in_pieces"),
+        ({}, "needs either ends or piece_mb"),
+        ({"ends": (3,), "piece_mb": 1}, "needs either ends or piece_mb"),
+        ({"ends": (3, 3)}, r"ends of in_pieces must rise from above 0, got \(3, 3\)"),
+        ({"ends": (0, 3)}, "must rise from above 0"),
+        ({"piece_mb": 0}, "piece_mb of in_pieces must be positive, got 0"),
+        ({"piece_mb": float("nan")}, "piece_mb of in_pieces must be positive, got nan"),
+    ],
+)
+def test_pieces_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        micro.build(micro.Exchange, {"name": "in_pieces", **settings})
+
+
+def test_parts_are_checked_together_through_the_pieces() -> None:
+    with pytest.raises(ValueError, match=r"exchange in_pieces gather .*with leader one rank chooses for all"):
+        micro.SparseReducer(micro.Leader(), DENSITY, exchange=InPieces(each=micro.Gather(), piece_mb=1))
+    reducer = micro.SparseReducer(micro.TopK(), DENSITY, exchange=InPieces(piece_mb=1))
+    assert reducer.method == "topk + in_pieces union"
+    assert replace(reducer, exchange=InPieces(each=micro.DSA(), piece_mb=1)).rule_name == "repaired"

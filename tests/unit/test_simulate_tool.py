@@ -1,0 +1,254 @@
+"""The simulator agrees with closed forms, keeps its schedules in order, and writes what it promises."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import micro
+from experiments import simulate
+from experiments.harness import simulating
+from experiments.harness.planning import problem_of
+from experiments.harness.simulating import Formula, Methods, Published, Way
+from micro.costs import Flat, Link
+from micro.traces import Curve, Layer, LinkTable, SelectTable, Trace
+from micro.volumes import calls_of
+
+LINK = Link(1e-3, 2e-9)
+WAYS = [Way("dense", name) for name in ("layerwise", "single", "mgwfbp", "exact")]
+SPARSE = micro.SparseReducer(micro.Micro(), 0.1)
+METHODS = Methods(
+    reducers={"dense": micro.DenseReducer(), "micro": SPARSE},
+    selection=lambda world_size: Formula(selectors={"micro": "micro"}, world_size=world_size, bytes_per_s=1e9),
+)
+
+
+def made_up_trace(model: str = "mlp") -> Trace:
+    layers = tuple(
+        Layer(f"{place // 2}.{'weight' if place % 2 else 'bias'}", 4 * numel, 0.002 * (place + 1), 0.001)
+        for place, numel in enumerate((10, 5000, 100, 200_000, 64, 30_000, 8, 70_000))
+    )
+    return Trace(model=model, layers=layers, forward_s=0.008, backward_s=0.016, update_s=0.001)
+
+
+def simulated(world_size: int, method: str, schedule: str, link: Link = LINK) -> simulating.Row:
+    problem = METHODS.problem(made_up_trace(), Flat(link, world_size), method, world_size)
+    return simulating.simulate(problem, schedule, world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 5, 64])
+def test_one_bucket_is_forward_backward_and_one_all_reduce(world_size: int) -> None:
+    trace = made_up_trace()
+    all_reduce = 2 * (world_size - 1) * (LINK.alpha_s + trace.num_bytes / world_size * LINK.beta_s)
+    row = simulated(world_size, "dense", "single")
+    assert row["step_s"] == pytest.approx(trace.compute_s + all_reduce)
+    assert row["exposed_s"] == pytest.approx(all_reduce)
+    assert row["num_groups"] == 1
+
+
+def test_one_sparse_bucket_adds_its_selection() -> None:
+    trace, world_size = made_up_trace(), 4
+    formula = METHODS.selection(world_size).seconds("micro", trace.numel)
+    assert formula == pytest.approx(trace.numel * (16 + 4 / world_size) / 1e9)
+    row = simulated(world_size, "micro", "single")
+    assert row["select_s"] == pytest.approx(formula)
+    assert row["step_s"] == pytest.approx(trace.compute_s + formula + row["exposed_s"])
+
+
+@pytest.mark.parametrize("world_size", [2, 8, 100, 2048])
+def test_no_schedule_beats_the_exact_one(world_size: int) -> None:
+    for method in METHODS.reducers:
+        best = simulated(world_size, method, "exact")["step_s"]
+        for schedule in ("layerwise", "single", "mgwfbp"):
+            assert best <= simulated(world_size, method, schedule)["step_s"] * (1 + 1e-12)
+
+
+def test_speedup_is_linear_where_sending_takes_no_time() -> None:
+    for world_size, way in itertools.product((2, 7, 512), WAYS):
+        row = simulated(world_size, "dense", way.schedule, Link(0.0, 0.0))
+        assert row["speedup"] == pytest.approx(world_size)
+        assert row["efficiency"] == pytest.approx(1)
+
+
+def test_one_worker_neither_sends_nor_selects() -> None:
+    for method, schedule in itertools.product(METHODS.reducers, ("layerwise", "single", "exact")):
+        row = simulated(1, method, schedule)
+        assert row["speedup"] == pytest.approx(1)
+        assert row["exposed_s"] == 0
+
+
+def test_a_method_without_selection_is_planned_as_dense_is() -> None:
+    problem = problem_of(made_up_trace(), Flat(LINK, 8), SPARSE, 8, method="micro")
+    assert simulating.schedule_for(problem, "exact").name == "exact"
+    assert simulating.schedule_for(METHODS.problem(made_up_trace(), Flat(LINK, 8), "micro", 8), "exact").name == (
+        "sparse_exact"
+    )
+
+
+def test_what_a_method_sends_is_paid_for_call_by_call() -> None:
+    network, trace = Flat(LINK, 8), made_up_trace()
+    calls = calls_of(SPARSE, trace.numel, 8)
+    assert problem_of(trace, network, SPARSE, 8).exchange(trace.num_bytes) == pytest.approx(
+        sum(network.seconds(op, size) for op, size in calls)
+    )
+
+
+def test_a_network_of_other_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match="the network is of 4 ranks, got world_size 8"):
+        problem_of(made_up_trace(), Flat(LINK, 4), micro.DenseReducer(), 8)
+
+
+def test_formula_of_top_k_grows_faster_than_its_vector() -> None:
+    formula = Formula(selectors={"topk": "topk"}, world_size=4, bytes_per_s=1e9)
+    assert formula.seconds("topk", 2**20) == pytest.approx(2**20 * (16e-9 + 20 * 2.18896957e-10))
+    with pytest.raises(ValueError, match="no formula for the selection of randomk"):
+        Formula(selectors={"randomk": "randomk"}, world_size=4, bytes_per_s=1e9)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 3.0])
+def test_crossing_is_where_a_power_is_one(exponent: float) -> None:
+    assert simulating.crossing(lambda rate: (3e9 / rate) ** exponent, 1e8, 1e11) == pytest.approx(3e9)
+    assert simulating.crossing(lambda rate: (1e7 / rate) ** exponent, 1e8, 1e11) == 0
+    assert simulating.crossing(lambda rate: (1e12 / rate) ** exponent, 1e8, 1e11) == math.inf
+
+
+def test_a_method_gains_below_its_border_and_not_above() -> None:
+    trace, rates = made_up_trace(), (1e8, 1e11)
+    (row,) = simulating.borders(trace, replace(LINK, alpha_s=1e-5), METHODS, [16], rates)
+    assert rates[0] < row["border"] < rates[1]
+    for rate, gains in ((row["border"] / 1.5, True), (row["border"] * 1.5, False)):
+        network = Flat(Link(1e-5, 8 / rate), 16)
+        steps = {
+            method: simulating.simulate(METHODS.problem(trace, network, method, 16), "exact", 16)["step_s"]
+            for method in METHODS.reducers
+        }
+        assert (steps["micro"] < steps["dense"]) is gains
+
+
+def test_rescaling_keeps_proportions() -> None:
+    trace = made_up_trace()
+    scaled = simulating.rescaled(trace, 10 * trace.compute_s)
+    assert scaled.compute_s == pytest.approx(10 * trace.compute_s)
+    assert [layer.ready_s for layer in scaled.layers] == pytest.approx([10 * layer.ready_s for layer in trace.layers])
+    assert scaled.layers[0].used_s == pytest.approx(0.01)
+    assert scaled.num_bytes == trace.num_bytes
+
+
+def test_layers_keep_bytes_and_the_last_moment_of_their_parameters() -> None:
+    trace = made_up_trace()
+    merged = simulating.by_layer(trace)
+    assert [layer.num_bytes for layer in merged.layers] == [
+        a.num_bytes + b.num_bytes for a, b in zip(trace.layers[::2], trace.layers[1::2], strict=True)
+    ]
+    assert [layer.ready_s for layer in merged.layers] == [layer.ready_s for layer in trace.layers[1::2]]
+
+
+def test_gains_of_merging_vanish_where_computation_hides_everything() -> None:
+    slow = simulating.ratios(simulating.as_published(made_up_trace()), 16, 1000.0)
+    assert slow["over_layerwise"] == pytest.approx(1, abs=1e-3)
+    assert slow["over_single"] == pytest.approx(1, abs=1e-3)
+
+
+def test_gain_over_layers_is_in_start_ups_where_computation_takes_no_time() -> None:
+    trace = simulating.as_published(made_up_trace())
+    whole = Flat(simulating.cluster_link(16), 64).seconds("all_reduce", trace.num_bytes)
+    start_up = Flat(simulating.cluster_link(16), 64).seconds("all_reduce", 0)
+    row = simulating.ratios(trace, 16, 1e-9)
+    assert row["over_layerwise"] == pytest.approx(1 + (len(trace.layers) - 1) * start_up / whole, rel=1e-4)
+    assert row["over_single"] == pytest.approx(1)
+
+
+def test_nearest_row_is_the_one_that_agrees_best() -> None:
+    rows = [{"over_layerwise": value, "over_single": 1.0} for value in (1.0, 1.9, 3.0)]
+    assert simulating.nearest(rows, Published(over_layerwise=2.0, over_single=1.1)) is rows[1]
+
+
+def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = tmp_path / "trace.json", tmp_path / "out"
+    made_up_trace("resnet50").save(trace)
+    words = ["--trace", str(trace), "--workers", "1,4", "--methods", "dense,micro", "--out", str(out)]
+    assert simulate.main([*words, "--algorithm", "ring,double_tree"]) == 0
+    assert "ResNet-50 on k80_10gbe, double_tree" in capsys.readouterr().out
+    stems = ("speedup-k80_10gbe-ring", "speedup-k80_10gbe-double_tree", "borders", "headline", "double-trees")
+    figures = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
+    assert {path.name for path in out.iterdir()} == figures | {"steps.csv", "simulate.md"}
+    steps = pd.read_csv(out / "steps.csv")
+    assert list(steps) == [
+        *("model", "network", "algorithm", "compute_s", "workers", "method", "schedule"),
+        *("num_groups", "step_s", "exposed_s", "select_s", "speedup", "efficiency"),
+    ]
+    assert len(steps) == 2 * 2 * (4 + 2)  # algorithms, numbers of workers, ways
+    assert list(pd.read_csv(out / "borders.csv")) == ["model", "workers", "method", "border"]
+
+
+def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
+    files = {name: tmp_path / f"{name}.json" for name in ("trace", "link", "select")}
+    made_up_trace().save(files["trace"])
+    curve = Curve(sizes=(0.0, 1e6), seconds=(1e-3, 3e-3))
+    ops = ("all_reduce", "gather_rows", "gather_lists", "scatter")
+    LinkTable(world_size=4, collectives=dict.fromkeys(ops, curve)).save(files["link"])  # type: ignore[arg-type]
+    SelectTable(world_size=4, density=0.1, methods={"micro": curve}).save(files["select"])
+    words = [f"--{name}={path}" for name, path in files.items()]
+    words = [word.replace("--link", "--network") for word in words]
+    assert (
+        simulate.main([*words, "--workers", "2", "--methods", "micro", "--out", str(tmp_path), "--compute-s", "2"]) == 0
+    )
+    steps = pd.read_csv(tmp_path / "steps.csv")
+    assert set(steps["workers"]) == {4}
+    single = steps[steps["schedule"] == "single"].set_index("method")
+    assert single.loc["dense", "step_s"] == pytest.approx(2 + curve.at(made_up_trace().num_bytes))
+    assert single.loc["micro", "select_s"] == pytest.approx(curve.at(made_up_trace().numel))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "4,x"], "--workers must be whole numbers of at least 1 with commas between, got '4,x'"),
+        (["--workers", "0"], "--workers must be whole numbers of at least 1 with commas between, got '0'"),
+        (["--schedules", "exat"], "got 'exat'; did you mean 'exact'?"),
+        (["--methods", "micr"], "got 'micr'; did you mean 'micro'?"),
+        (["--methods", "powersgd"], "no formula for the selection of powersgd (powersgd), only for topk, micro"),
+        (["--algorithm", "rings"], "got 'rings'; did you mean 'ring'?"),
+        (["--network", "k80"], "got 'k80'"),
+        (["--network", "ideal"], "network ideal has no alpha_s"),
+        (["--network", "nowhere.json"], "cannot read nowhere.json: No such file or directory"),
+        (["--select", "nowhere.json"], "cannot read nowhere.json: No such file or directory"),
+        (["--compute-s", "-1"], "--compute-s must be a number above 0, 'trace' or 'published', got '-1'"),
+        (["--memory-gb-s", "0"], "--memory-gb-s must be above 0, got 0"),
+        (["--density", "2"], "density must be in (0, 1], got 2"),
+        (["--trace", "nowhere.json"], "cannot read nowhere.json: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "trace.json", tmp_path / "out"
+    made_up_trace().save(trace)
+    assert simulate.main(["--trace", str(trace), "--out", str(out), *words]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_method_whose_costs_are_not_known_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / f"{name}.json" for name in ("trace", "link")}
+    made_up_trace().save(files["trace"])
+    LinkTable(world_size=4, collectives={"all_reduce": Curve(sizes=(0.0, 1.0), seconds=(0.0, 1.0))}).save(files["link"])
+    words = ["--trace", str(files["trace"]), "--network", str(files["link"]), "--out", str(tmp_path / "out")]
+    assert simulate.main([*words, "--methods", "micro"]) == 2
+    printed = capsys.readouterr().err
+    assert "the link table holds all_reduce, not " in printed
+    assert printed.count("\n") == 1
+    assert simulate.main([*words, "--methods", "dense", "--schedules", "dear"]) == 2
+
+
+def test_two_traces_of_one_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    made_up_trace().save(trace)
+    assert simulate.main(["--trace", str(trace), str(trace), "--out", str(tmp_path / "out")]) == 2
+    assert "--trace must be of different models, got mlp, mlp" in capsys.readouterr().err
