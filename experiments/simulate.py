@@ -25,9 +25,13 @@ from experiments.harness.errors import UserError
 from experiments.harness.plotting import save
 from experiments.harness.reports import write_csv
 from experiments.harness.simulated_study import (
+    ALGORITHMS,
     COMPUTES,
+    INTRA,
+    MEMORY_GB_S,
     METHODS,
     NETWORK,
+    RANKS_PER_NODE,
     SCHEDULES,
     TRACES,
     WORKERS,
@@ -147,7 +151,15 @@ def _parser() -> argparse.ArgumentParser:
         help="of conf/network, a yaml like those, or a table (json) of experiments.profile link, for its own number "
         f"of workers only ({NETWORK})",
     )
-    add("--algorithm", default="", metavar="A,B", help="of the all-reduce; each network's own by default")
+    add(
+        "--algorithm",
+        default="",
+        metavar="A,B",
+        help=f"of the all-reduce, among {', '.join(ALGORITHMS)}; hierarchical: the network joins nodes; best: call by "
+        "call the fastest of the flat ones; each network's own by default",
+    )
+    add("--ranks-per-node", type=int, metavar="G", help=f"with hierarchical; fewer are one node ({RANKS_PER_NODE})")
+    add("--intra", metavar="NAME_OR_FILE", help=f"with hierarchical: network within a node ({INTRA})")
     add("--workers", default=WORKERS, metavar="N,N", help="numbers of workers (%(default)s)")
     add("--schedules", default=SCHEDULES, metavar="A,B", help="of the dense method (%(default)s)")
     add("--methods", default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
@@ -157,8 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--memory-gb-s",
         type=float,
-        default=240.0,
-        help="bandwidth of memory in that formula, in GB/s: that of one of the two GPUs of a K80 (%(default)s)",
+        default=MEMORY_GB_S,
+        help="bandwidth of memory in that formula, in GB/s; the default is an assumption of ours, neither measured nor "
+        "published (%(default)s)",
     )
     add(
         "--compute-s",

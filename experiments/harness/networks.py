@@ -10,7 +10,7 @@ from yaml import YAMLError
 
 from experiments.harness.compose import CONF
 from experiments.harness.errors import UserError, suggestion
-from micro.costs import Algorithm, Flat, Link, Network, Rule, scaled
+from micro.costs import Algorithm, Flat, Hierarchical, Link, Network, Rule, scaled
 
 Fitted = Literal["all_reduce", "all_gather"]
 
@@ -107,6 +107,45 @@ class Preset:
         if link.rate_bps is None:
             raise UserError(f"network {self.name} has no rate: give rate_bps, bits a second, or beta_s, seconds a byte")
         return Link(link.alpha_s, 8 / link.rate_bps * link.overhead, link.gamma_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Nodes of several ranks; fewer ranks than that are one node.
+
+    Attributes:
+        intra: whose link joins the ranks of a node.
+        ranks_per_node: at least 1.
+
+    Raises:
+        UserError: fewer than 1.
+    """
+
+    intra: Preset
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 1:
+            raise UserError(f"ranks per node must be at least 1, got {self.ranks_per_node}")
+
+    def network(self, inter: Preset, world_size: int) -> Network:
+        """Return the costs of ``world_size`` ranks in nodes that the link of ``inter`` joins, reducing as it does.
+
+        That link is the one which a flat network of as many ranks would have.
+
+        Raises:
+            UserError: a node would not be full, or a part of a link is not said.
+        """
+        local = min(self.ranks_per_node, world_size)
+        if world_size % local:
+            raise UserError(f"{world_size} workers do not fill nodes of {local}: give at most {local}, or a multiple")
+        return Hierarchical(
+            intra=self.intra.link_of(local),
+            inter=inter.link_of(world_size),
+            ranks_per_node=local,
+            num_nodes=world_size // local,
+            algorithm=inter.algorithm,
+        )
 
 
 def known_networks() -> list[str]:

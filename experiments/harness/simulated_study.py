@@ -5,28 +5,33 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 from experiments.harness import simulating
 from experiments.harness.comparing import build_methods, chosen, known_methods
 from experiments.harness.errors import UserError
-from experiments.harness.networks import load_network
+from experiments.harness.networks import Nodes, Preset, load_network
 from experiments.harness.planning import Selection
 from experiments.harness.simulating import DENSE, EXACT, PUBLISHED, Formula, Methods, Way
 from micro import SparseReducer
-from micro.costs import Algorithm, Network
+from micro.costs import Algorithm, Network, best_of
 from micro.parts import known
 from micro.schedules.base import Schedule
 from micro.traces import BadFile, LinkTable, SelectTable, Trace
 
 TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
 NETWORK = "k80_10gbe"
+INTRA, RANKS_PER_NODE = "v100_pcie", 8
+MEMORY_GB_S = 240.0  # assumed: neither measured nor published
 WORKERS = "1,2,4,8,16,32,64,128,256,512,1024,2048"
 SCHEDULES = f"layerwise,single,mgwfbp,{EXACT}"
 METHODS = f"{DENSE},micro,oktopk,topk"
 SPARSE_SCHEDULES = (EXACT, "single")
 COMPUTES = simulating.spread(0.03, 10.0, per_decade=16)  # seconds of a step that are assumed in turn
+Asked: TypeAlias = Algorithm | Literal["hierarchical", "best"]
+ALGORITHMS: tuple[Asked, ...] = (*get_args(Algorithm), "hierarchical", "best")
 File = TypeVar("File", Trace, LinkTable, SelectTable)
 
 
@@ -55,6 +60,7 @@ class Study:
         traces: rescaled, and with layers or tensors, as was asked for.
         assumed: where the seconds of each model's computation come from, in words.
         networks: each with each algorithm.
+        nodes: of the hierarchical algorithm.
         methods, ways: dense under each schedule, each sparse method under the exact plan and as one bucket.
         workers, density: as given.
         selection: where the seconds of selection come from, in words.
@@ -64,6 +70,7 @@ class Study:
     traces: tuple[Trace, ...]
     assumed: dict[str, str]
     networks: tuple[Wired, ...]
+    nodes: Nodes
     methods: Methods
     ways: tuple[Way, ...]
     workers: tuple[int, ...]
@@ -79,7 +86,8 @@ def study_of(options: argparse.Namespace) -> Study:
     """
     workers = _whole_numbers("--workers", options.workers)
     algorithms = _algorithms(options.algorithm)
-    networks = [wired for name in options.network for wired in _wired(name, algorithms, workers)]
+    nodes = _nodes(options, algorithms)
+    networks = [wired for name in options.network for wired in _wired(name, algorithms, nodes, workers)]
     methods, selection = _methods(options)
     schedules = chosen(_words(options.schedules), list(known(Schedule)), "schedules")
     ways = [Way(DENSE, name) for name in schedules]
@@ -96,6 +104,7 @@ def study_of(options: argparse.Namespace) -> Study:
         traces=tuple(simulating.GRAINS[options.grain](trace) for trace, _ in timed),
         assumed={trace.model: words for trace, words in timed},
         networks=tuple(networks),
+        nodes=nodes,
         methods=methods,
         ways=tuple(ways),
         workers=workers,
@@ -104,29 +113,47 @@ def study_of(options: argparse.Namespace) -> Study:
     )
 
 
-def _algorithms(given: str) -> list[Algorithm | None]:
+def _algorithms(given: str) -> list[Asked | None]:
     """Return what was asked for; None stands for each network's own."""
-    words = chosen(_words(given), get_args(Algorithm), "algorithm") if given else []
-    return [name for name in get_args(Algorithm) if name in words] or [None]
+    words = chosen(_words(given), ALGORITHMS, "algorithm") if given else []
+    return [name for name in ALGORITHMS if name in words] or [None]
 
 
-def _wired(name: str, algorithms: Sequence[Algorithm | None], workers: tuple[int, ...]) -> list[Wired]:
+def _nodes(options: argparse.Namespace, algorithms: Sequence[Asked | None]) -> Nodes:
+    given = {"--ranks-per-node": options.ranks_per_node, "--intra": options.intra}
+    for option, value in given.items():
+        if value is not None and "hierarchical" not in algorithms:
+            raise UserError(f"{option} is for --algorithm hierarchical: add that, or leave {option} out")
+    ranks_per_node = RANKS_PER_NODE if options.ranks_per_node is None else options.ranks_per_node
+    return Nodes(intra=load_network(options.intra or INTRA), ranks_per_node=ranks_per_node)
+
+
+def _wired(name: str, algorithms: Sequence[Asked | None], nodes: Nodes, workers: tuple[int, ...]) -> list[Wired]:
     if Path(name).suffix == ".json":
         measured = _load(LinkTable, Path(name))
         sizes = (measured.world_size,)
         return [Wired(name=Path(name).stem, algorithm="measured", workers=sizes, of=lambda _: measured)]
     preset = load_network(name)
-    for world_size in workers:
-        preset.network(world_size)  # what is missing is told before anything is computed
-    return [
+    wired = [
         Wired(
             name=preset.name,
             algorithm=algorithm or preset.algorithm,
             workers=workers,
-            of=lambda world_size, algorithm=algorithm: preset.network(world_size, algorithm),  # type: ignore[misc]
+            of=partial(_costs, preset, algorithm, nodes),
         )
         for algorithm in algorithms
     ]
+    for each, world_size in itertools.product(wired, workers):
+        each.of(world_size)  # what is missing is told before anything is computed
+    return wired
+
+
+def _costs(preset: Preset, algorithm: Asked | None, nodes: Nodes, world_size: int) -> Network:
+    if algorithm == "hierarchical":
+        return nodes.network(preset, world_size)
+    if algorithm == "best":
+        return best_of(preset.network(world_size, each) for each in get_args(Algorithm))
+    return preset.network(world_size, algorithm)
 
 
 def _methods(options: argparse.Namespace) -> tuple[Methods, str]:
@@ -144,7 +171,9 @@ def _methods(options: argparse.Namespace) -> tuple[Methods, str]:
             return Formula(selectors=selectors, world_size=world_size, bytes_per_s=speed)
 
         formula(1)  # a method without a formula is refused here
-        return Methods(reducers=reducers, selection=formula), f"the formula, {options.memory_gb_s:g} GB/s"
+        origin = "an assumption, neither measured nor published" if options.memory_gb_s == MEMORY_GB_S else "as given"
+        words = f"a formula, with memory of {options.memory_gb_s:g} GB/s, {origin}"
+        return Methods(reducers=reducers, selection=formula), words
     measured = _load(SelectTable, options.select)
     missing = [name for name in sparse if name not in measured.methods]
     if missing:

@@ -69,7 +69,7 @@ class Formula:
 
     Attributes:
         selectors: the name of each method's selector.
-        bytes_per_s: of memory.
+        bytes_per_s: of memory, assumed.
     """
 
     selectors: dict[str, str]

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from experiments.harness.errors import UserError
-from experiments.harness.networks import known_networks, load_network
+from experiments.harness.networks import Nodes, known_networks, load_network
 from micro.costs import Flat, Link
+from micro.traces import OPS, Op
 
 NEEDED = {"rate_bps": 1e9, "alpha_s": 5e-5}
 GOOD = "name: x\ninterconnect: y\nsource: z\n"
@@ -53,6 +54,26 @@ def test_figures_of_the_paper_stand_here() -> None:
     link = load_network("k80_10gbe").link_of(64)
     assert link.alpha_s == pytest.approx(32.4e-6)
     assert link.beta_s == pytest.approx(1.97e-9 * 8 / 15)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_nodes_of_one_kind_of_link_are_flat(op: Op) -> None:
+    """The network within, where all ranks are in one node; the network between, where each is in its own."""
+    intra, inter = load_network("v100_pcie"), load_network("v100_10gbe")
+    for world_size in (1, 3, 8):
+        one = Nodes(intra=intra, ranks_per_node=8).network(inter, world_size)
+        assert one.seconds(op, 1e6) == pytest.approx(intra.network(world_size).seconds(op, 1e6))
+    for world_size in (1, 8, 100):
+        alone = Nodes(intra=intra, ranks_per_node=1).network(inter, world_size)
+        assert alone.seconds(op, 1e6) == pytest.approx(inter.network(world_size).seconds(op, 1e6))
+
+
+def test_nodes_are_full() -> None:
+    """Or there is one."""
+    intra = load_network("v100_pcie")
+    assert Nodes(intra=intra, ranks_per_node=8).network(intra, 24).world_size == 24
+    with pytest.raises(UserError, match="12 workers do not fill nodes of 8: give at most 8, or a multiple"):
+        Nodes(intra=intra, ranks_per_node=8).network(intra, 12)
 
 
 def test_an_ideal_link_has_the_rate_that_is_asked_for() -> None:

@@ -184,6 +184,26 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert list(pd.read_csv(out / "borders.csv")) == ["model", "workers", "method", "border"]
 
 
+def test_faster_links_within_nodes_are_between_flat_and_linear(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    made_up_trace().save(trace)
+    words = ["--trace", str(trace), "--workers", "1,4,32", "--methods", "dense", "--out", str(tmp_path)]
+    algorithms = "--algorithm", "ring,double_tree,hierarchical,best"
+    assert simulate.main([*words, *algorithms, "--ranks-per-node", "4", "--schedules", "single,exact"]) == 0
+    steps = pd.read_csv(tmp_path / "steps.csv").pivot(
+        index=["workers", "schedule"], columns="algorithm", values="speedup"
+    )
+    several = steps.drop(index=1)
+    assert (several["ring"] < several["hierarchical"]).all()
+    assert (several["hierarchical"] < several.index.get_level_values("workers")).all()
+    assert (steps["best"] >= steps[["ring", "double_tree"]].max(axis=1) * (1 - 1e-12)).all()
+    assert (steps.loc[1] == 1).all(axis=None)
+    said = (tmp_path / "simulate.md").read_text()
+    assert "## MLP on k80_10gbe, hierarchical, " in said
+    assert "nodes of 4 workers, or one of fewer; v100_pcie is the network within" in said
+    assert "with memory of 240 GB/s, an assumption, neither measured nor published." in said
+
+
 def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.json" for name in ("trace", "link", "select")}
     made_up_trace().save(files["trace"])
@@ -212,6 +232,14 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
         (["--methods", "micr"], "got 'micr'; did you mean 'micro'?"),
         (["--methods", "powersgd"], "no formula for the selection of powersgd (powersgd), only for topk, micro"),
         (["--algorithm", "rings"], "got 'rings'; did you mean 'ring'?"),
+        (["--ranks-per-node", "4"], "--ranks-per-node is for --algorithm hierarchical: add that, or leave"),
+        (
+            ["--intra", "v100_pcie", "--algorithm", "ring"],
+            "--intra is for --algorithm hierarchical: add that, or leave",
+        ),
+        (["--algorithm", "hierarchical", "--ranks-per-node", "0"], "ranks per node must be at least 1, got 0"),
+        (["--algorithm", "hierarchical", "--workers", "8,12"], "12 workers do not fill nodes of 8"),
+        (["--algorithm", "hierarchical", "--intra", "nccl_pcie"], "network nccl_pcie has no rate: give rate_bps"),
         (["--network", "k80"], "got 'k80'"),
         (["--network", "ideal"], "network ideal has no alpha_s"),
         (["--network", "nowhere.json"], "cannot read nowhere.json: No such file or directory"),
