@@ -1,7 +1,9 @@
 """Training over links of a known rate: hosts on this machine, methods and schedules in turn, measured and predicted.
 
-Reports a step's time, what the kernel counted on the links beside what each method counts itself, and the time that
-the planner predicts from profiles taken on the same hosts in the same run. Needs root on Linux.
+Reports a step's time beside what no step can be faster than (the larger of its computation, measured without
+communication on the same hosts, and of its bytes at the rate of the link), what the kernel counted on the links beside
+what each method counts itself, and the time that the planner predicts from profiles taken on the same hosts in the
+same run. Needs root on Linux.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from experiments.harness.errors import UserError, suggestion
 from experiments.harness.hosts import Hosts, bits_per_s
 from experiments.harness.planning import problem_of
 from experiments.harness.plotting import BLUE, PAGE_INCHES, VERMILLION, head, label, new_figure, save, style
+from experiments.harness.simulating import rescaled
 from experiments.profiles import backward, link, select
 from micro.schedules.base import Problem, Schedule
 from micro.traces import Curve, LinkTable, SelectTable, Trace
@@ -39,7 +42,11 @@ DEFAULTS = [
     "dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}",
     "batch_size=2",
 ]
-CHOICES = "ddp,dense:layerwise,dense:single,dense:mgwfbp,dense:exact,micro,cltk,topk,oktopk,torch_fp16,torch_powersgd"
+CHOICES = (
+    "ddp,dense:layerwise,dense:single,dense:mgwfbp,dense:exact,"
+    "micro,micro:sparse_exact,cltk,topk,oktopk,torch_fp16,torch_powersgd"
+)
+FRAME = 1514 / 1448  # bytes on the wire for those of a full segment: Ethernet, IP and TCP headers with time stamps
 OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook", POWERSGD: "DDP's PowerSGD hook"}
 LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]
 SETTLED = ("sparsifier", "schedule", "cluster", "output", "density")
@@ -198,13 +205,17 @@ class Prediction:
     known: "Known"
     network: LinkTable
 
-    def problem(self, setup: Setup) -> Problem | None:
-        """Return what a schedule decides on; None where nobody measured what the method computes."""
+    def problem(self, setup: Setup, *, slower: float = 1.0) -> Problem | None:
+        """Return what a schedule decides on; None where nobody measured what the method computes.
+
+        Args:
+            slower: by how much computation now takes longer than when it was profiled.
+        """
         if setup.method == POWERSGD:
             return None
-        trace, n = self.known.trace, self.network.world_size
+        known, n = self.known.slowed(slower), self.network.world_size
         problem = problem_of(
-            trace, self.network, setup.reducer, n, select=self.known.select, method=setup.config.sparsifier.name
+            known.trace, self.network, setup.reducer, n, select=known.select, method=setup.config.sparsifier.name
         )
         if setup.method == FP16:
             return replace(problem, exchange=lambda num_bytes: self.network.seconds("all_reduce", num_bytes / 2))
@@ -215,13 +226,18 @@ class Prediction:
         own = "ddp" if setup.config.sparsifier.is_dense else "single"
         return setup.schedule or micro.build(Schedule, own)
 
-    def step_s(self, setup: Setup) -> float:
-        """Return the seconds of a step; NaN where they cannot be told."""
-        problem = self.problem(setup)
-        if problem is None:
+    def step_s(self, setup: Setup, *, compute_s: float) -> float:
+        """Return the seconds of a step; NaN where they cannot be told.
+
+        Args:
+            compute_s: what a step without communication took beside the steps that are predicted: the machine may have
+                become slower or faster since the profiles, on which the plan was made.
+        """
+        planned, now = self.problem(setup), self.problem(setup, slower=compute_s / self.known.trace.compute_s)
+        if planned is None or now is None:
             return math.nan
         schedule = self.schedule(setup)
-        return schedule.timeline(problem, schedule.cut(problem)).step_s
+        return schedule.timeline(now, schedule.cut(planned)).step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +246,17 @@ class Known:
 
     trace: Trace
     select: SelectTable | None
+
+    def slowed(self, factor: float) -> "Known":
+        """Return the same with all computation longer by a factor."""
+        trace = rescaled(self.trace, factor * self.trace.compute_s)
+        if self.select is None:
+            return Known(trace, None)
+        curves = {
+            name: Curve(sizes=curve.sizes, seconds=tuple(factor * seconds for seconds in curve.seconds))
+            for name, curve in self.select.methods.items()
+        }
+        return Known(trace, replace(self.select, methods=curves))
 
 
 def _profile(asked: Asked, crew: Crew) -> Known:
@@ -259,8 +286,8 @@ def _measure_link(asked: Asked, crew: Crew, rate: str) -> LinkTable:
 def _measure(asked: Asked, setup: Setup, prediction: Prediction, hosts: Hosts, crew: Crew, rate: str) -> Row:
     """Train some steps over the links as they are shaped now, and return what was seen."""
     plan = None
+    problem = prediction.problem(setup)
     if setup.schedule and setup.schedule.is_planned:
-        problem = prediction.problem(setup)
         assert problem
         made = setup.schedule.plan(problem)
         plan = {"format": made.format, "schedule": made.schedule, "groups": made.groups, "num_bytes": made.num_bytes}
@@ -269,7 +296,10 @@ def _measure(asked: Asked, setup: Setup, prediction: Prediction, hosts: Hosts, c
     before = hosts.counters()
     answers = crew.call("steps", number=asked.steps)
     sent = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
-    slowest = [max(seconds) for seconds in zip(*(answer["seconds"] for answer in answers), strict=True)]
+    slowest, compute_s = (
+        [max(seconds) for seconds in zip(*(answer[key] for answer in answers), strict=True)]
+        for key in ("seconds", "compute")
+    )
     return {
         "rate": rate,
         "method": setup.name,
@@ -280,7 +310,9 @@ def _measure(asked: Asked, setup: Setup, prediction: Prediction, hosts: Hosts, c
         "samples_per_s": asked.num_hosts * setup.config.batch_size / statistics.fmean(slowest),
         "link_bytes": statistics.fmean(one.payload_bytes for one in sent) / asked.steps,
         "counted_bytes": statistics.fmean(statistics.fmean(answer["bytes"]) for answer in answers),
-        "predicted_s": prediction.step_s(setup),
+        "predicted_s": prediction.step_s(setup, compute_s=statistics.fmean(compute_s)),
+        "compute_s": statistics.fmean(compute_s),
+        "wire_s": FRAME * 8 * statistics.fmean(one.payload_bytes for one in sent) / asked.steps / bits_per_s(rate),
     }
 
 
@@ -291,6 +323,7 @@ def _compared(frame: pd.DataFrame) -> pd.DataFrame:
         times_ddp=frame["rate"].map(dense) / frame["step_s"],
         link_share=frame["link_bytes"] / frame["counted_bytes"],
         predicted_share=frame["predicted_s"] / frame["step_s"],
+        over_bound=frame["step_s"] / frame[["compute_s", "wire_s"]].max(axis="columns"),
     )
 
 
@@ -300,6 +333,9 @@ def _table(frame: pd.DataFrame, asked: Asked) -> Table:
         "step s": ("step_s", "{:.4g}"),
         "least": ("least_s", "{:.4g}"),
         "most": ("most_s", "{:.4g}"),
+        "compute": ("compute_s", "{:.3g}"),
+        "wire": ("wire_s", "{:.3g}"),
+        "step / larger": ("over_bound", "{:.2f}"),
         "samples/s": ("samples_per_s", "{:.4g}"),
         "times DDP": ("times_ddp", "{:.2f}"),
         "MB on the link": ("link_bytes", "{:.4g}"),

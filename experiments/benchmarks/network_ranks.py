@@ -44,11 +44,23 @@ class Training:
 
     def step(self) -> tuple[float, float]:
         """Train one step; return its seconds and the bytes that this rank sent, as its method counts them."""
+        return self._step(), self._bytes_sent()
+
+    def compute(self) -> float:
+        """Take a step that sends nothing and leaves the weights as they are; return its seconds."""
+        (group,) = self._optimizer.param_groups
+        lr, group["lr"] = group["lr"], 0.0
+        with self._ddp.no_sync():
+            elapsed_s = self._step()
+        group["lr"] = lr
+        return elapsed_s
+
+    def _step(self) -> float:
         started = time.perf_counter()
-        self._optimizer.zero_grad()
+        self._optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets
         self._task.loss(self._ddp, next(self._batches)).backward()
         self._optimizer.step()
-        return time.perf_counter() - started, self._bytes_sent()
+        return time.perf_counter() - started
 
 
 def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig:
@@ -119,12 +131,18 @@ class Tasks:
         self._training = Training(method, overrides, plan)
 
     def steps(self, number: int) -> dict[str, list[float]]:
-        """Train some steps; return the seconds and the bytes sent of each."""
+        """Train some steps, beside each one without communication; return the seconds of both, and the bytes sent."""
         assert self._training
+        seconds, sent, compute = [], [], []
+        for _ in range(number):
+            dist.barrier()
+            step_s, num_bytes = self._training.step()
+            dist.barrier()
+            seconds.append(step_s)
+            sent.append(num_bytes)
+            compute.append(self._training.compute())
         dist.barrier()
-        pairs = [self._training.step() for _ in range(number)]
-        dist.barrier()
-        return {"seconds": [seconds for seconds, _ in pairs], "bytes": [sent for _, sent in pairs]}
+        return {"seconds": seconds, "bytes": sent, "compute": compute}
 
 
 def _nothing() -> None:
