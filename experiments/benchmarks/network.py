@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +47,7 @@ CHOICES = (
     "ddp,dense:layerwise,dense:single,dense:mgwfbp,dense:exact,"
     "micro,micro:sparse_exact,cltk,topk,oktopk,torch_fp16,torch_powersgd"
 )
+TICKS = [digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)]
 FRAME = 1514 / 1448  # bytes on the wire for those of a full segment: Ethernet, IP and TCP headers with time stamps
 OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook", POWERSGD: "DDP's PowerSGD hook"}
 LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]
@@ -331,47 +333,47 @@ def _table(frame: pd.DataFrame, asked: Asked) -> Table:
     table = Table(title=f"{asked.title}; means of {asked.steps} steps")
     columns = {
         "step s": ("step_s", "{:.4g}"),
-        "least": ("least_s", "{:.4g}"),
-        "most": ("most_s", "{:.4g}"),
         "compute": ("compute_s", "{:.3g}"),
         "wire": ("wire_s", "{:.3g}"),
-        "step / larger": ("over_bound", "{:.2f}"),
-        "samples/s": ("samples_per_s", "{:.4g}"),
+        "step / max": ("over_bound", "{:.2f}"),
+        "samples / s": ("samples_per_s", "{:.4g}"),
         "times DDP": ("times_ddp", "{:.2f}"),
-        "MB on the link": ("link_bytes", "{:.4g}"),
-        "MB counted": ("counted_bytes", "{:.4g}"),
-        "link / counted": ("link_share", "{:.3f}"),
-        "predicted s": ("predicted_s", "{:.4g}"),
-        "predicted / step": ("predicted_share", "{:.2f}"),
+        "link MB": ("link_bytes", "{:.4g}"),
+        "counted MB": ("counted_bytes", "{:.4g}"),
+        "link / ours": ("link_share", "{:.3f}"),
+        "predicted": ("predicted_s", "{:.4g}"),
+        "pred. / step": ("predicted_share", "{:.2f}"),
     }
     table.add_column("link")
     table.add_column("method")
     for name in columns:
         table.add_column(name, justify="right")
     for row in frame.to_dict("records"):
-        numbers = [
-            (row[key] / 1e6 if name.startswith("MB") else row[key], form) for name, (key, form) in columns.items()
-        ]
+        numbers = [(row[key] / 1e6 if name.endswith("MB") else row[key], form) for name, (key, form) in columns.items()]
         table.add_row(row["rate"], row["title"], *("-" if math.isnan(x) else form.format(x) for x, form in numbers))
     return table
 
 
 @style()
 def _draw(frame: pd.DataFrame, title: str) -> Figure:
-    """Bars of a step's time, measured and predicted, a panel per rate."""
+    """A step's time by method, measured (from the fastest to the slowest step) and predicted, a panel per rate."""
     rates = list(dict.fromkeys(frame["rate"]))
     names = list(dict.fromkeys(frame["title"]))
-    figure = new_figure(PAGE_INCHES, 1.2 + 0.3 * len(names))
+    figure = new_figure(PAGE_INCHES, 1.2 + 0.26 * len(names))
     panels: Sequence[Any] = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
     for axes, rate in zip(panels, rates, strict=True):
         rows = frame[frame["rate"] == rate]
         places = [names.index(name) for name in rows["title"]]
-        bars = [("measured", "step_s", -0.2, BLUE), ("predicted", "predicted_s", 0.2, VERMILLION)]
+        axes.hlines(places, rows["least_s"], rows["most_s"], color=BLUE, linewidth=2.5, alpha=0.5)
         handles = [
-            axes.barh([place + shift for place in places], rows[key], height=0.36, color=color, label=name)
-            for name, key, shift, color in bars
+            axes.scatter(rows["step_s"], places, s=22, color=BLUE, zorder=3, label="measured"),
+            axes.scatter(rows["predicted_s"], places, s=34, marker="|", color=VERMILLION, zorder=4, label="predicted"),
         ]
         axes.set(xscale="log", xlabel=f"seconds of a step at {rate}", yticks=range(len(names)), yticklabels=names)
+        first, last = 0.8 * frame[["least_s", "predicted_s"]].min(axis=None), 1.25 * frame["most_s"].max()
+        ticks = [tick for tick in TICKS if first <= tick <= last]
+        axes.set(xlim=(first, last), xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
     panels[0].invert_yaxis()
     head(figure, title, handles)
     return figure
