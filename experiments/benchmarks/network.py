@@ -370,7 +370,7 @@ def _draw(frame: pd.DataFrame, title: str) -> Figure:
             axes.scatter(rows["predicted_s"], places, s=34, marker="|", color=VERMILLION, zorder=4, label="predicted"),
         ]
         axes.set(xscale="log", xlabel=f"seconds of a step at {rate}", yticks=range(len(names)), yticklabels=names)
-        first, last = 0.8 * frame[["least_s", "predicted_s"]].min(axis=None), 1.25 * frame["most_s"].max()
+        first, last = 0.8 * min(frame["least_s"].min(), frame["predicted_s"].min()), 1.25 * frame["most_s"].max()
         ticks = [tick for tick in TICKS if first <= tick <= last]
         axes.set(xlim=(first, last), xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
