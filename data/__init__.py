@@ -8,26 +8,60 @@ import difflib
 import inspect
 
 from data.batches import EvalBatches, ShardedBatches
-from data.cifar10 import Cifar10
+from data.cifar import Cifar10, Cifar100
+from data.columns import NOT_ASKED, EvalColumns, EvalMasked, MaskedBatches, TextBatches
 from data.digits import Digits
+from data.imagenet import ImageNet
+from data.latent import Latent
+from data.movielens import Movielens1m, Movielens20m, Movielens100k
+from data.pairs import EvalUsers, PairBatches, ranking_sums
 from data.seeding import generator, mix
-from data.source import Classification, DatasetInfo, Source
+from data.source import Batches, Classification, Content, DatasetInfo, Interactions, Source, Text
+from data.spelling import spelling
 from data.synthetic import Synthetic
+from data.text import UNKNOWN, Manuals, Ptb, WikiText2
 
 __all__ = [
+    "NOT_ASKED",
+    "UNKNOWN",
+    "Batches",
     "Classification",
+    "Content",
     "DatasetInfo",
     "EvalBatches",
+    "EvalColumns",
+    "EvalMasked",
+    "EvalUsers",
+    "Interactions",
+    "MaskedBatches",
+    "PairBatches",
     "ShardedBatches",
+    "Text",
+    "TextBatches",
     "check",
     "generator",
     "info",
     "load",
     "mix",
     "names",
+    "ranking_sums",
+    "spelling",
 ]
 
-_SOURCES: dict[str, type[Source]] = {"cifar10": Cifar10, "digits": Digits, "synthetic": Synthetic}
+_SOURCES: dict[str, type[Source]] = {
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "digits": Digits,
+    "imagenet": ImageNet,
+    "latent": Latent,
+    "manuals": Manuals,
+    "movielens100k": Movielens100k,
+    "movielens1m": Movielens1m,
+    "movielens20m": Movielens20m,
+    "ptb": Ptb,
+    "synthetic": Synthetic,
+    "wikitext2": WikiText2,
+}
 
 
 def names() -> list[str]:
@@ -35,7 +69,7 @@ def names() -> list[str]:
     return sorted(_SOURCES)
 
 
-def load(name: str, *, root: str | None = None, seed: int = 0, **settings: object) -> Classification:
+def load(name: str, *, root: str | None = None, seed: int = 0, **settings: object) -> Content:
     """Read a data set into memory, decoded once.
 
     Args:

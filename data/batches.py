@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from data.augment import AUGMENTATIONS, NUM_DRAWS
+from data.augment import AUGMENTATIONS, DRAW_RANGE
 from data.seeding import generator
+
+EPOCH_DRAWS = 3  # random integers per image that are drawn for a whole epoch; what needs more draws it batch by batch
 
 
 class ShardedBatches:
@@ -15,19 +17,22 @@ class ShardedBatches:
     All ranks shuffle by (seed, epoch) alike and take disjoint shares of equal size: together the ranks' batches of
     one step are the next world_size * batch_size samples of the shuffled order, whatever the world size. The tail that
     fills no such step, fewer than world_size * batch_size samples, is left out of that epoch; other samples are
-    in it next time. Augmentation is drawn from (seed, epoch, rank).
+    in it next time. Augmentation is drawn from (seed, epoch, rank) and, where that does not suffice, step.
 
     Args:
-        inputs: (num, channels, height, width) uint8 or float32, on the device where batches are wanted; kept, never
-            modified.
+        inputs: (num, channels, height, width) uint8 or float32, in memory, on a device, or a memory-mapped file; kept
+            where it is, never modified.
         targets: (num,) int64, on the same device.
         batch_size: samples per rank and step.
         rank: this rank, global over all nodes.
         world_size: number of ranks.
         seed: the run's seed.
-        augment: ``none`` or ``crop_flip``.
+        augment: one of `data.augment.AUGMENTATIONS`.
+        image_size: side of the images that come out, at most that of the inputs; None keeps their height and width.
         mean: per channel, as in `Classification`.
         std: per channel, as in `Classification`.
+        device: where batches are wanted; they are gathered where the inputs are, moved, and changed there. None: where
+            the inputs are.
 
     Raises:
         ValueError: a setting is out of range, or there are too few samples for one step.
@@ -43,8 +48,10 @@ class ShardedBatches:
         world_size: int,
         seed: int,
         augment: str = "none",
+        image_size: int | None = None,
         mean: Sequence[float],
         std: Sequence[float],
+        device: torch.device | None = None,
     ) -> None:
         _check(inputs, targets, batch_size, rank, world_size)
         if augment not in AUGMENTATIONS:
@@ -54,10 +61,11 @@ class ShardedBatches:
                 f"world_size * batch_size must be at most the {len(inputs)} training samples, "
                 f"got {world_size} * {batch_size} = {world_size * batch_size}"
             )
-        self._inputs, self._targets = inputs, targets
+        self._size = _size(inputs, image_size)
+        self._inputs, self._targets, self._device = inputs, targets, device or inputs.device
         self._batch_size, self._rank, self._world_size, self._seed = batch_size, rank, world_size, seed
         self._augment = AUGMENTATIONS[augment]
-        self._normalise = _Normalise(inputs, mean, std)
+        self._normalise = _Normalise(inputs, mean, std, self._device)
 
     @property
     def num_batches(self) -> int:
@@ -77,15 +85,24 @@ class ShardedBatches:
             epoch: number of the epoch, from 0.
             start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
         """
-        device = self._inputs.device
-        draws = self._draws(epoch)[start:].to(device)
-        for chosen, drawn in zip(self.indices(epoch)[start:].to(device), draws, strict=True):
-            images = self._augment(self._inputs[chosen], drawn)
-            yield self._normalise(images), self._targets[chosen]
+        draws = self._draws(epoch).to(self._device)
+        for step, chosen in enumerate(self.indices(epoch)[start:].to(self._inputs.device), start):
+            images, targets = self._inputs[chosen].to(self._device), self._targets[chosen].to(self._device)
+            drawn = self._with_more(draws[step], epoch, step)
+            yield self._normalise(self._augment.apply(images, drawn, self._size)), targets
 
     def _draws(self, epoch: int) -> Tensor:
-        shape = (self.num_batches, self._batch_size, NUM_DRAWS)
-        return torch.randint(2**31, shape, generator=generator(self._seed, epoch, self._rank))
+        shape = (self.num_batches, self._batch_size, EPOCH_DRAWS)
+        return torch.randint(DRAW_RANGE, shape, generator=generator(self._seed, epoch, self._rank))
+
+    def _with_more(self, drawn: Tensor, epoch: int, step: int) -> Tensor:
+        """Return the draws of a batch, followed by as many as the augmentation needs beyond them."""
+        num_more = self._augment.num_draws - EPOCH_DRAWS
+        if num_more <= 0:
+            return drawn
+        random = generator(self._seed, epoch, self._rank, step)
+        more = torch.randint(DRAW_RANGE, (self._batch_size, num_more), generator=random)
+        return torch.cat([drawn, more.to(self._device)], dim=1)
 
 
 class EvalBatches:
@@ -95,13 +112,14 @@ class EvalBatches:
     right answers and of samples over the ranks after the loop, never inside it.
 
     Args:
-        inputs: (num, channels, height, width) uint8 or float32; kept, never modified.
+        inputs: (num, channels, height, width) uint8 or float32; kept where it is, never modified.
         targets: (num,) int64, on the same device.
         batch_size: samples per batch; the last one may be smaller.
         rank: this rank, global over all nodes.
         world_size: number of ranks.
         mean: per channel, as in `Classification`.
         std: per channel, as in `Classification`.
+        device: where batches are wanted; None: where the inputs are.
 
     Raises:
         ValueError: a setting is out of range.
@@ -117,11 +135,13 @@ class EvalBatches:
         world_size: int,
         mean: Sequence[float],
         std: Sequence[float],
+        device: torch.device | None = None,
     ) -> None:
         _check(inputs, targets, batch_size, rank, world_size)
         share = slice(len(inputs) * rank // world_size, len(inputs) * (rank + 1) // world_size)
         self._inputs, self._targets, self._batch_size = inputs[share], targets[share], batch_size
-        self._normalise = _Normalise(inputs, mean, std)
+        self._device = device or inputs.device
+        self._normalise = _Normalise(inputs, mean, std, self._device)
 
     @property
     def num_samples(self) -> int:
@@ -137,25 +157,38 @@ class EvalBatches:
         """Yield (at most batch_size, channels, height, width) float32 inputs and their int64 targets."""
         for start in range(0, self.num_samples, self._batch_size):
             chosen = slice(start, start + self._batch_size)
-            yield self._normalise(self._inputs[chosen]), self._targets[chosen]
+            images, targets = self._inputs[chosen].to(self._device), self._targets[chosen].to(self._device)
+            yield self._normalise(images), targets
 
 
 class _Normalise:
     """Map pixels to (pixel - mean) / std per channel, in float32; uint8 pixels count as pixel / 255."""
 
-    def __init__(self, inputs: Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, inputs: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         channels = inputs.shape[1]
         if len(mean) != channels or len(std) != channels:
             raise ValueError(f"mean and std must have {channels} channels as the inputs, got {len(mean)}, {len(std)}")
         if not all(value > 0 for value in std):
             raise ValueError(f"std must be positive, got {tuple(std)}")
         unit = 255.0 if inputs.dtype == torch.uint8 else 1.0
-        self._scale = inputs.new_tensor([1 / (unit * s) for s in std], dtype=torch.float32).view(-1, 1, 1)
+        scales = [1 / (unit * value) for value in std]
         shifts = [-m / s for m, s in zip(mean, std, strict=True)]
-        self._shift = inputs.new_tensor(shifts, dtype=torch.float32).view(-1, 1, 1)
+        self._scale, self._shift = (
+            torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1) for values in (scales, shifts)
+        )
 
     def __call__(self, images: Tensor) -> Tensor:
         return torch.addcmul(self._shift, images, self._scale)
+
+
+def _size(inputs: Tensor, image_size: int | None) -> tuple[int, int]:
+    """Return height and width of the images that come out."""
+    height, width = inputs.shape[2:]
+    if image_size is None:
+        return height, width
+    if not 1 <= image_size <= min(height, width):
+        raise ValueError(f"image_size must be in 1..{min(height, width)}, the side of the images, got {image_size}")
+    return image_size, image_size
 
 
 def _check(inputs: Tensor, targets: Tensor, batch_size: int, rank: int, world_size: int) -> None:

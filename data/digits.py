@@ -45,9 +45,8 @@ class Digits:
 
     def info(self, root: str | None) -> DatasetInfo:
         """Return the sizes, which are fixed."""
-        return DatasetInfo(
-            num_classes=10, in_channels=1, num_train=NUM_IMAGES - NUM_TEST, num_test=NUM_TEST, image_size=8
-        )
+        sizes = {"in_channels": 1, "num_classes": 10, "image_size": 8}
+        return DatasetInfo(kind="images", sizes=sizes, num_train=NUM_IMAGES - NUM_TEST, num_test=NUM_TEST)
 
 
 def _read() -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """What a data set is, to the rest of the program."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -35,20 +36,70 @@ class Classification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetInfo:
-    """The sizes that a model and a schedule need before the data is read; image_size in pixels, images are square."""
+class Text:
+    """A text as a stream of words, each a number.
 
-    num_classes: int
-    in_channels: int
+    Attributes:
+        train: (num_train,) int64 words in [0, num_words), in the order of the text.
+        test: (num_test,) int64, of the same vocabulary.
+        words: the vocabulary; word i is ``words[i]``.
+        checksums: what was read -> its sha256.
+    """
+
+    train: Tensor
+    test: Tensor
+    words: tuple[str, ...]
+    checksums: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interactions:
+    """Who took what, with one item of each user held out.
+
+    Attributes:
+        users, items: (num_train,) int32, the positive pairs to learn from, sorted by user and then by item.
+        num_users, num_items: both are numbered from 0.
+        test_items: (num_users,) int32, each user's held-out item; -1 where a user has too few to hold one out.
+        test_negatives: (num_users, num_negatives) int32, items that the user never took, which the held-out one is
+            ranked against; the same in every run.
+        checksums: what was read -> its sha256.
+    """
+
+    users: Tensor
+    items: Tensor
+    num_users: int
+    num_items: int
+    test_items: Tensor
+    test_negatives: Tensor
+    checksums: dict[str, str]
+
+
+Content = Classification | Text | Interactions
+Kind = Literal["images", "text", "interactions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """What a model and a schedule need to know before the data is read.
+
+    Attributes:
+        kind: what a sample is.
+        sizes: what a model is built from. images: in_channels, num_classes, image_size (pixels of a side); text:
+            num_words, num_characters, word_length (most characters of a word); interactions: num_users, num_items.
+        num_train: images, words of the training text, or positive pairs.
+        num_test: images, words of the test text, or users with a held-out item.
+    """
+
+    kind: Kind
+    sizes: dict[str, int]
     num_train: int
     num_test: int
-    image_size: int
 
 
 class Source(Protocol):
     """A data set that can be read: a frozen dataclass whose fields are its settings."""
 
-    def load(self, root: str | None, seed: int) -> Classification:
+    def load(self, root: str | None, seed: int) -> Content:
         """Read everything; raise ValueError in one line when a file is missing or wrong."""
 
     def check(self, root: str | None) -> None:
@@ -56,6 +107,22 @@ class Source(Protocol):
 
     def info(self, root: str | None) -> DatasetInfo:
         """Return the sizes."""
+
+
+class Batches(Protocol):
+    """One rank's share of the training set: what every kind of data gives the training loop."""
+
+    @property
+    def num_batches(self) -> int:
+        """Steps in an epoch, equal on all ranks."""
+
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the batches of an epoch, the same for the same (seed, epoch, rank).
+
+        Args:
+            epoch: number of the epoch, from 0.
+            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+        """
 
 
 def channel_stats(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

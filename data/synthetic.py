@@ -60,11 +60,10 @@ class Synthetic:
     def info(self, root: str | None) -> DatasetInfo:
         """Return the sizes."""
         return DatasetInfo(
-            num_classes=self.num_classes,
-            in_channels=self.channels,
+            kind="images",
+            sizes={"in_channels": self.channels, "num_classes": self.num_classes, "image_size": self.image_size},
             num_train=self.num_samples,
             num_test=max(1, self.num_samples // 5),
-            image_size=self.image_size,
         )
 
 

@@ -14,8 +14,9 @@ from rich.console import Console
 from experiments.harness.drawing import RULES, draw_convergence, draw_density, draw_methods, draw_rules, draw_times
 from experiments.harness.errors import UserError
 from experiments.harness.frames import METHOD, Frames, load, parse_selection
+from experiments.harness.metrics import Metric, metric_of
 from experiments.harness.plotting import human, label, save
-from experiments.harness.tables import markdown, print_tables, stage_times, summarise
+from experiments.harness.tables import markdown, of_study, print_tables, spread, stage_times, study_name, summarise
 
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
 
@@ -29,6 +30,11 @@ class Group:
     world_size: int
     density: float
     frames: Frames
+
+    @property
+    def metric(self) -> Metric:
+        """What its runs are measured by."""
+        return metric_of(self.frames.epochs["metric"])
 
     @property
     def title(self) -> str:
@@ -60,17 +66,15 @@ def groups(frames: Frames) -> Iterator[Group]:
             )
 
 
-def convergence_numbers(epochs: pd.DataFrame) -> pd.DataFrame:
-    """Per method and epoch: num_seeds, mean step and time_s, and mean, least and greatest accuracy over seeds."""
-    by_epoch = epochs.groupby([*METHOD, "epoch"])
-    return by_epoch.agg(
-        num_seeds=("seed", "size"),
-        step=("step", "mean"),
-        time_s=("time_s", "mean"),
-        accuracy=("accuracy", "mean"),
-        accuracy_min=("accuracy", "min"),
-        accuracy_max=("accuracy", "max"),
-    ).reset_index()
+def convergence_numbers(frames: Frames, metric: Metric) -> pd.DataFrame:
+    """Per method and epoch: num_seeds, mean step, time_s and total_bytes, and the ``spread`` of the measure.
+
+    total_bytes is what a worker sent until then.
+    """
+    by_epoch = _with_total_bytes(frames).groupby([*METHOD, "epoch"])
+    means = by_epoch[["step", "time_s", "total_bytes"]].mean()
+    means.insert(0, "num_seeds", by_epoch.size())
+    return means.join(spread(by_epoch[[metric.key]])).reset_index()
 
 
 def density_numbers(steps: pd.DataFrame) -> pd.DataFrame:
@@ -114,8 +118,8 @@ def draw_all(frames: Frames, out: Path) -> list[Path]:
             written += save(figure, numbers, out / f"{kind}-{group.stem}")
     for (model, dataset, world_size), rows in summarise(frames).groupby(["model", "dataset", "world_size"]):
         if rows["sparsifier"].nunique() > 1 and (rows["density"] < 1).any():
-            title = f"{human(str(model))} on {human(str(dataset))}, {world_size} workers"
-            written += save(draw_methods(rows, title), rows, out / f"methods-{model}-{dataset}-n{world_size}")
+            figure = draw_methods(rows, metric_of(rows["metric"]), study_name(model, dataset, world_size))
+            written += save(figure, of_study(rows), out / f"methods-{model}-{dataset}-n{world_size}")
     return written
 
 
@@ -158,8 +162,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _figures(group: Group) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    numbers = convergence_numbers(group.frames.epochs)
-    yield "convergence", draw_convergence(numbers, group.title), numbers
+    numbers = convergence_numbers(group.frames, group.metric)
+    yield "convergence", draw_convergence(numbers, group.metric, group.title), numbers
     numbers = time_numbers(group.frames)
     yield "time", draw_times(numbers, group.title), numbers
     numbers = density_numbers(group.frames.steps)
@@ -175,6 +179,14 @@ def _write_summary(table: pd.DataFrame, out: Path) -> list[Path]:
     table.to_csv(out / "summary.csv", index=False, float_format="%.8g", lineterminator="\n")
     (out / "summary.md").write_text(markdown(table))
     return [out / "summary.csv", out / "summary.md"]
+
+
+def _with_total_bytes(frames: Frames) -> pd.DataFrame:
+    """The epochs, and what rank 0 had sent after the steps done by the end of each."""
+    done = frames.steps["step"] + 1.0
+    total = frames.steps.groupby("run")["bytes_sent"].cumsum()
+    sent = frames.steps[["run"]].assign(step=done, total_bytes=total).sort_values("step")
+    return pd.merge_asof(frames.epochs.sort_values("step"), sent, on="step", by="run")
 
 
 def _drawable(run: pd.DataFrame, columns: list[str]) -> pd.DataFrame:

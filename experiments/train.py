@@ -4,20 +4,23 @@
     python -m experiments.train -m sparsifier=dense,topk,micro seed=0,1
 
 The command starts its own workers. Under torchrun or srun it joins the ranks that it is given. A run that is finished
-is not run again; one that was broken off starts anew, with what it recorded put aside under attempts/.
+is not run again; one that was broken off goes on from its last checkpoint, and what it recorded after that is put aside
+under attempts/. SIGTERM and SIGUSR1 save it first.
 """
 
 import sys
+import traceback
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.harness.checks import check_content
-from experiments.harness.compose import CONF, compose_all, expand
+from experiments.harness.compose import CONF, compose_all, expand, take_whole_
 from experiments.harness.config import typed
 from experiments.harness.errors import UserError
 from experiments.harness.launch import RankFailure
-from experiments.harness.ranks import RankEnvironment, joined
+from experiments.harness.ranks import RankEnvironment, joined, leave
 from experiments.harness.run import execute, folder_of, join
 from micro import NonFiniteGradient
 
@@ -59,15 +62,22 @@ def _run(composed: DictConfig) -> None:
     ranks = joined()
     name = ""
     try:
+        take_whole_(composed, list(HydraConfig.get().overrides.task))
         config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
         check_content(config)  # again: with a flag such as --config-dir nothing was checked before
         name = f"{folder_of(config).path.name}: "
         ran = join(config, ranks) if ranks else execute(config)
     except (UserError, RankFailure, NonFiniteGradient) as error:
         if ranks and not isinstance(error, UserError):
-            raise
+            traceback.print_exc()
+            leave(1)
         failures.append(f"error: {name}{error}")
         return
+    except Exception:
+        if ranks is None:
+            raise
+        traceback.print_exc()  # a peer may be gone: an end that waits for it would keep the launcher from going on
+        leave(1)
     if ranks is None or ranks.rank == 0:
         print(f"{'done' if ran else 'already done'}: {folder_of(config).path}")
 

@@ -1,6 +1,7 @@
 """The one driver: DDP's communication hook."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from micro.clipping import check_clip, clip_
 from micro.comm import GroupComm, private_group
 from micro.exchanges.in_pieces import InPieces
 from micro.flat import Layout
@@ -25,7 +27,12 @@ Scope = Literal["bucket", "tensor", "model"]
 
 
 def attach(
-    model: DistributedDataParallel, reducer: Reducer, *, scope: Scope | str = "bucket", timed: bool = True
+    model: DistributedDataParallel,
+    reducer: Reducer,
+    *,
+    scope: Scope | str = "bucket",
+    clip: float | None = None,
+    timed: bool = True,
 ) -> "Attachment":
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
 
@@ -38,6 +45,8 @@ def attach(
             parameter by itself, or all parameters together. What travels together is a bucket in any case: a choice
             within tensors is sent bucket by bucket, and so is one within the whole model, once the last bucket is
             there.
+        clip: the greatest norm of this rank's gradient; a larger one is scaled down before anything else, for which all
+            of it must be there, so that nothing is hidden behind backward any more.
         timed: measure the parts of each step; on an accelerator that makes the lane's thread wait for its stream.
 
     Returns:
@@ -45,7 +54,7 @@ def attach(
 
     Raises:
         ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
-            the reducer cannot choose within this scope.
+            the reducer cannot choose within this scope, or clip is not positive.
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The bucket's gradients are zero
             then; DDP's own work is done, so the model can be trained on.
     """
@@ -54,7 +63,8 @@ def attach(
     for name, module in model.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"gradients must be dense tensors, '{name}' makes sparse ones: build it with sparse=False")
-    return Attachment(model, scoped(reducer, scope), whole_model=scope == "model", timed=timed)
+    check_clip(clip)
+    return Attachment(model, scoped(reducer, scope), whole_model=scope == "model", clip=clip, timed=timed)
 
 
 def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
@@ -102,9 +112,12 @@ class Attachment:
     Attributes:
         exposed_s: seconds of the last backward that went by after all gradients were computed: what it did not hide.
         bucket_names: the parameters of each of DDP's buckets, in the order of the last backward.
+        clip: see attach; may be changed from step to step, on all ranks alike.
     """
 
-    def __init__(self, model: DistributedDataParallel, reducer: Reducer, *, whole_model: bool, timed: bool) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, reducer: Reducer, *, whole_model: bool, clip: float | None, timed: bool
+    ) -> None:
         parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
         if whole_model and len({p.dtype for p in parameters.values()}) > 1:
             raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
@@ -114,12 +127,14 @@ class Attachment:
             raise ValueError("model already has a communication hook, and DDP takes one: wrap it anew") from error
         self.reducer = reducer
         self.comm = GroupComm(private_group(model.process_group), timed=timed)
+        self.clip = clip
         self.exposed_s = 0.0
         self.bucket_names: list[tuple[str, ...]] = []
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._watch_unused = bool(model.find_unused_parameters)
         self._num_parameters = len(set(parameters) - set(model.parameters_to_ignore))
         self._whole_model = whole_model
+        self._is_rehearsing = False
         self._device = next(iter(parameters.values())).device
         self._lane = Lane(self._device)
         self._step: int | None = None
@@ -158,16 +173,39 @@ class Attachment:
             parameter = by_name[layout.names[0]]
             self._buckets[layout.names] = self.reducer.load(bucket, parameter.dtype, parameter.device)
 
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Let backward go by in this context without reducing anything.
+
+        DDP makes new buckets before its second forward, in the order in which gradients came in the first backward.
+        One rehearsal on all ranks before the first step, or before the first after a restart, lets every step have
+        the buckets that it would have in a run that was never interrupted. The gradients are this rank's own then.
+        """
+        self._is_rehearsing = True
+        try:
+            yield
+        finally:
+            self._is_rehearsing = False
+
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Put one bucket of DDP on the lane, where it is reduced in place; DDP waits for the future."""
         grad, parameters = bucket.buffer(), bucket.parameters()
         names = tuple(self._names[parameter] for parameter in parameters)
         layout = Layout(names, tuple(tuple(parameter.shape) for parameter in parameters))
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
+        if self._is_rehearsing:
+            self._rehearse(bucket.index(), names)
+            future.set_result(grad)
+            return future
         gradients = bucket.gradients() if self._watch_unused else ()
         self._lane.put(partial(self._arrive, _Bucket(bucket.index() == 0, layout, grad, gradients, future)))
         _at_end_of_backward(self._note_end_of_compute)
         return future
+
+    def _rehearse(self, index: int, names: tuple[str, ...]) -> None:
+        if index == 0:
+            self.bucket_names.clear()
+        self.bucket_names.append(names)
 
     # On the lane
 
@@ -185,15 +223,23 @@ class Attachment:
         """Start what can be started; end what runs while nothing else has come."""
         if self._is_lost:
             return
-        if not self._whole_model:
-            (bucket,) = self._waiting
-            self._launch([bucket], bucket.grad, bucket.layout, self.reducer)
-            self._waiting.clear()
-        elif sum(len(bucket.layout.names) for bucket in self._waiting) == self._num_parameters:
-            self._launch(list(self._waiting), *self._joined(self._waiting))
+        if self._is_ready():
+            if self.clip is not None:
+                clip_([bucket.grad for bucket in self._waiting], self.clip)
+            if self._whole_model:
+                self._launch(list(self._waiting), *self._joined(self._waiting))
+            else:
+                for bucket in self._waiting:
+                    self._launch([bucket], bucket.grad, bucket.layout, self.reducer)
             self._waiting.clear()
         while self._running and (self._lane.is_idle or len(self._running) > 1):
             self._finish()
+
+    def _is_ready(self) -> bool:
+        """Whether what waits can be reduced: anything can, unless all of the gradient is needed first."""
+        if not self._whole_model and self.clip is None:
+            return True
+        return sum(len(bucket.layout.names) for bucket in self._waiting) == self._num_parameters
 
     def _launch(self, buckets: Sequence[_Bucket], grad: Tensor, layout: Layout, reducer: Reducer) -> None:
         state = self._state_of(layout, grad)

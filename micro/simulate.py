@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
-from micro.reducers.base import Reducer
+from micro.reducers.base import BucketState, Reducer
 from micro.stats import StepStats
 
 T = TypeVar("T")
@@ -267,6 +267,22 @@ class Simulation:
             raise ValueError(f"state is of world_size {len(saved['ranks'])}, this simulation has {self.world_size}")
         self._states = [self.reducer.load(rank, self.dtype, self.device) for rank in saved["ranks"]]
         self.layout = self._states[0].layout
+
+    def load_buckets(self, ranks: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Go on from each rank's saved buckets, however many they were; the layout stays this simulation's.
+
+        Raises:
+            ValueError: they are of another world size or method.
+        """
+        if len(ranks) != self.world_size:
+            raise ValueError(f"state is of world_size {len(ranks)}, this simulation has {self.world_size}")
+        loaded = [[self.reducer.load(bucket, self.dtype, self.device) for bucket in buckets] for buckets in ranks]
+        self._states = [self._one(buckets) for buckets in loaded]
+
+    def _one(self, buckets: list[BucketState]) -> BucketState:
+        if len(buckets) == 1 and buckets[0].layout == self.layout:
+            return buckets[0]
+        return self.reducer.rebuild(self.layout, buckets, self.dtype, self.device)
 
     def close(self) -> None:
         """End the simulation's threads."""

@@ -119,7 +119,7 @@ class GoogLeNet(nn.Module):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
 
-@register
+@register("images")
 def googlenet(*, in_channels: int, num_classes: int, auxiliary: bool = False) -> nn.Module:
     """GoogLeNet without batch normalisation, for images of ImageNet's size; smaller ones work too.
 

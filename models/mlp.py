@@ -36,19 +36,19 @@ class MLP(nn.Module):
         if tuple(inputs.shape[1:]) != self.image_shape:
             raise ValueError(
                 f"mlp was built for images of shape {self.image_shape}, got {tuple(inputs.shape[1:])}: "
-                "set in_channels and image_size to the data set's"
+                "build it with the data set's in_channels and image_size"
             )
         return self.layers(inputs)
 
 
-@register
-def mlp(*, in_channels: int, num_classes: int, hidden: int = 64, image_size: int = 8) -> nn.Module:
+@register("images")
+def mlp(*, in_channels: int, num_classes: int, image_size: int, hidden: int = 64) -> nn.Module:
     """A perceptron with two hidden layers of width ``hidden`` for square images of side ``image_size``.
 
-    8,970 parameters for 1 channel, 10 classes and the default settings.
+    8,970 parameters for 8x8 images of 1 channel, 10 classes and the default width.
 
     Raises:
-        ValueError: hidden or image_size is not an integer of at least 1.
+        ValueError: hidden is not an integer of at least 1.
     """
-    positive(hidden=hidden, image_size=image_size)
+    positive(hidden=hidden)
     return MLP(in_channels=in_channels, num_classes=num_classes, hidden=hidden, image_size=image_size)

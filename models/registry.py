@@ -2,47 +2,95 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from torch import nn
 
+# What a model learns from, and so how it is called:
+#   images        (batch, in_channels, height, width) float32 -> (batch, num_classes) logits
+#   text          (batch, steps) int64 words, and the carry or None -> (batch, steps, num_words) logits of the words
+#                 that follow, and the new carry: a tuple of tensors whose second dimension is the batch
+#   masked_text   (batch, steps) int64 words -> (batch, steps, num_words) logits of the words in these places
+#   interactions  (batch,) users and (batch,) items -> (batch,) logits
+Kind = Literal["images", "text", "masked_text", "interactions"]
+
+# What a data set tells a model; all other arguments of a builder are settings.
+SIZES = (
+    *("in_channels", "num_classes", "image_size"),
+    *("num_words", "num_characters", "word_length"),
+    *("num_users", "num_items"),
+)
+
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {}
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    kind: Kind
+    build: Callable[..., nn.Module]
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.build).parameters
 
 
-def register(builder: Builder) -> Builder:
-    """Register a function ``(*, in_channels, num_classes, **settings) -> nn.Module`` under its own name."""
-    name = builder.__name__
-    if name in _BUILDERS:
-        raise ValueError(f"model '{name}' is registered twice: rename one of the two functions")
-    _BUILDERS[name] = builder
-    return builder
+_ENTRIES: dict[str, _Entry] = {}
+
+
+def register(kind: Kind) -> Callable[[Builder], Builder]:
+    """Register a function ``(*, sizes..., settings...) -> nn.Module`` under its own name.
+
+    The sizes it needs are those of its arguments that are in ``SIZES``.
+    """
+
+    def enter(builder: Builder) -> Builder:
+        name = builder.__name__
+        if name in _ENTRIES:
+            raise ValueError(f"model '{name}' is registered twice: rename one of the two functions")
+        _ENTRIES[name] = _Entry(kind, builder)
+        return builder
+
+    return enter
 
 
 def names() -> list[str]:
     """Return the names that `build` knows, sorted."""
-    return sorted(_BUILDERS)
+    return sorted(_ENTRIES)
 
 
-def build(name: str, *, in_channels: int, num_classes: int, **settings: object) -> nn.Module:
+def kind_of(name: str) -> Kind:
+    """Return what a model learns from.
+
+    Raises:
+        ValueError: no such model.
+    """
+    return _entry(name).kind
+
+
+def build(name: str, *, sizes: Mapping[str, int], **settings: object) -> nn.Module:
     """Build a model; its weights follow torch's global generator, so seed that first.
 
     Args:
         name: one of `names()`.
-        in_channels: channels of the input images, at least 1.
-        num_classes: width of the output, at least 1.
+        sizes: what the data set tells, such as in_channels and num_classes, each at least 1; more than needed is fine.
         settings: what this model can be told beyond that, such as ``hidden`` of the mlp.
     Returns:
-        a module that maps (batch, in_channels, height, width) float32 to (batch, num_classes) logits.
+        a module that is called as its kind says.
     Raises:
-        ValueError: the name, a setting or a value is not one that exists.
+        ValueError: the name, a setting or a value is not one that exists, or a size that the model needs is missing.
     """
-    builder = _builder(name)
-    positive(in_channels=in_channels, num_classes=num_classes)
-    _check_settings(name, builder, settings)
-    return builder(in_channels=in_channels, num_classes=num_classes, **settings)
+    entry = _entry(name)
+    needed = [size for size in SIZES if size in entry.parameters]
+    missing = [size for size in needed if size not in sizes]
+    if missing:
+        has = ", ".join(sizes) or "nothing"
+        raise ValueError(f"model '{name}' is for {entry.kind} and needs {missing[0]}, the data set tells {has}")
+    chosen = {size: sizes[size] for size in needed}
+    positive(**chosen)
+    _check_settings(name, entry, settings)
+    return entry.build(**chosen, **settings)
 
 
 def positive(**values: object) -> None:
@@ -52,16 +100,23 @@ def positive(**values: object) -> None:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
-def _builder(name: str) -> Callable[..., nn.Module]:
-    if name in _BUILDERS:
-        return _BUILDERS[name]
+def probability(**values: object) -> None:
+    """Raise ValueError unless every value is a number in [0, 1)."""
+    for name, value in values.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {value!r}")
+
+
+def _entry(name: str) -> _Entry:
+    if name in _ENTRIES:
+        return _ENTRIES[name]
     close = difflib.get_close_matches(str(name), names(), n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
     raise ValueError(f"model must be one of {', '.join(names())}, got '{name}'{hint}")
 
 
-def _check_settings(name: str, builder: Callable[..., nn.Module], settings: dict[str, object]) -> None:
-    allowed = [key for key in inspect.signature(builder).parameters if key not in ("in_channels", "num_classes")]
+def _check_settings(name: str, entry: _Entry, settings: Mapping[str, object]) -> None:
+    allowed = [key for key in entry.parameters if key not in SIZES]
     unknown = [key for key in settings if key not in allowed]
     if unknown:
         allows = f"allows only {', '.join(allowed)}" if allowed else "has no settings"

@@ -22,8 +22,9 @@ from experiments.benchmarks.processes import Row, measure, serve, slowest
 from experiments.harness.compose import compose_all
 from experiments.harness.config import TrainConfig, from_yaml, to_yaml
 from experiments.harness.loop import Trainer
+from experiments.harness.optimizers import build_optimizer
 from experiments.harness.records import RunFolder
-from experiments.harness.tasks import Task
+from experiments.harness.tasks import load_task
 from experiments.harness.teams import ProcessTeam
 
 NAME = "loop"
@@ -67,7 +68,7 @@ def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
     """Time pairs of steps and return one row of medians."""
     config = _config(settings["config"])
     folder = RunFolder(Path(tempfile.mkdtemp(prefix="micro-loop-")))
-    team = ProcessTeam(config, Task.load(config, device))
+    team = ProcessTeam(config, load_task(config, device))
     harness, bare = Trainer(config, team, folder), _BareLoop(config, device)
     pairs = []
     index = epoch = 0
@@ -78,7 +79,7 @@ def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
         order = (harness.step, bare.step) if pair % 2 else (bare.step, harness.step)
         times = {step: _timed(step, epoch, index, device) for step in order}
         pairs.append((times[harness.step], times[bare.step]))
-        index = (index + 1) % team.num_batches
+        index = (index + 1) % team.num_steps
         epoch += index == 0
     counted = pairs[WARMUP:]
     ratios = sorted(ours / theirs for ours, theirs in counted)
@@ -98,17 +99,11 @@ class _BareLoop:
     """What a user would write without us."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
-        self._task = Task.load(config, device)
+        self._task = load_task(config, device)
         self._batches = self._task.batches(dist.get_rank())
         device_ids = [device] if device.type == "cuda" else None
         self._model = DistributedDataParallel(self._task.model, device_ids=device_ids, gradient_as_bucket_view=True)
-        self._optimizer = torch.optim.SGD(
-            self._model.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-        )
+        self._optimizer = build_optimizer(config.optimizer, self._task.model, config.lr)
 
     def start_epoch(self, epoch: int) -> None:
         self._epoch = self._batches.epoch(epoch)

@@ -18,7 +18,7 @@ from experiments.harness.bucketing import bucket_caps
 from experiments.harness.compose import compose_all
 from experiments.harness.config import TrainConfig, build_reducer
 from experiments.harness.crew import serve
-from experiments.harness.tasks import Batch, Task
+from experiments.harness.tasks import Batch, Task, load_task
 from experiments.profiles import backward, link, select
 from micro import kernels
 from micro.schedules.base import Plan
@@ -34,7 +34,7 @@ class Training:
 
     def __init__(self, method: str, overrides: list[str], plan: dict[str, Any] | None) -> None:
         config = config_of(method, overrides, dist.get_world_size())
-        self._task = Task.load(config, CPU)
+        self._task = load_task(config, CPU)
         self._batches = _endless(self._task)
         model = self._task.model
         self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
@@ -58,7 +58,7 @@ class Training:
     def _step(self) -> float:
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets
-        self._task.loss(self._ddp, next(self._batches)).backward()
+        self._task.loss(self._ddp, next(self._batches))[0].backward()
         self._optimizer.step()
         return time.perf_counter() - started
 
@@ -70,7 +70,7 @@ def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig
         UserError: words that describe no training.
     """
     sparsifier = "dense" if method in (DDP, FP16, POWERSGD) else method
-    settled = ["cluster=local", f"cluster.nproc_per_node={world_size}", "output=unused", "momentum=0"]
+    settled = ["cluster=local", f"cluster.nproc_per_node={world_size}", "output=unused", "optimizer.momentum=0"]
     words = [*overrides, f"sparsifier={sparsifier}", *settled]
     (config,) = compose_all([words], joined_world_size=world_size)
     return config

@@ -20,7 +20,10 @@ from micro.randomness import generator
 Row = dict[str, Any]
 SETTLED = 20  # steps that a controller is given before its worst density error counts
 WARMUP = 2
-NO_OPTIMIZER = ("momentum=0", "nesterov=false")  # a method that holds the momentum itself refuses another
+NO_OPTIMIZER = (
+    "optimizer.momentum=0",
+    "optimizer.nesterov=none",
+)  # a method that holds the momentum itself refuses another
 KINDS = ("counts", "indices", "values")
 
 
@@ -47,7 +50,7 @@ def build_methods(names: Sequence[str], density: float) -> dict[str, micro.Reduc
     Raises:
         UserError: a density outside (0, 1], or a yaml that describes no method.
     """
-    configs = compose_all([[f"sparsifier={name}", f"density={density!r}", "momentum=0"] for name in names])
+    configs = compose_all([[f"sparsifier={name}", f"density={density!r}", "optimizer.momentum=0"] for name in names])
     return {name: build_reducer(config) for name, config in zip(names, configs, strict=True)}
 
 

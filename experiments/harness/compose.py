@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.harness.checks import check_content
@@ -20,6 +20,9 @@ from experiments.harness.errors import UserError, suggestion
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
+OmegaConf.register_new_resolver(
+    "at", lambda paper, small, *, _root_: small if _root_.scale == "small" else paper, replace=True
+)  # in an experiment: the paper's value beside the laptop's
 
 
 def compose_checked(overrides: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
@@ -31,6 +34,7 @@ def compose_checked(overrides: list[str], *, joined_world_size: int | None = Non
     _check_words(overrides)
     try:
         composed = compose("train", overrides)
+        take_whole_(composed, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_unknown_key(str(error), overrides) or _one_line(error)) from None
     return typed(composed, joined_world_size=joined_world_size)
@@ -43,6 +47,19 @@ def compose_all(jobs: Iterable[list[str]], *, joined_world_size: int | None = No
     for content in {_content_key(config): config for config in configs}.values():
         check_content(content)
     return configs
+
+
+def take_whole_(composed: DictConfig, overrides: list[str]) -> None:
+    """Let a model or a data set of the command line be its own file's, without an experiment's name and settings.
+
+    Hydra by itself lets the experiment's values win, so that ``model=NAME`` would change nothing where it has a name.
+    """
+    keys = [override.key_or_group for override in _parsed(overrides)]
+    if "experiment" not in keys:
+        return
+    for group in {"model", "dataset"} & set(keys):
+        words = [word for word, key in zip(overrides, keys, strict=True) if key.split(".")[0] == group]
+        composed[group] = compose("train", words)[group]
 
 
 def expand(overrides: list[str], *, multirun: bool) -> list[list[str]]:

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 import micro
 import models
-from data.augment import AUGMENTATIONS
 from experiments.harness.errors import UserError, suggestion
+from experiments.harness.optimizers import OptimizerConfig, check_optimizer
 from micro.ddp import scoped
 from micro.schedules.base import Schedule
 
@@ -31,11 +31,19 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class DatasetConfig:
-    """A data set of data/, where its files are, and how its training images are augmented."""
+    """A data set of data/, where its files are, and how batches are made of it.
+
+    Attributes:
+        augment: of images: how the training images are varied.
+        sequence_length: of text: words of a sample, after which gradients are cut off.
+        negatives: of interactions: items not taken that are drawn beside each one that was.
+    """
 
     name: str
     root: str | None = None
     augment: str = "none"
+    sequence_length: int | None = None
+    negatives: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +85,7 @@ class ClusterConfig:
     rdzv_endpoint: str = "localhost:0"
     world_size: int | None = None
     device: str = "auto"
+    max_restarts: int = 0
 
     @property
     def simulated(self) -> bool:
@@ -108,6 +117,15 @@ class WarmupConfig:
 
 
 @dataclass(kw_only=True)
+class CheckpointConfig:
+    """How often a run saves all that it needs to go on: every so many seconds or steps, 0 for never by this measure."""
+
+    every_s: float = 300.0
+    every_steps: int = 0
+    keep: int = 2
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """One run. The values stand in conf/; see conf/train.yaml for what each means."""
 
@@ -116,6 +134,8 @@ class TrainConfig:
     sparsifier: SparsifierConfig
     schedule: ScheduleConfig
     cluster: ClusterConfig
+    optimizer: OptimizerConfig
+    scale: str
     scope: str
     density: float
     density_warmup: WarmupConfig
@@ -123,14 +143,21 @@ class TrainConfig:
     epochs: int
     batch_size: int
     lr: float
+    lr_shape: str
     lr_warmup_epochs: float
+    lr_warmup_start: float
     lr_milestones: list[float]
     lr_decay: float
-    momentum: float
-    nesterov: bool
-    weight_decay: float
+    accumulate: int
+    precision: str
+    channels_last: bool
+    compile: bool
     nonfinite: str
     timed: bool
+    checkpoint: CheckpointConfig
+    start_from: str | None
+    resize: str
+    save_weights: bool
     output: str
 
     @property
@@ -140,7 +167,15 @@ class TrainConfig:
         return self.cluster.world_size
 
 
-PATHS = {"output", "dataset.root", "cluster.rdzv_endpoint"}  # where, not what: left out of a run's name
+# Where and how often, not what: left out of a run's name. A scale has chosen its values by then.
+NEUTRAL = {
+    *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts"),
+    *("scale", "checkpoint", "save_weights"),
+}
+SCALES = ("paper", "small")
+SHAPES = ("steps", "linear", "cosine")
+PRECISIONS = ("float32", "bfloat16")
+RESIZES = ("refuse", "average")
 
 
 def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> TrainConfig:
@@ -170,16 +205,22 @@ def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> Trai
     return config
 
 
-def build_model(config: TrainConfig, in_channels: int, num_classes: int) -> torch.nn.Module:
-    """Return the model for data of this shape.
+def build_model(config: TrainConfig, sizes: dict[str, int]) -> torch.nn.Module:
+    """Return the model for data of these sizes; see data.DatasetInfo.
 
     Raises:
-        ValueError: no such model or setting, or fewer outputs than classes.
+        ValueError: no such model or setting, a model for other data, or fewer outputs than classes.
     """
-    outputs = num_classes if config.model.num_classes is None else config.model.num_classes
-    if outputs < num_classes:
-        raise ValueError(f"model.num_classes is {outputs}, dataset {config.dataset.name} has {num_classes} classes")
-    return models.build(config.model.name, in_channels=in_channels, num_classes=outputs, **config.model.settings)
+    outputs, classes = config.model.num_classes, sizes.get("num_classes")
+    if outputs is not None:
+        if classes is None:
+            raise ValueError(
+                f"model.num_classes is {outputs}, dataset {config.dataset.name} has no classes: leave it out"
+            )
+        if outputs < classes:
+            raise ValueError(f"model.num_classes is {outputs}, dataset {config.dataset.name} has {classes} classes")
+        sizes = {**sizes, "num_classes": outputs}
+    return models.build(config.model.name, sizes=sizes, **config.model.settings)
 
 
 def part_name(spec: Any) -> str | None:
@@ -199,7 +240,7 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
     parts, common = config.sparsifier, {"nonfinite": config.nonfinite, "seed": config.seed}
     try:
         if parts.reducer != "sparse":
-            _refuse_parts(parts)
+            _refuse_parts(config)
             return micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
         if parts.selector is None:
             raise UserError("sparsifier.selector is missing: say which indices to send, or choose sparsifier=dense")
@@ -209,7 +250,7 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
             exchange=micro.build(micro.Exchange, parts.exchange),
             codec=micro.build(micro.Codec, parts.codec),
             indices=micro.build(micro.IndexCodec, parts.indices),
-            feedback=micro.build(micro.Feedback, parts.feedback),
+            feedback=micro.build(micro.Feedback, _feedback(config)),
             **common,  # type: ignore[arg-type]
         )
     except (ValueError, TypeError) as error:
@@ -231,7 +272,7 @@ def from_yaml(path: Path) -> TrainConfig:
 def run_name(config: TrainConfig) -> str:
     """Return the run's folder name: readable, and ending in a hash of everything but paths."""
     plain = dataclasses.asdict(config)
-    for path in PATHS:
+    for path in NEUTRAL:
         *groups, key = path.split(".")
         holder = plain
         for group in groups:
@@ -268,16 +309,38 @@ def _in_steps(policy: dict[str, Any], config: TrainConfig, steps_per_epoch: int)
 
 
 def _refuse_second_momentum(config: TrainConfig, reducer: micro.Reducer) -> None:
-    if config.momentum and isinstance(reducer, micro.SparseReducer) and reducer.feedback.name == "momentum":
-        given = f"feedback momentum holds the momentum, got momentum={config.momentum:g} for the optimizer too"
-        raise UserError(f"sparsifier.{given}: set momentum=0" + (" nesterov=false" if config.nesterov else ""))
+    chosen = config.optimizer
+    if chosen.momentum_at == "gradient" or not chosen.momentum:
+        return
+    if isinstance(reducer, micro.SparseReducer) and reducer.feedback.name == "momentum":
+        given = f"feedback momentum holds the momentum, got optimizer.momentum={chosen.momentum:g} too"
+        remedy = "set optimizer.momentum=0" + (" optimizer.nesterov=none" if chosen.nesterov != "none" else "")
+        raise UserError(f"sparsifier.{given}: {remedy}")
 
 
-def _refuse_parts(parts: SparsifierConfig) -> None:
+def _feedback(config: TrainConfig) -> Any:
+    """Return what stays on each worker: the sparsifier's word for it, unless the momentum is put before it."""
+    given, chosen = config.sparsifier.feedback, config.optimizer
+    if chosen.momentum_at == "update":
+        return given
+    if part_name(given) != "residual":
+        raise UserError(
+            f"optimizer.momentum_at=gradient takes the place of feedback residual, got '{part_name(given)}': "
+            "use momentum_at=update"
+        )
+    if chosen.nesterov == "published":
+        raise UserError("optimizer.nesterov=published is a step of the average: use momentum_at=update")
+    return {"name": "momentum", "momentum": chosen.momentum, "nesterov": chosen.nesterov == "pytorch"}
+
+
+def _refuse_parts(config: TrainConfig) -> None:
+    parts = config.sparsifier
     name = parts.reducer if isinstance(parts.reducer, str) else parts.reducer.get("name")
     for part in ("selector", "exchange", "codec", "indices", "feedback", "policy"):
         if getattr(parts, part) != getattr(SparsifierConfig, part):
             raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
+    if config.optimizer.momentum_at == "gradient":
+        raise UserError(f"optimizer.momentum_at=gradient needs a residual, which {name} has not: use update")
 
 
 def _check_schedule(config: TrainConfig, reducer: micro.Reducer) -> None:
@@ -359,11 +422,14 @@ def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> No
 
 
 def _check_numbers(config: TrainConfig) -> None:
-    _at_least("epochs", config.epochs, 1)
-    _at_least("batch_size", config.batch_size, 1)
-    _at_least("seed", config.seed, 0)
+    lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1, "seed": 0}
+    for key, value in lowest.items():
+        _at_least(key, getattr(config, key), value)
     _at_least("density_warmup.steps", config.density_warmup.steps, 0)
-    for key in ("lr_warmup_epochs", "momentum", "weight_decay"):
+    _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 0)
+    _at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    _at_least("cluster.max_restarts", config.cluster.max_restarts, 0)
+    for key in ("lr_warmup_epochs", "lr_warmup_start"):
         value = getattr(config, key)
         if not (math.isfinite(value) and value >= 0):
             raise UserError(f"{key} must be at least 0, got {value}")
@@ -371,11 +437,15 @@ def _check_numbers(config: TrainConfig) -> None:
         value = getattr(config, key)
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key} must be positive, got {value}")
-    if config.momentum >= 1:
-        raise UserError(f"momentum must be below 1, got {config.momentum}")
-    if config.nesterov and config.momentum == 0:
-        raise UserError("nesterov needs a momentum above 0, got 0")
-    _choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
+    if not config.checkpoint.every_s >= 0:
+        raise UserError(f"checkpoint.every_s must be at least 0, got {config.checkpoint.every_s}")
+    for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():
+        _choice(key, dict.fromkeys(known), getattr(config, key))
+    if config.lr_shape != "steps" and config.lr_milestones:
+        raise UserError(f"lr_milestones are of lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")
+    if config.resize != "refuse" and config.start_from is None:
+        raise UserError(f"resize={config.resize} needs start_from: name the run to go on from")
+    check_optimizer(config.optimizer)
 
 
 def _at_least(key: str, value: int, lowest: int) -> None:

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from experiments.harness.frames import STAGES
+from experiments.harness.metrics import Metric
 from experiments.harness.plotting import (
     BLACK,
     COLUMN_INCHES,
@@ -28,7 +29,7 @@ from experiments.harness.plotting import (
     new_figure,
     plain_log,
     plain_ticks,
-    show_percent,
+    show_metric,
     style,
 )
 
@@ -60,20 +61,26 @@ class Curve:
 
 
 @style()
-def draw_convergence(numbers: pd.DataFrame, title: str) -> Figure:
-    """Accuracy over steps and over time; a band spans the seeds. Takes ``convergence_numbers``."""
+def draw_convergence(numbers: pd.DataFrame, metric: Metric, title: str) -> Figure:
+    """A measure over steps, over time and over bytes sent; a band spans the seeds. Takes ``convergence_numbers``.
+
+    Bytes are left out where there are none, as with one worker.
+    """
+    time_scale, time_unit = _time_unit(numbers["time_s"].max())
+    byte_scale, byte_unit = _byte_unit(numbers["total_bytes"].max())
+    panels = [("step", 1.0, "step"), ("time_s", time_scale, f"training time ({time_unit})")]
+    if numbers["total_bytes"].max() > 0:
+        panels.append(("total_bytes", byte_scale, f"sent per worker ({byte_unit})"))
     figure = new_figure(PAGE_INCHES, 2.7)
-    scale, unit = _time_unit(numbers["time_s"].max())
-    left, right = figure.subplots(1, 2, sharey=True)
+    grid = figure.subplots(1, len(panels), sharey=True)
     curves = _curves(numbers)
-    for place, curve in enumerate(curves):
-        rows, every = curve.rows, max(1, len(curve.rows) // 8)
-        for axes, x in ((left, rows["step"]), (right, rows["time_s"] / scale)):
-            axes.plot(x, rows["accuracy"], markevery=(place % every, every), **curve.line)
-            axes.fill_between(x, rows["accuracy_min"], rows["accuracy_max"], color=curve.color, alpha=0.15, lw=0)
-    left.set(xlabel="step", ylabel="test accuracy (%)")
-    right.set(xlabel=f"training time ({unit})")
-    show_percent(left)
+    for axes, (column, scale, name) in zip(grid, panels, strict=True):
+        for place, curve in enumerate(curves):
+            _draw_band(axes, curve, curve.rows[column] / scale, metric.key, place)
+        axes.set_xlabel(name)
+        if column == "total_bytes":  # methods are orders of magnitude apart
+            plain_log(axes.xaxis)
+    show_metric(grid[0].yaxis, metric)
     head(figure, title, [curve.handle(curve.rows["num_seeds"].max()) for curve in curves])
     return figure
 
@@ -90,7 +97,7 @@ def draw_density(numbers: pd.DataFrame, title: str) -> Figure:
     target = numbers.groupby("step")["target_density"].first()
     top.plot(target.index, target, zorder=1.5, **TARGET_LINE)
     top.set(ylabel="density")
-    plain_log(top)
+    plain_log(top.yaxis)
     bottom.set(ylabel="density error", xlabel="step")
     _log_with_zero(bottom, numbers["density_error"])
     handles = [curve.handle(curve.rows["seed"].nunique()) for curve in curves]
@@ -123,8 +130,8 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
 
 
 @style()
-def draw_methods(numbers: pd.DataFrame, title: str) -> Figure:
-    """Accuracy and bytes of every method, a line each; a bar spans the seeds. Takes rows of ``summarise``.
+def draw_methods(numbers: pd.DataFrame, metric: Metric, title: str) -> Figure:
+    """A measure and the bytes of every method, a line each; a bar spans the seeds. Takes rows of ``summarise``.
 
     The density that most methods were asked for is drawn full, another one hollow, with the density beside it.
     """
@@ -140,7 +147,8 @@ def draw_methods(numbers: pd.DataFrame, title: str) -> Figure:
             row["density"] not in (1.0, usual),
         )
         mark: LineSettings = {"color": color, "marker": "o", "markerfacecolor": "white" if others else color}
-        left.errorbar(row["accuracy"], height, xerr=row["accuracy_half_range"], elinewidth=0.8, **mark)
+        left.hlines(height, row[f"{metric.key}_min"], row[f"{metric.key}_max"], color=color, linewidth=0.8)
+        left.plot(row[metric.key], height, **mark)
         right.plot(row["bytes_sent"], height, linestyle="none", **mark)
         if others:
             twin = numbers[(numbers["sparsifier"] == row["sparsifier"]) & (numbers["density"] == usual)]["bytes_sent"]
@@ -155,9 +163,9 @@ def draw_methods(numbers: pd.DataFrame, title: str) -> Figure:
                 fontsize=5.5,
             )
     left.set_yticks(range(len(lines)), lines)
-    left.invert_yaxis()
-    left.set(xlabel="test accuracy (%), mean and range over seeds")
-    left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+    left.set_ylim(len(lines) - 0.5, -0.5)  # the first on top, no marker cut
+    show_metric(left.xaxis, metric)
+    left.set(xlabel=f"{metric.label}, mean and range over seeds")
     right.set(xlabel="bytes sent per step and worker", xscale="log")
     right.margins(x=0.18)
     handles = [Line2D([], [], label=f"density {usual:g}, or everything", color=BLACK, marker="o", linestyle="none")]
@@ -193,7 +201,7 @@ def draw_rules(frame: pd.DataFrame, title: str) -> Figure:
         grid[-1, place].set_xlabel("step")
     for axes, measure in zip(grid[:, 0], measures, strict=True):
         axes.set_ylabel(measure)
-        plain_log(axes)
+        plain_log(axes.yaxis)
     handles = [Line2D([], [], label=stream, **_stream_line(place)) for place, stream in enumerate(streams)]
     head(figure, title, [*handles, Line2D([], [], label="target", **TARGET_LINE)])
     return figure
@@ -223,6 +231,13 @@ def _stream_line(place: int) -> LineSettings:
     return {"color": PALETTE[place % len(PALETTE)], "linestyle": DASHES[place % len(DASHES)], "linewidth": 0.8}
 
 
+def _draw_band(axes: Axes, curve: Curve, x: pd.Series, key: str, place: int) -> None:
+    """Draw the mean over seeds as a line, from the least to the greatest as a band; ``place`` spreads the markers."""
+    rows, every = curve.rows, max(1, len(curve.rows) // 8)
+    axes.plot(x, rows[key], markevery=(place % every, every), **curve.line)
+    axes.fill_between(x, rows[f"{key}_min"], rows[f"{key}_max"], color=curve.color, alpha=0.15, lw=0)
+
+
 def _draw_seeds(axes: Axes, curve: Curve, column: str, place: int) -> None:
     for _, seed in curve.rows.groupby("seed"):
         axes.plot(seed["step"], seed[column], color=curve.color, linewidth=0.4, alpha=0.4)
@@ -237,10 +252,16 @@ def _log_with_zero(axes: Axes, values: pd.Series) -> None:
     decade = 1e-3 if np.isnan(least) else max(1e-4, 10 ** np.floor(np.log10(least)))
     axes.set_yscale("symlog", linthresh=decade)
     axes.set_ylim(bottom=-0.4 * decade)
-    plain_ticks(axes)
+    plain_ticks(axes.yaxis)
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
     if seconds > 2 * 3600:
         return 3600.0, "h"
     return (60.0, "min") if seconds > 5 * 60 else (1.0, "s")
+
+
+def _byte_unit(count: float) -> tuple[float, str]:
+    if count > 2e9:
+        return 1e9, "GB"
+    return (1e6, "MB") if count > 2e6 else (1e3, "kB")

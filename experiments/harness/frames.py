@@ -1,7 +1,7 @@
 """Run folders as tidy tables: all that a figure or a table ever reads (results/README.md has the schema)."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pandas as pd
 import yaml
 
 from experiments.harness.errors import UserError, suggestion
+from experiments.harness.metrics import METRICS, metric_of
 from experiments.harness.records import RunFolder, read_records
 
 STAGES = ("compute", "select", "exchange", "rest")
@@ -17,7 +18,10 @@ STEP_NUMBERS = (
     *("imbalance", "threshold", "relative_error", "bytes_sent", "counts_bytes", "indices_bytes", "values_bytes"),
     *("compute_s", "select_s", "exchange_s", "rest_s", "hidden_s", "step_s", "time_s"),
 )
-EPOCH_NUMBERS = ("epoch", "step", "time_s", "train_loss", "test_loss", "accuracy", "num_samples")
+EPOCH_NUMBERS = (
+    *("epoch", "step", "time_s", "train_loss", "test_loss", "num_samples"),
+    *(metric.key for metric in METRICS),
+)
 
 # column of the run table -> key of config.yaml
 COLUMNS = {
@@ -41,6 +45,7 @@ METHOD = ["sparsifier", "variant"]  # what one line of a figure stands for
 
 Config = dict[str, object]
 Selection = Mapping[str, list[str]]
+Reader = Callable[[Path], pd.DataFrame]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,8 @@ class Frames:
 
     ``runs`` has one row per run: run, the keys of COLUMNS, rule, and ``variant``, which is empty unless runs
     of one experiment differ in more than the seed; it then names that difference, ``lr=0.1``. The density of
-    a dense run is 1, whatever its configuration says.
+    a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
+    does not measure it, and ``metric``, the key of the one that stands for the run.
     """
 
     runs: pd.DataFrame
@@ -84,8 +90,8 @@ def load(root: Path | str, selection: Selection | None = None) -> Frames:
     identity = table.drop(columns=["rule", "epochs"])
     return Frames(
         runs=table,
-        steps=_records(root, identity, "steps.jsonl", STEP_NUMBERS).pipe(_complete_steps),
-        epochs=_records(root, identity.assign(rule=table["rule"]), "epochs.jsonl", EPOCH_NUMBERS),
+        steps=_records(root, identity, "steps.jsonl", STEP_NUMBERS, _read).pipe(_complete_steps),
+        epochs=_records(root, identity.assign(rule=table["rule"]), "epochs.jsonl", EPOCH_NUMBERS, _read_epochs),
     )
 
 
@@ -201,9 +207,9 @@ def _variants(configs: list[Config]) -> list[str]:
     return [", ".join(f"{short.rpartition('.')[2]}={config.get(key)}" for short, key in named) for config in configs]
 
 
-def _records(root: Path, table: pd.DataFrame, file: str, numbers: tuple[str, ...]) -> pd.DataFrame:
+def _records(root: Path, table: pd.DataFrame, file: str, numbers: tuple[str, ...], read: Reader) -> pd.DataFrame:
     """Rows of ``file`` of all runs, every column of ``numbers`` as float, joined with the run table."""
-    rows = pd.concat([_read(root / run / file).assign(run=run) for run in table["run"]], ignore_index=True)
+    rows = pd.concat([read(root / run / file).assign(run=run) for run in table["run"]], ignore_index=True)
     rows = rows.reindex(columns=list(dict.fromkeys(["run", *numbers, *rows.columns])))
     rows[list(numbers)] = rows[list(numbers)].apply(pd.to_numeric).astype(float)
     # A resumed run may have repeated steps after its last checkpoint: the later row is the one that counts.
@@ -217,6 +223,14 @@ def _read(path: Path) -> pd.DataFrame:
     if not rows:
         raise UserError(f"{path} has no rows; delete the folder {path.parent} and run it again")
     return pd.DataFrame(rows)
+
+
+def _read_epochs(path: Path) -> pd.DataFrame:
+    rows = _read(path)
+    try:
+        return rows.assign(metric=metric_of(rows.columns).key)
+    except UserError as error:
+        raise UserError(f"{path}: {error}; delete the folder {path.parent} and run it again") from None
 
 
 def _complete_steps(rows: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -92,6 +92,7 @@ def launch(
     nnodes: int = 1,
     rdzv_endpoint: str = "localhost:0",
     run_id: str,
+    max_restarts: int = 0,
     env: Mapping[str, str] | None = None,
 ) -> None:
     """Run ``python -u -m module run_dir`` on every local rank and wait until all have finished.
@@ -107,6 +108,7 @@ def launch(
         rdzv_endpoint: ``host:port`` where the nodes meet, the host being one of them; port 0 takes a free one, for a
             single node.
         run_id: The same on all nodes of a run, different for runs that meet at the same endpoint.
+        max_restarts: How often all ranks are started again, after one of them failed.
         env: Environment variables of the workers, beside those of this process. Without OMP_NUM_THREADS in either,
             the cores are shared out evenly.
 
@@ -130,14 +132,14 @@ def launch(
         run_id=run_id,
         rdzv_backend="c10d",
         rdzv_endpoint=rdzv_endpoint,
-        max_restarts=0,
+        max_restarts=max_restarts,
         monitor_interval=0.1,
         logs_specs=_RankLogs(folder),
         local_addr="127.0.0.1" if nnodes == 1 else None,  # a laptop's own name often does not resolve
     )
     command = ("-u", "-m", "experiments.harness.ranks", module, str(run_dir))
     try:
-        with _environment(_worker_variables(nproc_per_node, env or {})), _agent_log(folder), _signals_given_back():
+        with _environment(_worker_variables(nproc_per_node, env or {})), _agent_log(folder), _signals(folder):
             elastic_launch(config, sys.executable)(*command)
     except SignalException as stop:
         # SignalException is an Exception: a sweep would take it for one more failed run and go on.
@@ -214,6 +216,7 @@ def _worker_variables(nproc_per_node: int, env: Mapping[str, str]) -> dict[str, 
     return {
         "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or str(max(1, _num_cores() // nproc_per_node)),
         **env,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each start of the ranks gets a store of its own
         "PYTHONPATH": os.pathsep.join(path),  # the caller may have changed its working directory
         LAUNCHER_PID: str(os.getpid()),
     }
@@ -261,17 +264,27 @@ def _agent_log(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _signals_given_back() -> Iterator[None]:
-    """Put the signal handlers back that the agent replaces: after its end nobody would take its exception."""
+def _signals(folder: RunFolder) -> Iterator[None]:
+    """Pass SIGUSR1 on to the ranks; put back the handlers that the agent replaces: nobody would take its exception."""
     if threading.current_thread() is not threading.main_thread():
         yield  # the agent changes none either
         return
-    before = {number: signal.getsignal(number) for number in _AGENT_SIGNALS}
+    before = {number: signal.getsignal(number) for number in (*_AGENT_SIGNALS, signal.SIGUSR1)}
+    signal.signal(signal.SIGUSR1, lambda number, frame: _pass_on(folder, number))
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _pass_on(folder: RunFolder, number: int) -> None:
+    """Send a signal to the ranks that this process started."""
+    for path in folder.ranks_path.glob("rank*/pid"):
+        with suppress(OSError, ValueError):  # not written yet, or gone
+            pid = int(path.read_text())
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
+                os.kill(pid, number)
 
 
 def _settle(folder: RunFolder, processes: Mapping[int, ProcessFailure]) -> Failure:

@@ -1,92 +1,148 @@
-"""The training loop: steps, epochs, and what is recorded of them."""
+"""The training loop: steps, epochs, what is recorded of them, and where they begin."""
 
+import math
 import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import micro
 from experiments.harness.config import TrainConfig
+from experiments.harness.optimizers import build_optimizer, set_lr_
 from experiments.harness.records import RecordWriter, RunFolder
+from experiments.harness.survival import Keeper, Position, Saved, saved_elsewhere, set_random_state
 from experiments.harness.teams import Reduced, Team
 
 
 class Trainer:
     """One run's training: a team of workers, an optimizer, and rank 0's records.
 
+    Args:
+        store: where real ranks leave notes for each other; see Keeper.
+
+    Attributes:
+        position: where the run is.
+        began: what it went on from, None for a run that starts anew.
+
     Raises:
-        RecordError: a record cannot be written.
+        UserError: a record or checkpoint cannot be read or written.
     """
 
-    def __init__(self, config: TrainConfig, team: Team, folder: RunFolder) -> None:
+    def __init__(self, config: TrainConfig, team: Team, folder: RunFolder, store: dist.Store | None = None) -> None:
         self._config, self._team = config, team
+        self._optimizer = build_optimizer(config.optimizer, team.task.model, config.lr)
+        self._keeper = Keeper(config, team, folder, store)
+        self.position = Position()
+        self.began = self._keeper.newest() or saved_elsewhere(config, team)
+        if self.began:
+            self._load(self.began)
+        self._keeper.forget_after(self.position.step)
+        if team.is_main:
+            folder.rewind(self.position.step)
         self._recorder = Recorder(folder) if team.is_main else None
-        self._step, self._time_s = 0, 0.0
-        self._optimizer = torch.optim.SGD(
-            team.task.model.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-        )
 
-    def run(self) -> dict[str, Any]:
-        """Train to the end and return the last epoch's row.
+    def run(self) -> dict[str, Any] | None:
+        """Train to the end and return the last epoch's row; None where the run was asked to stop, and saved.
 
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
         """
-        row: dict[str, Any] = {}
-        for epoch in range(self._config.epochs):
-            self._team.start_epoch(epoch)
-            losses = [self.step(epoch, index) for index in range(self._team.num_batches)]
-            row = self._evaluate(epoch, sum(losses) / len(losses))
+        row: dict[str, Any] | None = None
+        while self.position.epoch < self._config.epochs:
+            first = self.position
+            self._team.start_epoch(first.epoch, start=first.index)
+            for index in range(first.index, self._team.num_steps):
+                verdict = self._keeper.verdict(self.position.step)
+                if verdict != "go on":
+                    self._save()
+                if verdict == "stop":
+                    return None
+                self.step(first.epoch, index)
+            row = self._evaluate()
         if self._recorder:
             self._recorder.close()
-        return row
+        self._keeper.forget()
+        return row or {}
 
     def step(self, epoch: int, index: int) -> float:
-        """Take one step, batch ``index`` of an epoch, and return the loss of rank 0's batch."""
+        """Take one step, number ``index`` of an epoch, and return the loss of rank 0's batch."""
         started = time.perf_counter()
-        lr = learning_rate(self._config, epoch + index / self._team.num_batches)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        lr = learning_rate(self._config, epoch + index / self._team.num_steps)
+        set_lr_(self._optimizer, self._config.optimizer, lr)
         self._optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
-        reduced = self._team.reduce(self._step)
+        at = self.position
+        reduced = self._team.reduce(at.step, lr)
         if not any(stats.skipped for stats in reduced.stats):
+            self._clip_update(lr)
             self._optimizer.step()
         loss = float(reduced.loss)  # host sync: the record needs it, and the step's time its end
         step_s = time.perf_counter() - started
-        self._time_s += step_s
+        self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
         if self._recorder:
-            self._recorder.step(step_row(self._step, epoch, loss, lr, reduced, step_s, self._time_s))
-        self._step += 1
+            self._recorder.step(step_row(at.step, epoch, loss, lr, reduced, step_s, self.position.time_s))
         return loss
 
-    def _evaluate(self, epoch: int, train_loss: float) -> dict[str, Any]:
-        test_loss, correct, num_samples = self._team.evaluate().tolist()
+    def _clip_update(self, lr: float) -> None:
+        chosen = self._config.optimizer
+        if chosen.clip is not None and chosen.clip_at == "update":
+            limit = chosen.clip * (lr if chosen.scales_gradients else 1.0)
+            torch.nn.utils.clip_grad_norm_(self._team.task.model.parameters(), limit)
+
+    def _evaluate(self) -> dict[str, Any]:
+        sums = self._team.evaluate().cpu()
+        at = self.position
         row = {
-            "epoch": epoch,
-            "step": self._step,
-            "time_s": self._time_s,
-            "train_loss": train_loss,
-            "test_loss": test_loss / num_samples,
-            "accuracy": correct / num_samples,
-            "num_samples": int(num_samples),
+            "epoch": at.epoch,
+            "step": at.step,
+            "time_s": at.time_s,
+            "train_loss": at.loss_sum / self._team.num_steps,
+            **self._team.task.measures(sums),
+            "num_samples": int(sums[-1]),
         }
         if self._recorder:
             self._recorder.epoch(row)
+        self.position = Position(at.step, at.epoch + 1, 0, 0.0, at.time_s)
         return row
+
+    def _save(self) -> None:
+        if self._recorder:
+            self._recorder.sync()  # a checkpoint whose rows are lost could not be gone on from
+        self._keeper.save(self.position, self._shared())
+
+    def _shared(self) -> dict[str, Any]:
+        """Return what is equal on all ranks; of batch-norm statistics rank 0's count, as DDP has it."""
+        return {
+            "model": self._team.task.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "num_steps": self._team.num_steps,
+        }
+
+    def _load(self, saved: Saved) -> None:
+        self._team.task.model.load_state_dict(saved.shared["model"])
+        self._optimizer.load_state_dict(saved.shared["optimizer"])
+        self._team.load_states(saved.ranks)
+        set_random_state(saved.random, self._team.task.device)
+        at, before = saved.position, saved.shared["num_steps"]
+        if before != self._team.num_steps:  # another number of workers: the same share of the epoch
+            index = min(at.index * self._team.num_steps // before, self._team.num_steps)
+            at = Position(at.step, at.epoch, index, at.loss_sum * index / max(at.index, 1), at.time_s)
+        self.position = at
 
 
 def learning_rate(config: TrainConfig, epoch: float) -> float:
-    """Return the learning rate at a point of the schedule: linear warm-up, then a factor at each milestone.
+    """Return the learning rate at a point of the schedule: linear warm-up, then its shape.
 
     Args:
         epoch: epochs done, as a fraction.
     """
-    warmup = min((epoch + 1e-9) / config.lr_warmup_epochs, 1.0) if config.lr_warmup_epochs else 1.0
-    return config.lr * max(warmup, 0.01) * config.lr_decay ** sum(epoch >= mark for mark in config.lr_milestones)
+    progress = min((epoch + 1e-9) / config.lr_warmup_epochs, 1.0) if config.lr_warmup_epochs else 1.0
+    warmup = config.lr_warmup_start + (1 - config.lr_warmup_start) * progress
+    if config.lr_shape == "steps":
+        return config.lr * warmup * config.lr_decay ** sum(epoch >= mark for mark in config.lr_milestones)
+    done = max(0.0, epoch - config.lr_warmup_epochs) / max(config.epochs - config.lr_warmup_epochs, 1e-9)
+    shape = 1 - done if config.lr_shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return config.lr * warmup * shape
 
 
 class Recorder:
@@ -103,6 +159,11 @@ class Recorder:
     def epoch(self, row: dict[str, Any]) -> None:
         """Append a row for one epoch."""
         self._epochs.append(row)
+
+    def sync(self) -> None:
+        """Have all rows on the disk."""
+        self._steps.sync()
+        self._epochs.sync()
 
     def close(self) -> None:
         """Close the files."""
@@ -146,6 +207,7 @@ def step_row(
         "select_s": select_s,
         "exchange_s": exchange_s,
         "hidden_s": (1 - seen) * work_s,
+        "load_s": reduced.load_s,
         "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
         "step_s": step_s,
         "time_s": time_s,

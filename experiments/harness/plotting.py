@@ -1,5 +1,6 @@
 """How every figure looks: sizes, fonts, one colour per method, names for people, files with reproducible bytes."""
 
+import math
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +13,11 @@ import matplotlib
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from experiments.harness.metrics import Metric
 
 COLUMN_INCHES, PAGE_INCHES = 3.4, 7.0  # one and both columns of a two-column paper
 
@@ -131,19 +135,31 @@ LOOKS = {
 NAMES = {
     "mlp": "MLP",
     "cnn_lstm": "CNN-LSTM",
+    "lstm": "LSTM",
     "lstm_lm": "LSTM-LM",
+    "bert_base": "BERT",  # its size is a setting
     "ncf": "NCF",
+    "neumf": "NeuMF",
     "googlenet": "GoogLeNet",
-    "resnet8": "ResNet-8",
-    "resnet18": "ResNet-18",
-    "resnet20": "ResNet-20",
-    "resnet50": "ResNet-50",
+    "googlenet_cifar": "GoogLeNet for CIFAR",
+    "inception_v4": "Inception-v4",
+    **{f"resnet{depth}": f"ResNet-{depth}" for depth in (8, 18, 20, 34, 50, 56, 110, 152)},
     "senet18": "SENet-18",
+    "seresnet18": "SE-ResNet-18",
     "vgg16": "VGG-16",
+    "vgg16_bn": "VGG-16",
+    "vgg19_bn": "VGG-19",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
+    "imagenet": "ImageNet",
     "movielens": "MovieLens",
+    "movielens100k": "MovieLens-100K",
+    "movielens1m": "MovieLens-1M",
+    "movielens20m": "MovieLens-20M",
+    "latent": "latent factors",
+    "ptb": "Penn Treebank",
     "wikitext2": "WikiText-2",
+    "manuals": "Python manual",
 }
 
 
@@ -202,23 +218,41 @@ def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
     legend.get_title().set_multialignment("center")
 
 
+def show_metric(axis: XAxis | YAxis, metric: Metric) -> None:
+    """Name an axis after a measure and write its numbers for people; call it when the data is drawn."""
+    if not metric.higher_is_better:  # it falls by orders of magnitude
+        plain_log(axis)
+    axis.set_label_text(metric.label)
+    axis.set_major_formatter(lambda value, _: metric.tick(value))
+
+
 def show_percent(axes: Axes) -> None:
     """Write the y axis, fractions, as percent."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
-def plain_log(axes: Axes) -> None:
-    """Make the y axis logarithmic, its ticks written as 0.01 0.02 0.05; call it when the data is drawn."""
-    axes.set_yscale("log", nonpositive="mask")
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    plain_ticks(axes)
+def plain_log(axis: XAxis | YAxis) -> None:
+    """Make an axis logarithmic, its ticks written as 0.01 0.02 0.05; call it when the data is drawn.
+
+    One on which nothing above zero is drawn stays as it is.
+    """
+    if not math.isfinite(axis.get_minpos()):
+        return
+    scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
+    scale("log", nonpositive="mask")
+    low, high = axis.get_view_interval()
+    if high < 5 * low:  # 1, 2 and 5 alone might leave no tick
+        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+        axis.set_minor_locator(NullLocator())
+    else:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    plain_ticks(axis)
 
 
-def plain_ticks(axes: Axes) -> None:
-    """Write the numbers of the y axis as 0.01, not as powers of ten."""
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+def plain_ticks(axis: XAxis | YAxis) -> None:
+    """Write the numbers of an axis as 0.01, not as powers of ten."""
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 @style()

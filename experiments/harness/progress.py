@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from experiments.harness.metrics import in_words
 from experiments.harness.records import RunFolder
 
 _REDRAW_S = 0.5
@@ -33,7 +34,7 @@ class Snapshot:
         done: Steps finished.
         total: Steps of the run.
         loss: Of the last step, None before the first.
-        accuracy: Of the last epoch that measured it.
+        measured: On the test set in the last epoch that has it, in words, ``accuracy 0.93``; empty before.
         left_s: Seconds to the end of the run, None as long as unknown.
         sweep_left_s: Seconds to the end of all runs, None as long as unknown or for a single run.
     """
@@ -42,7 +43,7 @@ class Snapshot:
     done: int
     total: int
     loss: float | None = None
-    accuracy: float | None = None
+    measured: str = ""
     left_s: float | None = None
     sweep_left_s: float | None = None
 
@@ -50,7 +51,7 @@ class Snapshot:
         """Return what was measured and what is left, in words."""
         parts = [
             None if self.loss is None else f"loss {self.loss:.4g}",
-            None if self.accuracy is None else f"accuracy {self.accuracy:.4g}",
+            self.measured,
             None if self.left_s is None else f"{_duration(self.left_s)} left",
             None if self.sweep_left_s is None else f"all runs {_duration(self.sweep_left_s)}",
         ]
@@ -134,6 +135,8 @@ class LastRow:
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
+                if size < self._offset:  # taken back to a checkpoint
+                    self._offset, self._row = 0, {}
                 file.seek(max(self._offset, size - _TAIL_BYTES))
                 lines = file.read().rsplit(b"\n", 2)
                 unfinished = lines[-1]
@@ -156,20 +159,19 @@ class _RunReader:
         self._empty = Snapshot(label, done=0, total=total_steps)
         self._started = time.monotonic()
         self._first: tuple[float, int] | None = None  # when the first row was seen, and the steps done by then
-        self._accuracy: float | None = None
+        self._measured = ""
 
     def read(self) -> Snapshot:
         row = self._steps.read()
         now = time.monotonic()
         done = int(row.get("step", -1)) + 1
-        accuracy = self._epochs.read().get("accuracy")
-        self._accuracy = self._accuracy if accuracy is None else accuracy
+        self._measured = in_words(self._epochs.read()) or self._measured
         left_s = self._left_s(now, done)
         return replace(
             self._empty,
             done=done,
             loss=row.get("loss"),
-            accuracy=self._accuracy,
+            measured=self._measured,
             left_s=left_s,
             sweep_left_s=self._sweep.left_s(now - self._started, left_s) if self._sweep else None,
         )

@@ -10,16 +10,18 @@ import re
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from experiments.harness.errors import UserError
-from experiments.harness.records import RecordError, RunFolder, write_json
+from experiments.harness.records import RecordError, RunFolder, write_atomic, write_json
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"
 
@@ -94,6 +96,46 @@ def die_with_parent(parent: int | None = None) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
+class StopSignals:
+    """Signals that ask a run to save all that it needs to go on, and to end: SIGTERM, and SLURM's SIGUSR1.
+
+    They are noted, not answered: the loop asks ``number`` before each step.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._parent: int | None = None
+
+    @contextmanager
+    def heeded(self, parent: int | None = None) -> Iterator[None]:
+        """Note these signals for the length of the context; in a thread, where none can be had, do nothing.
+
+        Args:
+            parent: process id of the launcher. When it is gone SIGTERM ends this process at once: another attempt may
+                be under way.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.number, self._parent = 0, parent
+        before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and self._parent is not None and os.getppid() != self._parent:
+            os._exit(128 + number)
+        self.number = number
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+EXIT_SAVED = 75  # sysexits.h: try again later; the run was stopped by SIGUSR1 and can go on
+stop_signals = StopSignals()
+
+
 @contextmanager
 def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
     """Report an error of this rank in ``errors/rank<r>.json`` before it goes on its way.
@@ -109,6 +151,11 @@ def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
             folder.mkdir(exist_ok=True)
             write_json(folder / f"rank{rank}.json", _report(error, rank))
         raise
+
+
+def pid_path(run_dir: Path, rank: int) -> Path:
+    """Return the file in which a rank leaves its process id, for the launcher to pass signals on."""
+    return RunFolder(run_dir).ranks_path / f"rank{rank}" / "pid"
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -187,24 +234,31 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def _run_worker(module: str, run_dir: str) -> None:
     """Run ``python -m module run_dir`` as the program of this process, which the launcher started."""
     launcher = os.environ.pop(LAUNCHER_PID, None)  # not for the processes that the worker starts
-    die_with_parent(int(launcher) if launcher else None)
+    parent = int(launcher) if launcher else None
+    die_with_parent(parent)
     # Python's own answer to SIGINT waits for the end of a collective, which may never come.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [module, run_dir]
+    rank = _number(os.environ, "RANK")
+    write_atomic(pid_path(Path(run_dir), rank), f"{os.getpid()}\n")
     try:
-        with recorded_errors(Path(run_dir), _number(os.environ, "RANK")):  # an import may fail before main's own does
+        # an import may fail before main's own does
+        with stop_signals.heeded(parent), recorded_errors(Path(run_dir), rank):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
         traceback.print_exc()
-        _leave(1)  # a thread that waits for a peer would keep a normal exit waiting too
-    _leave(0)  # gloo's threads can abort an interpreter that takes itself apart, after all work is done
+        leave(1)  # a thread that waits for a peer would keep a normal exit waiting too
+    leave(0)  # gloo's threads can abort an interpreter that takes itself apart, after all work is done
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
+    """End this process without waiting for threads that may wait for a peer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    _run_worker(*sys.argv[1:])
+    from experiments.harness import ranks  # the module of this name, whose signals the loop asks, not __main__
+
+    ranks._run_worker(*sys.argv[1:])

@@ -10,9 +10,10 @@ from experiments.harness.compose import compose_all
 from experiments.harness.config import TrainConfig
 from experiments.harness.errors import UserError
 from experiments.harness.loop import learning_rate
+from experiments.harness.optimizers import build_optimizer, set_lr_
 from experiments.harness.seeding import seed_step
 from experiments.harness.streams import RECORDED, Gradients, check_size
-from experiments.harness.tasks import Task
+from experiments.harness.tasks import Batch, Carry, load_task
 
 SETTLED = ("sparsifier=", "cluster=", "cluster.", "density=")
 
@@ -40,18 +41,12 @@ class Training:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self._task = Task.load(config, torch.device("cpu"))
+        self._task = load_task(config, torch.device("cpu"))
         named = [(name, p) for name, p in self._task.model.named_parameters() if p.requires_grad]
         self._parameters = [parameter for _, parameter in named]
         self.layout = micro.Layout.of(named)
         self._batches = [self._task.batches(rank) for rank in range(config.world_size)]
-        self._optimizer = torch.optim.SGD(
-            self._parameters,
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-        )
+        self._optimizer = build_optimizer(config.optimizer, self._task.model, config.lr)
 
     def steps(self, num_steps: int) -> Iterator[Tensor]:
         """Yield the gradients (world_size, numel) of each step; the first row is then the update that is applied.
@@ -64,23 +59,24 @@ class Training:
             epoch, index = divmod(step, num_batches)
             if index == 0:
                 epochs = [batches.epoch(epoch) for batches in self._batches]
+                self._carries: list[Carry] = [None] * len(epochs)
             for rank, batches in enumerate(epochs):
                 self._gradient_into_(rows[rank], step, rank, next(batches))
             yield rows
             self._apply(rows[0], epoch + index / num_batches)
 
-    def _gradient_into_(self, row: Tensor, step: int, rank: int, batch: tuple[Tensor, Tensor]) -> None:
+    def _gradient_into_(self, row: Tensor, step: int, rank: int, batch: Batch) -> None:
         model = self._task.model
         kept = [buffer.clone() for buffer in model.buffers()] if rank else []
         seed_step(self._config.seed, step, rank, self._task.device)
-        gradients = torch.autograd.grad(self._task.loss(model, batch), self._parameters)
+        loss, self._carries[rank] = self._task.loss(model, batch, self._carries[rank])
+        gradients = torch.autograd.grad(loss, self._parameters)
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=row)
         for buffer, before in zip(model.buffers(), kept, strict=False):
             buffer.copy_(before)
 
     def _apply(self, update: Tensor, epoch: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._config, epoch)
+        set_lr_(self._optimizer, self._config.optimizer, learning_rate(self._config, epoch))
         for parameter, gradient in zip(self._parameters, self.layout.views(update).values(), strict=True):
             parameter.grad = gradient
         self._optimizer.step()

@@ -10,16 +10,18 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from experiments.harness.errors import UserError
 
 Row = dict[str, Any]
+CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 
 
 class RecordError(UserError):
@@ -47,7 +49,7 @@ class RecordWriter:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             _cut_torn_row(self._descriptor)
         except OSError as error:
-            raise _cannot_write(path, error) from None
+            raise cannot_write(path, error) from None
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write ``row``, whole or not at all.
@@ -63,10 +65,21 @@ class RecordWriter:
         try:
             written = os.write(self._descriptor, data)
         except OSError as error:
-            raise _cannot_write(self.path, error) from None
+            raise cannot_write(self.path, error) from None
         if written < len(data):
             self._take_back(written)
-            raise _cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            raise cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    def sync(self) -> None:
+        """Have the rows on the disk, so that not even a loss of power takes them.
+
+        Raises:
+            RecordError: The disk is full.
+        """
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
 
     def close(self) -> None:
         """Close the file. Rows are in the operating system's hands already, so a missing close loses none."""
@@ -94,7 +107,7 @@ def read_records(path: Path) -> list[Row]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RecordError(f"cannot read records: {path}: {_reason(error)}") from None
+        raise RecordError(f"cannot read records: {path}: {reason(error)}") from None
     finished = data.split(b"\n")[:-1]
     return [_parse_row(line, path, number) for number, line in enumerate(finished, start=1)]
 
@@ -109,11 +122,11 @@ def write_atomic(path: Path, text: str) -> None:
     try:
         _write_to_disk(draft, text)
         os.replace(draft, path)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             draft.unlink()
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -178,6 +191,16 @@ class RunFolder:
         return self.path / "attempts"
 
     @property
+    def weights_path(self) -> Path:
+        """The weights that the run ended with, where they are kept."""
+        return self.path / "weights.pt"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """The folder of what the run can go on from."""
+        return self.path / "checkpoints"
+
+    @property
     def done_path(self) -> Path:
         """The last file of a finished run: its presence says that all others are complete."""
         return self.path / "DONE"
@@ -199,8 +222,9 @@ class RunFolder:
         """Own the folder for the length of the context; make it when missing.
 
         What an unfinished attempt recorded moves to ``attempts/<n>/``, so that no attempt mixes with the next;
-        configuration and checkpoints stay. A finished run is left as it is: ask ``is_done()`` inside the claim,
-        because another process may have finished it just before.
+        configuration and checkpoints stay. Where there is a checkpoint the rows of steps and epochs stay too, for
+        ``rewind`` to take them back to the checkpoint that the run goes on from. A finished run is left as it is: ask
+        ``is_done()`` inside the claim, because another process may have finished it just before.
 
         Yields:
             The folder that the earlier attempt was moved to, or None when there was none.
@@ -214,6 +238,33 @@ class RunFolder:
             yield None if self.is_done() else self._put_aside()
         finally:
             os.close(descriptor)  # this also gives the lock back, as the death of the process would
+
+    def rewind(self, step: int) -> Path | None:
+        """Take the records back to the moment when ``step`` steps were done; 0 takes them back to the start.
+
+        Later rows of steps and epochs move to ``attempts/<n>/``: to what ``claim`` put aside of the same attempt, or
+        else to a new one. A crash on the way leaves each file as it was or as it should be.
+
+        Returns:
+            The folder that rows were moved to, or None when there were no later ones.
+
+        Raises:
+            RecordError: A file cannot be read or written, or a row is not a record.
+        """
+        later = {
+            self.steps_path: _find_later(self.steps_path, lambda index: index >= step),
+            self.epochs_path: _find_later(self.epochs_path, lambda num_done: num_done > step or step == 0),
+        }
+        moving = {path: start for path, start in later.items() if start is not None}
+        if not moving:
+            return None
+        try:
+            attempt = self._attempt_without_rows()
+        except OSError as error:
+            raise cannot_write(self.attempts_path, error) from None
+        for path, start in moving.items():
+            _move_tail(path, start, attempt / path.name)
+        return attempt
 
     def _lock(self) -> int:
         made = _make_folder(self.path)
@@ -233,14 +284,8 @@ class RunFolder:
         return descriptor
 
     def _put_aside(self) -> Path | None:
-        per_attempt = (
-            self.steps_path,
-            self.epochs_path,
-            self.ranks_path,
-            self.errors_path,
-            self.failure_path,
-            self.manifest_path,
-        )
+        rows = () if self._has_checkpoint() else (self.steps_path, self.epochs_path)
+        per_attempt = (*rows, self.ranks_path, self.errors_path, self.failure_path, self.manifest_path)
         leavings = [path for path in per_attempt if path.exists()]
         if not leavings:
             return None
@@ -252,12 +297,25 @@ class RunFolder:
             raise _cannot_use(self.path, error) from None
         return attempt
 
+    def _has_checkpoint(self) -> bool:
+        return any(self.checkpoints_path.glob(f"step-*/{CHECKPOINT_FILE}"))
+
     def _next_attempt(self) -> Path:
         self.attempts_path.mkdir(exist_ok=True)
-        taken = (int(folder.name) for folder in self.attempts_path.iterdir() if folder.name.isdecimal())
-        attempt = self.attempts_path / str(max(taken, default=0) + 1)
+        attempt = self.attempts_path / str(self._last_attempt() + 1)
         attempt.mkdir()
         return attempt
+
+    def _last_attempt(self) -> int:
+        taken = (int(folder.name) for folder in self.attempts_path.iterdir() if folder.name.isdecimal())
+        return max(taken, default=0)
+
+    def _attempt_without_rows(self) -> Path:
+        """The newest attempt where its rows stayed behind when it was put aside, or else a new one."""
+        self.attempts_path.mkdir(exist_ok=True)
+        newest = self.attempts_path / str(self._last_attempt())
+        has_rows = any((newest / path.name).exists() for path in (self.steps_path, self.epochs_path))
+        return newest if newest.exists() and not has_rows else self._next_attempt()
 
 
 def _to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
@@ -287,6 +345,61 @@ def _parse_row(line: bytes, path: Path, number: int) -> Row:
     raise RecordError(f"{path}, line {number} is not a record; remove the line, or run again")
 
 
+def _find_later(path: Path, is_later: Callable[[int], bool]) -> int | None:
+    """Return where the first row starts whose ``step`` is later, or a last row without its newline."""
+    try:
+        with path.open("rb") as file:
+            return _offset_of_later(file, path, is_later)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"cannot read records: {path}: {reason(error)}") from None
+
+
+def _offset_of_later(file: BinaryIO, path: Path, is_later: Callable[[int], bool]) -> int | None:
+    start, num_rows = 0, 0
+    while block := file.readlines(1 << 20):  # whole rows; steps ascend, so the last row of a block speaks for it
+        if _moves(block[-1], path, num_rows + len(block), is_later):
+            break
+        start += sum(map(len, block))
+        num_rows += len(block)
+    for number, line in enumerate(block, start=num_rows + 1):
+        if _moves(line, path, number, is_later):
+            return start
+        start += len(line)
+    return None
+
+
+def _moves(line: bytes, path: Path, number: int, is_later: Callable[[int], bool]) -> bool:
+    return not line.endswith(b"\n") or is_later(_step_of(line, path, number))
+
+
+def _step_of(line: bytes, path: Path, number: int) -> int:
+    step = _parse_row(line, path, number).get("step")
+    if isinstance(step, int):
+        return step
+    raise RecordError(f"{path}, line {number} has no step; remove the line, or run again")
+
+
+def _move_tail(path: Path, start: int, destination: Path) -> None:
+    """Move the bytes from ``start`` on to another file: they are on the disk there before they go here."""
+    draft = destination.with_name(f".{destination.name}.tmp")  # a folder has one owner: the next one writes over it
+    try:
+        with path.open("r+b") as source, draft.open("wb") as copy:
+            source.seek(start)
+            shutil.copyfileobj(source, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+            os.replace(draft, destination)
+            flush_folder(destination.parent)
+            source.truncate(start)
+            os.fsync(source.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise cannot_write(destination, error) from None
+
+
 def _cut_torn_row(descriptor: int, *, block: int = 1 << 16) -> None:
     """Shorten the file to the end of its last finished row."""
     size = os.fstat(descriptor).st_size
@@ -309,7 +422,7 @@ def _write_to_disk(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _flush_folder(path: Path) -> None:
+def flush_folder(path: Path) -> None:
     """Make a rename inside the folder survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -336,14 +449,16 @@ def _remove_folders(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _reason(error: OSError) -> str:
+def reason(error: OSError) -> str:
+    """Return in lower case what the operating system says about an error."""
     return (error.strerror or str(error)).lower()
 
 
-def _cannot_write(path: Path, error: OSError) -> RecordError:
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """Return the one line that tells that ``path`` cannot be written, why, and what to do."""
     remedy = "free space" if error.errno == errno.ENOSPC else "choose a folder that can be written"
-    return RecordError(f"cannot write {path}: {_reason(error)}; {remedy} and start the run again")
+    return RecordError(f"cannot write {path}: {reason(error)}; {remedy} and start the run again")
 
 
 def _cannot_use(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot use run folder {path}: {_reason(error)}; choose a folder that can be written")
+    return UserError(f"cannot use run folder {path}: {reason(error)}; choose a folder that can be written")

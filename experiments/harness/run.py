@@ -1,5 +1,7 @@
 """One run from a checked configuration to DONE, wherever its workers are."""
 
+import json
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -12,8 +14,9 @@ from experiments.harness.config import TrainConfig, run_name, to_yaml
 from experiments.harness.errors import UserError
 from experiments.harness.launch import launch
 from experiments.harness.progress import watch
-from experiments.harness.ranks import RankEnvironment, die_with_parent, recorded_errors
+from experiments.harness.ranks import EXIT_SAVED, RankEnvironment, die_with_parent, recorded_errors, stop_signals
 from experiments.harness.records import FolderInUse, RunFolder, write_atomic
+from experiments.harness.tasks import steps_per_epoch
 from experiments.harness.worker import run_rank, start_group
 from micro.comm import gather_objects
 
@@ -28,7 +31,7 @@ def folder_of(config: TrainConfig) -> RunFolder:
 def num_steps(config: TrainConfig) -> int:
     """Return how many steps a run takes."""
     info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
-    return config.epochs * (info.num_train // (config.world_size * config.batch_size))
+    return config.epochs * steps_per_epoch(config, info)
 
 
 def show_progress(config: TrainConfig, folder: RunFolder) -> AbstractContextManager[None]:
@@ -50,6 +53,7 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress) -> bool:
     Raises:
         UserError: the folder cannot be written or is in use.
         RankFailure: a worker failed.
+        SystemExit: a signal stopped the run, which is saved: 128 + 15 for SIGTERM, EXIT_SAVED for SIGUSR1.
     """
     folder = folder_of(config)
     with ExitStack() as owned:
@@ -59,6 +63,9 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress) -> bool:
             _prepare(config, folder)
             owned.enter_context(watcher(config, folder))
         _start_workers(config, folder)
+        _tell_beginning(folder)
+        if not folder.is_done():
+            raise _stopped(folder)
     return True
 
 
@@ -78,7 +85,7 @@ def _is_ours(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool:
 
 def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
     if config.cluster.simulated:
-        with recorded_errors(folder.path, 0):
+        with stop_signals.heeded(), recorded_errors(folder.path, 0):
             run_rank(config, folder, sys.argv)
         return
     launch(
@@ -88,6 +95,7 @@ def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
         nnodes=config.cluster.nnodes,
         rdzv_endpoint=config.cluster.rdzv_endpoint,
         run_id=folder.path.name,
+        max_restarts=config.cluster.max_restarts,
     )
 
 
@@ -101,13 +109,19 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     die_with_parent()
     start_group(config)
     folder = folder_of(config)
+    finished = True
     with ExitStack() as owned:
         if _share(_take_folder(config, folder, owned) if ranks.rank == 0 else None):
             return False
         if ranks.rank == 0:
             owned.enter_context(show_progress(config, folder))
         owned.enter_context(recorded_errors(folder.path, ranks.rank))
-        run_rank(config, folder, sys.argv)
+        owned.enter_context(stop_signals.heeded())
+        finished = run_rank(config, folder, sys.argv)
+        if ranks.rank == 0:
+            _tell_beginning(folder)
+    if not finished:
+        raise _stopped(folder)
     return True
 
 
@@ -133,3 +147,21 @@ def _share(found: bool | UserError | None) -> bool:
 def _prepare(config: TrainConfig, folder: RunFolder) -> None:
     write_atomic(folder.config_path, to_yaml(config))
     write_atomic(folder.path / "command.txt", "\n".join(sys.argv) + "\n")
+
+
+def _tell_beginning(folder: RunFolder) -> None:
+    """Say where a run went on, and which checkpoints it could not use."""
+    told = json.loads(folder.manifest_path.read_text()) if folder.manifest_path.exists() else {}
+    for line in told.get("passed_over", ()):
+        print(f"passed over: {line}", file=sys.stderr)
+    if told.get("began_at_step"):
+        print(f"went on from step {told['began_at_step']}: {folder.path}", file=sys.stderr)
+
+
+def _stopped(folder: RunFolder) -> SystemExit:
+    """Return the exit of a run that a signal stopped; SystemExit passes through a sweep's ``except Exception``."""
+    found = sorted(folder.checkpoints_path.glob("step-*"))
+    saved = f"saved as {found[-1]}" if found else "saved"
+    print(f"stopped by a signal and {saved}: the same command goes on", file=sys.stderr)
+    asked = stop_signals.number
+    return SystemExit(128 + asked if asked == signal.SIGTERM else EXIT_SAVED)

@@ -1,5 +1,6 @@
 """What each process of a run does: ``python -m experiments.harness.worker RUN_DIR`` on every rank, or a call."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,41 +15,67 @@ from experiments.harness.config import TrainConfig, from_yaml
 from experiments.harness.loop import Trainer
 from experiments.harness.manifest import collect_manifest
 from experiments.harness.records import RunFolder, write_json
-from experiments.harness.tasks import Task
+from experiments.harness.tasks import load_task
 from experiments.harness.teams import ProcessTeam, SimulatedTeam, Team, choose_device
+from experiments.harness.weights import save_weights, weights_digest
 
 
-def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> None:
+def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
     """Be one rank of a run, or all ranks of a simulated one, from loading data to DONE.
 
     Args:
         command: what the user typed, for the manifest.
+
+    Returns:
+        False where a signal stopped the run, which is saved and can go on.
     """
-    device = start_group(config)
+    device, store = start_group(config)
     with _team(config, device) as team:
+        trainer = Trainer(config, team, folder, store)
         if team.is_main:
-            write_json(folder.manifest_path, _manifest(config, team, command, device))
+            write_json(folder.manifest_path, _manifest(config, team, trainer, command))
             if team.plan:
                 team.plan.save(folder.plan_path)
         started = time.perf_counter()
-        last = Trainer(config, team, folder).run()
-        if team.is_main:
-            folder.mark_done(last | {"wall_s": time.perf_counter() - started})
+        last = trainer.run()
+        if team.is_main and last is not None:
+            weights = team.task.model.state_dict()
+            if config.save_weights:
+                save_weights(weights, folder.weights_path)
+            digest = weights_digest(weights)
+            folder.mark_done(last | {"weights_sha256": digest, "wall_s": time.perf_counter() - started})
+    return last is not None
 
 
-def start_group(config: TrainConfig) -> torch.device:
-    """Join the other ranks, unless this process has done so already; return its device."""
+def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
+    """Join the other ranks, unless this process has done so already; return its device, and the ranks' common store."""
+    global _store
     device = choose_device(config)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not config.cluster.simulated and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return device
+        _store, rank, world_size = next(dist.rendezvous("env://"))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = _store = dist.PrefixStore(_attempt(), _store)
+        dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size)
+    return device, None if config.cluster.simulated else _store
+
+
+def _attempt() -> str:
+    """Return a name for this start of the ranks: a store that outlives them still holds the addresses of the last.
+
+    One node counts its restarts; several may count differently, and the launcher gives each start a store of its own.
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if alone else "attempt"
+
+
+_store: dist.Store | None = None  # of the one group that this process is in
 
 
 @contextmanager
 def _team(config: TrainConfig, device: torch.device) -> Iterator[Team]:
-    task = Task.load(config, device)
+    task = load_task(config, device)
     team: Team = SimulatedTeam(config, task) if config.cluster.simulated else ProcessTeam(config, task)
     try:
         yield team
@@ -58,14 +85,21 @@ def _team(config: TrainConfig, device: torch.device) -> Iterator[Team]:
         dist.destroy_process_group()  # not after an error: others may be gone, and leaving would wait for them
 
 
-def _manifest(config: TrainConfig, team: Team, command: list[str], device: torch.device) -> dict[str, Any]:
+def _manifest(config: TrainConfig, team: Team, trainer: Trainer, command: list[str]) -> dict[str, Any]:
     num_parameters = sum(p.numel() for p in team.task.model.parameters())
+    began = trainer.began
     return collect_manifest(
         seed=config.seed,
         command=command,
         world_size=config.world_size,
         data_checksums=team.task.checksums,
-        extra={"device": str(device), "num_parameters": num_parameters, "steps": config.epochs * team.num_batches},
+        extra={
+            "device": str(team.task.device),
+            "num_parameters": num_parameters,
+            "steps": config.epochs * team.num_steps,
+            "began_at_step": trainer.position.step,
+            "passed_over": list(began.passed_over) if began else [],
+        },
     )
 
 

@@ -24,8 +24,9 @@ from experiments.benchmarks.processes import Row
 from experiments.harness.compose import compose_all
 from experiments.harness.config import TrainConfig
 from experiments.harness.errors import UserError
+from experiments.harness.optimizers import build_optimizer
 from experiments.harness.seeding import seed_step
-from experiments.harness.tasks import Batch, Task
+from experiments.harness.tasks import Batch, Task, load_task
 from experiments.profiles.ranks import Report, Settings, device_name, serve
 from micro.comm import gather_objects
 from micro.traces import Layer, Trace
@@ -76,15 +77,9 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
 def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
     """Time the steps of this rank; return a row for each rank: the stamps of its steps, and facts of the model."""
     config = _config(settings["overrides"], dist.get_world_size())
-    task = Task.load(config, device)
+    task = load_task(config, device)
     batches = _endless(task)
-    optimizer = torch.optim.SGD(
-        task.model.parameters(),
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-    )
+    optimizer = build_optimizer(config.optimizer, task.model, config.lr)
     stopwatch = _DeviceStopwatch(device) if device.type == "cuda" else _HostStopwatch()
     watched = Watched(task.model, stopwatch)
     steps = []
@@ -92,7 +87,7 @@ def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
         batch = next(batches)
         seed_step(config.seed, step, dist.get_rank(), device)
         dist.barrier()  # ranks contend for the machine as they do in training, where every step joins them
-        steps.append(watched.step(partial(task.loss, batch=batch), optimizer))
+        steps.append(watched.step(partial(_loss, task, batch=batch), optimizer))
         report()
     row = {
         "model": config.model.name,
@@ -268,6 +263,10 @@ class Watched:
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _loss(task: Task, model: nn.Module, batch: Batch) -> Tensor:
+    return task.loss(model, batch)[0]
 
 
 def _endless(task: Task) -> Iterator[Batch]:

@@ -41,6 +41,6 @@ def draw_curves(numbers: pd.DataFrame, labels: Mapping[str, str], title: str, x_
     axes.set_xscale("log")
     axes.set_yscale("log", nonpositive="mask")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    plain_ticks(axes)
+    plain_ticks(axes.yaxis)
     head(figure, title, handles)
     return figure

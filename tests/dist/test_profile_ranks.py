@@ -27,9 +27,10 @@ def test_a_trace_has_every_parameter_once_with_rising_times(tmp_path: Path) -> N
     words = ["model=mlp", "dataset=synthetic", "batch_size=8"]
     assert main(["backward", "--nproc", "2", "--steps", "3", "--out", str(path), *words]) == 0
     trace = Trace.load(path)
+    sizes = {"in_channels": 1, "num_classes": 10, "image_size": 8}
     expected = {
         name: parameter.numel() * parameter.element_size()
-        for name, parameter in models.build("mlp", in_channels=1, num_classes=10).named_parameters()
+        for name, parameter in models.build("mlp", sizes=sizes).named_parameters()
     }
     assert {layer.name: layer.num_bytes for layer in trace.layers} == expected
     assert len(trace.layers) == len(expected)

@@ -39,20 +39,20 @@ MISTAKES = {
     "batch_size=0": "batch_size must be at least 1",
     "lr=0": "lr must be positive",
     "lr=inf": "lr must be positive",
-    "momentum=1": "momentum must be below 1",
+    "optimizer.momentum=1": r"optimizer.momentum must be in \[0, 1\)",
     "nonfinite=ignore": "nonfinite must be one of stop, skip, got 'ignore'",
     "model.num_classes=5": "model.num_classes is 5, dataset digits has 10 classes",
     "model.settings.depth=3": "depth",
     "dataset.augment=flip": "augment must be one of none, crop_flip",
     "cluster.nproc_per_node=0": "nproc_per_node must be at least 1",
-    "cluster.nproc_per_node=200": "world_size 200 x batch_size 16 needs 3200 samples a step, dataset digits has 1437",
+    "cluster.nproc_per_node=200": r"200 x batch_size 16 x accumulate 1 is more than an epoch of dataset digits has \(1437\)",
     "cluster.world_size=3": "cluster.world_size is 3, but 2 = nnodes x nproc_per_node",
     "cluster.device=tpu": "cluster.device must be one of auto, cpu, cuda",
     "+new_key=1": "cannot be added or deleted",
     "~seed": "cannot be added or deleted",
     "seed=0,1": "-m",
     "density_warmup.steps=-1": "density_warmup.steps must be at least 0",
-    "sparsifier=dgc": "sparsifier.feedback momentum holds the momentum, got momentum=0.9 .*: set momentum=0$",
+    "sparsifier=dgc": "feedback momentum holds the momentum, got optimizer.momentum=0.9 .*: set optimizer.momentum=0$",
 }
 
 
@@ -77,9 +77,9 @@ def test_a_mistake_is_one_line(word: str) -> None:
         (("sparsifier=dense", "sparsifier.codec=half"), "sparsifier.codec means nothing for dense, got 'half'"),
         (("density_warmup.steps=5", "density_warmup.start=3"), r"must be in \(0, 1\], got 3"),
         (("density_warmup.steps=5", "density_warmup.stages=6"), r"stages of the warm-up must be in \[0, 5\]"),
-        (("sparsifier=dgc", "nesterov=true"), "set momentum=0 nesterov=false$"),
+        (("sparsifier=dgc", "optimizer.nesterov=pytorch"), "set optimizer.momentum=0 optimizer.nesterov=none$"),
         (("cluster=simulated", "cluster.world_size=0"), "cluster.world_size must be at least 1"),
-        (("nesterov=true", "momentum=0"), "nesterov needs a momentum"),
+        (("optimizer.nesterov=pytorch", "optimizer.momentum=0"), "nesterov=pytorch needs a momentum"),
         (("cluster=nodes",), "rdzv_endpoint"),
         (("dataset=cifar10", "model=resnet20", "dataset.root=/nowhere"), "/nowhere"),
     ],
@@ -108,7 +108,7 @@ def test_joined_ranks_set_the_world_size() -> None:
 
 def test_every_choice_of_every_group_composes() -> None:
     for sparsifier in (path.stem for path in (CONF / "sparsifier").glob("*.yaml")):
-        config = compose_one(f"sparsifier={sparsifier}", "momentum=0")  # which some methods hold themselves
+        config = compose_one(f"sparsifier={sparsifier}", "optimizer.momentum=0")  # which some methods hold themselves
         assert config.sparsifier.name == sparsifier
         build_reducer(config)
     for model in ("resnet8", "resnet18", "resnet20", "mlp"):
@@ -130,7 +130,8 @@ def test_every_study_composes_and_names_its_runs_apart(tmp_path: Path) -> None:
     root = write_images(tmp_path)
     for study in studies():
         words = [f"dataset.root={root}"] if "cifar10" in study else []
-        names = [run_name(config) for config in compose_all(jobs(study, words))]
+        first_seed = [job for job in jobs(study, words) if not {"seed=1", "seed=2"} & set(job)]
+        names = [run_name(config) for config in compose_all(first_seed)]
         assert len(set(names)) == len(names) > 1
 
 

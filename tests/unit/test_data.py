@@ -1,5 +1,6 @@
 """What every data set and every batch promises."""
 
+import math
 import os
 import pickle
 import sys
@@ -10,18 +11,22 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import data
 from data import augment, pickles
 
 PLAIN: dict[str, Any] = {"mean": (0.0,), "std": (1.0,)}
 MISTAKES = [
-    ("cifar", {}, r"dataset must be one of cifar10, digits, synthetic, got 'cifar'; did you mean 'cifar10'\?"),
+    ("cifar", {}, r"dataset must be one of cifar10, .*synthetic.*, got 'cifar'; did you mean 'cifar10'\?"),
     ("digits", {"size": 8}, r"dataset 'digits' has no settings, got 'size'"),
     ("synthetic", {"size": 8}, r"allows only num_samples, image_size, channels, num_classes, got 'size'"),
     ("synthetic", {"num_samples": 0}, r"num_samples must be an integer of at least 1, got 0"),
     ("cifar10", {}, r"dataset cifar10 needs a data root, got None"),
     ("cifar10", {"num_train": 0}, r"num_train of cifar10 must be a whole number of at least 1, got 0"),
+    ("cifar100", {"num_test": 0}, r"num_test of cifar100 must be a whole number of at least 1, got 0"),
+    ("imagenet", {}, r"dataset imagenet needs a data root, got None"),
+    ("imagenet", {"image_size": 0}, r"image_size of imagenet must be a whole number of at least 1, got 0"),
 ]
 
 
@@ -93,7 +98,7 @@ def test_inputs_stay_with_their_targets() -> None:
 
 @pytest.mark.parametrize("augmentation", list(augment.AUGMENTATIONS))
 def test_an_epoch_resumed_in_the_middle_is_the_whole_epoch(augmentation: str) -> None:
-    loaded = data.load("synthetic", num_samples=40, channels=2)
+    loaded = _load("synthetic", num_samples=40, channels=2)
     batches = _batches(loaded, augment=augmentation)
     whole, rest = list(batches.epoch(3)), list(batches.epoch(3, start=2))
     assert len(whole) == batches.num_batches == 5
@@ -120,7 +125,7 @@ def test_crop_flip_equals_one_image_at_a_time() -> None:
     random = torch.Generator().manual_seed(0)
     images = torch.randint(1, 256, (64, 3, 6, 5), dtype=torch.uint8, generator=random)
     draws = torch.randint(2**31, (64, 3), generator=random)
-    cropped = augment.crop_flip(images, draws)
+    cropped = augment.crop_flip(images, draws, (6, 5))
     assert cropped.dtype == torch.uint8
     for image, (top, left, mirror), got in zip(images, draws.tolist(), cropped, strict=True):
         padded = torch.zeros(3, 14, 13, dtype=torch.uint8)
@@ -133,12 +138,120 @@ def test_crop_flip_uses_every_offset_and_mirrors_half() -> None:
     draws = torch.randint(2**31, (4000, 3), generator=data.generator(0))
     corner = torch.zeros(4000, 1, 9, 9, dtype=torch.uint8)
     corner[:, :, 4, 4] = 1  # the centre, whose place tells the offset
-    rows, columns = augment.crop_flip(corner, draws)[:, 0].nonzero()[:, 1:].unbind(1)
+    rows, columns = augment.crop_flip(corner, draws, (9, 9))[:, 0].nonzero()[:, 1:].unbind(1)
     assert set(rows.tolist()) == set(columns.tolist()) == set(range(9))
     stripe = torch.zeros(4000, 1, 40, 40, dtype=torch.uint8)
     stripe[..., :10] = 1  # wide enough to cover column 4 under every offset, or column -5 when mirrored
-    mirrored = augment.crop_flip(stripe, draws)[:, 0, 20, -5].count_nonzero().item()
+    mirrored = augment.crop_flip(stripe, draws, (40, 40))[:, 0, 20, -5].count_nonzero().item()
     assert 0.47 < mirrored / 4000 < 0.53
+
+
+def test_the_bits_of_crop_flip_are_those_of_earlier_versions() -> None:
+    images = torch.arange(8 * 36, dtype=torch.float32).view(8, 1, 6, 6)
+    settings = {"batch_size": 2, "rank": 1, "world_size": 2, "seed": 3, "augment": "crop_flip", **PLAIN}
+    batches = data.ShardedBatches(images, torch.arange(8), **settings)
+    for (got, targets), chosen, draws in zip(batches.epoch(5), batches.indices(5), _earlier_draws(), strict=True):
+        assert targets.tolist() == chosen.tolist()
+        assert torch.equal(got, augment.crop_flip(images[chosen], draws, (6, 6)))
+
+
+def _earlier_draws() -> Tensor:
+    return torch.randint(2**31, (2, 2, 3), generator=data.generator(3, 5, 1))
+
+
+@pytest.mark.parametrize("size", [(7, 7), (5, 8)])
+def test_rotation_equals_one_pixel_at_a_time(size: tuple[int, int]) -> None:
+    height, width = size
+    images = torch.randint(1, 256, (6, 2, height, width), dtype=torch.uint8)
+    draws = torch.randint(2**31, (6, 4), generator=data.generator(0))
+    got = augment.crop_flip_rotate(images, draws, size)
+    assert got.dtype == torch.uint8
+    for crop, draw, turned in zip(augment.crop_flip(images, draws, size), draws[:, 3].tolist(), got, strict=True):
+        angle = math.radians(15 * (2 * draw / 2**31 - 1))
+        for row in range(height):
+            for column in range(width):
+                y, x = row - (height - 1) / 2, column - (width - 1) / 2
+                from_row = y * math.cos(angle) + x * math.sin(angle) + (height - 1) / 2
+                from_column = x * math.cos(angle) - y * math.sin(angle) + (width - 1) / 2
+                if max(abs(from_row % 1 - 0.5), abs(from_column % 1 - 0.5)) < 1e-4:
+                    continue  # two pixels are equally near
+                near = round(from_row), round(from_column)
+                inside = 0 <= near[0] < height and 0 <= near[1] < width
+                expected = crop[:, near[0], near[1]] if inside else torch.zeros(2, dtype=torch.uint8)
+                assert torch.equal(turned[:, row, column], expected)
+
+
+def test_rotation_by_nothing_is_crop_flip() -> None:
+    images = torch.rand(5, 3, 8, 8)
+    draws = torch.randint(2**31, (5, 4), generator=data.generator(1))
+    draws[:, 3] = 2**30  # the middle of the range
+    assert torch.equal(augment.crop_flip_rotate(images, draws, (8, 8)), augment.crop_flip(images, draws, (8, 8)))
+
+
+def test_resized_crop_equals_one_image_at_a_time() -> None:
+    images = torch.randint(256, (40, 2, 20, 24), dtype=torch.uint8)
+    draws = torch.randint(2**31, (40, 23), generator=data.generator(2))
+    got = augment.resized_crop(images, draws, (9, 11))
+    assert got.dtype == torch.float32
+    for image, draw, crop in zip(images, draws.tolist(), got, strict=True):
+        top, left, height, width = _rectangle(draw, 20, 24)
+        part = image[None, :, top : top + height, left : left + width].float()
+        expected = F.interpolate(part, (9, 11), mode="bilinear", align_corners=False)[0]
+        assert torch.allclose(crop, expected.flip(2) if draw[2] % 2 else expected, atol=2e-3)
+
+
+def _rectangle(draw: list[int], rows: int, columns: int) -> tuple[int, int, int, int]:
+    for area_draw, aspect_draw in zip(draw[3:13], draw[13:], strict=True):
+        area = rows * columns * (0.08 + 0.92 * area_draw / 2**31)
+        aspect = math.exp(math.log(3 / 4) + aspect_draw / 2**31 * math.log(16 / 9))
+        height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < height <= rows and 0 < width <= columns:
+            break
+    else:
+        height = width = min(rows, columns)
+    return draw[0] % (rows - height + 1), draw[1] % (columns - width + 1), height, width
+
+
+def test_resized_crop_covers_every_size_and_falls_back_to_the_largest_square() -> None:
+    draws = torch.randint(2**31, (4000, 23), generator=data.generator(3))
+    top, left, height, width = augment._rectangles(draws, 100, 100)
+    assert min(top.min(), left.min()) >= 0
+    assert max((top + height).max(), (left + width).max()) <= 100
+    share, aspect = height * width / 100**2, width / height
+    assert 0.075 < share.min() < 0.1
+    assert share.max() > 0.98
+    assert (aspect.min() > 0.7) & (aspect.max() < 1.42)
+    draws[:, 3:13], draws[:, 13:] = 2**31 - 1, 2**31 - 1  # the whole area at an aspect of 4 / 3 fits into no square
+    assert augment._rectangles(draws[:1], 100, 100)[2:] == (100, 100)
+
+
+@pytest.mark.parametrize("augmentation", list(augment.AUGMENTATIONS))
+def test_images_come_out_at_the_size_asked_for(augmentation: str) -> None:
+    settings = {"batch_size": 4, "rank": 0, "world_size": 1, "seed": 0, "augment": augmentation, **PLAIN}
+    images = torch.ones(8, 1, 9, 9, dtype=torch.uint8)
+    batches = data.ShardedBatches(images, torch.zeros(8), image_size=6, **settings)
+    shown = torch.cat([inputs for inputs, _ in batches.epoch(0)])
+    assert shown.shape == (8, 1, 6, 6)
+    assert shown.max() == pytest.approx(1 / 255)  # of the same units as the images
+    with pytest.raises(ValueError, match=r"image_size must be in 1\.\.9, the side of the images, got 10"):
+        data.ShardedBatches(images, torch.zeros(8), image_size=10, **settings)
+
+
+def test_the_middle_of_larger_images_is_shown() -> None:
+    images = torch.arange(2 * 25).view(2, 1, 5, 5)
+    assert torch.equal(augment.centre(images, (3, 3)), images[:, :, 1:4, 1:4])
+    assert augment.centre(images, (5, 5)).data_ptr() == images.data_ptr()
+
+
+def test_batches_go_to_the_device_asked_for() -> None:
+    images, targets = torch.rand(6, 1, 4, 4), torch.arange(6)
+    settings: dict[str, Any] = {"batch_size": 3, "rank": 0, "world_size": 1, **PLAIN}
+    meta = torch.device("meta")  # stands in for an accelerator: it has shapes only
+    train = data.ShardedBatches(images, targets, seed=0, device=meta, **settings)
+    test = data.EvalBatches(images, targets, device=meta, **settings)
+    assert {tensor.device for batch in [*train.epoch(0), *test] for tensor in batch} == {meta}
+    there = data.EvalBatches(images, targets, device=torch.device("cpu"), **settings)
+    assert all(chosen.data_ptr() == targets[3 * i :].data_ptr() for i, (_, chosen) in enumerate(there))
 
 
 def test_uint8_counts_as_a_fraction_of_255() -> None:
@@ -158,7 +271,7 @@ def test_uint8_counts_as_a_fraction_of_255() -> None:
         ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
         ({"rank": 2}, r"rank must be in 0\.\.1, got 2"),
         ({"world_size": 0}, r"world_size must be at least 1, got 0"),
-        ({"augment": "mixup"}, r"augment must be one of none, crop_flip, got 'mixup'"),
+        ({"augment": "mixup"}, r"augment must be one of none, crop_flip, .*, got 'mixup'"),
         ({"mean": (0.0, 0.0)}, r"mean and std must have 1 channels as the inputs, got 2, 1"),
         ({"std": (0.0,)}, r"std must be positive, got \(0\.0,\)"),
     ],
@@ -208,14 +321,14 @@ def test_a_mistake_is_told_in_one_line_by_each_entry(name: str, settings: dict[s
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_info_tells_what_load_reads(name: str) -> None:
     data.check(name)
-    _assert_consistent(data.load(name), data.info(name))
+    _assert_consistent(_load(name), data.info(name))
 
 
 # Digits
 
 
 def test_digits_split_is_fixed_stratified_and_complete() -> None:
-    loaded = data.load("digits", seed=1)
+    loaded = _load("digits", seed=1)
     assert (len(loaded.train_inputs), len(loaded.test_inputs)) == (1437, 360)
     assert loaded.train_inputs.min() == 0
     assert loaded.train_inputs.max() == 1
@@ -226,13 +339,13 @@ def test_digits_split_is_fixed_stratified_and_complete() -> None:
 
     both = torch.cat([loaded.train_inputs, loaded.test_inputs]).flatten(1).mul(16).long().tolist()
     assert sorted(both) == sorted(load_digits().data.astype(int).tolist())
-    again = data.load("digits", seed=2)
+    again = _load("digits", seed=2)
     assert torch.equal(loaded.test_inputs, again.test_inputs)
     assert loaded.checksums == again.checksums
 
 
 def test_digits_are_normalised_by_their_mean_and_std() -> None:
-    loaded = data.load("digits")
+    loaded = _load("digits")
     images = torch.cat([inputs for inputs, _ in _batches(loaded, batch_size=479, world_size=1).epoch(0)])
     assert images.mean().abs() < 1e-5
     assert images.std(correction=0) == pytest.approx(1, abs=1e-5)
@@ -249,7 +362,7 @@ def test_digits_without_scikit_learn_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_synthetic_follows_seed_and_settings() -> None:
     settings: dict[str, Any] = {"num_samples": 50, "image_size": 4, "channels": 2, "num_classes": 3}
-    first, again, other = (data.load("synthetic", seed=seed, **settings) for seed in (5, 5, 6))
+    first, again, other = (_load("synthetic", seed=seed, **settings) for seed in (5, 5, 6))
     assert torch.equal(first.train_inputs, again.train_inputs)
     assert first.checksums == again.checksums != other.checksums
     assert first.train_inputs.shape == (50, 2, 4, 4)
@@ -259,7 +372,7 @@ def test_synthetic_follows_seed_and_settings() -> None:
 
 
 def test_synthetic_classes_can_be_told_apart() -> None:
-    loaded = data.load("synthetic")
+    loaded = _load("synthetic")
     flat = loaded.train_inputs.flatten(1)
     centres = torch.stack([flat[loaded.train_targets == label].mean(0) for label in range(10)])
     nearest = torch.cdist(loaded.test_inputs.flatten(1), centres).argmin(1)
@@ -306,7 +419,7 @@ def write_cifar(root: Path, protocol: int = 2, key: Any = str) -> Path:
 @pytest.mark.parametrize("key", [str, str.encode])
 def test_cifar_is_read_from_the_official_layout(tmp_path: Path, protocol: int, key: Any) -> None:
     write_cifar(tmp_path, protocol, key)
-    loaded = data.load("cifar10", root=str(tmp_path), seed=0)
+    loaded = _load("cifar10", root=str(tmp_path), seed=0)
     _assert_consistent(loaded, data.info("cifar10", str(tmp_path)))
     entries = [cifar_entry(first) for first in range(6)]
     train = np.concatenate([entry["data"] for entry in entries[:5]]).reshape(-1, 3, 32, 32)
@@ -321,12 +434,30 @@ def test_cifar_is_read_from_the_official_layout(tmp_path: Path, protocol: int, k
 
 def test_cifar_may_be_taken_in_part(tmp_path: Path) -> None:
     write_cifar(tmp_path, 2, str)
-    whole = data.load("cifar10", root=str(tmp_path), seed=0)
+    whole = _load("cifar10", root=str(tmp_path), seed=0)
     few = len(whole.train_targets) - 1
-    part = data.load("cifar10", root=str(tmp_path), seed=0, num_train=few, num_test=1)
+    part = _load("cifar10", root=str(tmp_path), seed=0, num_train=few, num_test=1)
     assert torch.equal(part.train_inputs, whole.train_inputs[:few])
     assert torch.equal(part.test_targets, whole.test_targets[:1])
     _assert_consistent(part, data.info("cifar10", str(tmp_path), num_train=few, num_test=1))
+
+
+def test_cifar_100_reads_the_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for first, name in enumerate(("train", "test")):
+        rows = cifar_entry(first)["data"]
+        entry = {"data": rows, "coarse_labels": [0, 1, 2, 19], "fine_labels": [first, 7, 42, 99]}
+        (folder / name).write_bytes(pickle.dumps(entry))
+    loaded = _load("cifar100", root=str(tmp_path))
+    _assert_consistent(loaded, data.info("cifar100", str(tmp_path)))
+    assert loaded.num_classes == 100
+    assert loaded.train_targets.tolist() == [0, 7, 42, 99]
+    assert loaded.test_targets.tolist() == [1, 7, 42, 99]
+    assert loaded.checksums["cifar-100-python/train/official_md5"] == "different"
+    (folder / "test").write_bytes(pickle.dumps(cifar_entry(0)))  # CIFAR-10's key
+    with pytest.raises(ValueError, match=r"test is not a CIFAR-100 batch \(no 'fine_labels' in it\)"):
+        data.check("cifar100", str(tmp_path))
 
 
 def test_a_batch_written_by_python_2_is_read() -> None:
@@ -380,7 +511,7 @@ def test_a_torn_batch_names_file_fault_and_remedy(tmp_path: Path, content: bytes
             entry("cifar10", root=str(tmp_path))
         text = str(raised.value)
         assert text.startswith(f"{tmp_path}/cifar-10-batches-py/data_batch_3 is not a CIFAR-10 batch")
-        assert text.endswith(f": unpack cifar-10-python.tar.gz again in {tmp_path}")
+        assert text.endswith(f"/cifar-10-batches-py and run python -m data.prepare cifar10 --root {tmp_path}")
         assert "\n" not in text
 
 
@@ -395,14 +526,14 @@ def test_a_foreign_pickle_cannot_run_code(tmp_path: Path, protocol: int) -> None
 
 
 def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cifar-10-batches-py is not a folder: unpack cifar-10-python.tar.gz in "):
+    with pytest.raises(ValueError, match=r"py is not a folder: run python -m data.prepare cifar10 --root "):
         data.check("cifar10", str(tmp_path))
     folder = write_cifar(tmp_path)
     (folder / "test_batch").unlink()
-    with pytest.raises(ValueError, match=r"test_batch cannot be read \(No such file or directory\): unpack"):
+    with pytest.raises(ValueError, match=r"test_batch cannot be read \(No such file or directory\): remove"):
         data.check("cifar10", str(tmp_path))
     (folder / "test_batch").mkdir()
-    with pytest.raises(ValueError, match=r"test_batch cannot be read \(Is a directory\): unpack"):
+    with pytest.raises(ValueError, match=r"test_batch cannot be read \(Is a directory\): remove"):
         data.check("cifar10", str(tmp_path))
 
 
@@ -411,7 +542,7 @@ def test_real_cifar_is_whole() -> None:
     root = os.environ.get("MICRO_DATA")
     if not root or not (Path(root) / "cifar-10-batches-py").is_dir():
         pytest.skip("MICRO_DATA names no folder that holds cifar-10-batches-py")
-    loaded = data.load("cifar10", root=root, seed=0)
+    loaded = _load("cifar10", root=root, seed=0)
     _assert_consistent(loaded, data.info("cifar10", root))
     assert loaded.train_targets.bincount().tolist() == [5000] * 10
     assert loaded.test_targets.bincount().tolist() == [1000] * 10
@@ -430,15 +561,23 @@ def _batches(loaded: data.Classification, **changes: Any) -> data.ShardedBatches
     return data.ShardedBatches(inputs, targets, mean=loaded.mean, std=loaded.std, **settings)
 
 
-def _assert_consistent(loaded: data.Classification, sizes: data.DatasetInfo) -> None:
-    image = (sizes.in_channels, sizes.image_size, sizes.image_size)
-    assert loaded.train_inputs.shape == (sizes.num_train, *image)
-    assert loaded.test_inputs.shape == (sizes.num_test, *image)
-    assert (loaded.num_classes, loaded.in_channels) == (sizes.num_classes, sizes.in_channels)
-    for targets, num in ((loaded.train_targets, sizes.num_train), (loaded.test_targets, sizes.num_test)):
+def _load(name: str, **settings: Any) -> data.Classification:
+    loaded = data.load(name, **settings)
+    assert isinstance(loaded, data.Classification)
+    return loaded
+
+
+def _assert_consistent(loaded: data.Classification, info: data.DatasetInfo) -> None:
+    assert info.kind == "images"
+    assert list(info.sizes) == ["in_channels", "num_classes", "image_size"]
+    channels, num_classes, side = info.sizes.values()
+    assert loaded.train_inputs.shape == (info.num_train, channels, side, side)
+    assert loaded.test_inputs.shape == (info.num_test, channels, side, side)
+    assert (loaded.num_classes, loaded.in_channels) == (num_classes, channels)
+    for targets, num in ((loaded.train_targets, info.num_train), (loaded.test_targets, info.num_test)):
         assert targets.dtype == torch.int64
         assert targets.shape == (num,)
         assert targets.min() >= 0
-        assert targets.max() < sizes.num_classes
-    assert len(loaded.mean) == len(loaded.std) == sizes.in_channels
+        assert targets.max() < num_classes
+    assert len(loaded.mean) == len(loaded.std) == channels
     assert loaded.checksums

@@ -248,9 +248,8 @@ def test_nan_on_one_rank_skips_the_step_of_all() -> None:
 
 def test_records_hold_the_relative_error_and_the_share_of_the_bins() -> None:
     stats = once(FFTReducer(density=0.25), gradients(257)).stats[0]
-    row = step_row(
-        0, 0, 1.0, 0.1, Reduced(loss=torch.tensor(1.0), stats=(stats,), compute_s=0.0, exposed_s=0.0), 1.0, 1.0
-    )
+    reduced = Reduced(loss=torch.tensor(1.0), stats=(stats,), compute_s=0.0, exposed_s=0.0, load_s=0.0)
+    row = step_row(0, 0, 1.0, 0.1, reduced, 1.0, 1.0)
     assert row["relative_error"] == stats.relative_error
     assert row["target_density"] == row["local_density"] == 0.25
 

@@ -5,7 +5,8 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from rich.console import Console
 
 from experiments import figures
 from experiments.harness import frames, tables
-from experiments.harness.drawing import draw_rules
+from experiments.harness.drawing import draw_convergence, draw_methods, draw_rules
 from experiments.harness.errors import UserError
-from experiments.harness.plotting import LOOKS, look, style
+from experiments.harness.metrics import METRICS, in_words, metric_of
+from experiments.harness.plotting import LOOKS, look, save, style
 
 Row = dict[str, Any]
 NUMEL = 270_000
@@ -38,6 +40,26 @@ TRAITS: dict[str, tuple[float, float, tuple[float, ...]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Study:
+    """Runs of one task: what they train, and the measures of an epoch in which they got so far, from 0 to 1."""
+
+    model: str
+    dataset: str
+    suffix: str
+    measures: Callable[[float], Row]
+
+
+STUDIES = {
+    "images": Study("resnet18", "cifar10", "", lambda share: {"test_loss": 1 - share, "accuracy": share}),
+    "text": Study(
+        *("lstm", "wikitext2", "-text"),
+        lambda share: {"test_loss": 9 - 5 * share, "perplexity": math.exp(9 - 5 * share)},
+    ),
+    "interactions": Study("neumf", "latent", "-pairs", lambda share: {"hit_rate": 0.7 * share, "ndcg": 0.4 * share}),
+}
+
+
 def write_run(
     root: Path,
     sparsifier: str,
@@ -47,15 +69,17 @@ def write_run(
     epochs: int = 3,
     per_epoch: int = 20,
     lr: float = 0.1,
+    task: str = "images",
+    world_size: int = 8,
 ) -> Path:
     """Write the folder of a finished run with rows such as training writes."""
-    folder = root / (f"{sparsifier}-d{density:g}-s{seed}" + (f"-lr{lr:g}" if lr != 0.1 else ""))
+    folder = root / (f"{sparsifier}-d{density:g}-s{seed}" + (f"-lr{lr:g}" if lr != 0.1 else "") + STUDIES[task].suffix)
     folder.mkdir(parents=True)
     config = {
-        "model": {"name": "resnet18"},
-        "dataset": {"name": "cifar10"},
+        "model": {"name": STUDIES[task].model},
+        "dataset": {"name": STUDIES[task].dataset},
         "sparsifier": {"name": sparsifier, "selector": {"rule": RULES.get(sparsifier)}},
-        "cluster": {"name": "local", "world_size": 8},
+        "cluster": {"name": "local", "world_size": world_size},
         "density": density,
         "seed": seed,
         "epochs": epochs,
@@ -64,14 +88,16 @@ def write_run(
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     rng = np.random.default_rng([seed, list(TRAITS).index(sparsifier)])
-    steps = _step_rows(rng, sparsifier, density, epochs * per_epoch, per_epoch)
+    steps = _step_rows(rng, sparsifier, density, epochs * per_epoch, per_epoch, sends=world_size > 1)
     _write_rows(folder / "steps.jsonl", steps)
-    _write_rows(folder / "epochs.jsonl", _epoch_rows(rng, sparsifier, steps, per_epoch))
+    _write_rows(folder / "epochs.jsonl", _epoch_rows(rng, sparsifier, steps, per_epoch, STUDIES[task]))
     (folder / "DONE").write_text("{}")
     return folder
 
 
-def _step_rows(rng: np.random.Generator, sparsifier: str, density: float, num_steps: int, per_epoch: int) -> list[Row]:
+def _step_rows(
+    rng: np.random.Generator, sparsifier: str, density: float, num_steps: int, per_epoch: int, *, sends: bool
+) -> list[Row]:
     build_up, scatter, stages = TRAITS[sparsifier]
     rows, clock, target = [], 0.0, 1.0 if sparsifier == "dense" else density
     for step in range(num_steps):
@@ -93,7 +119,7 @@ def _step_rows(rng: np.random.Generator, sparsifier: str, density: float, num_st
                 "build_up": build_up,
                 "imbalance": 0.2,
                 "threshold": 0.02 * (1 - math.exp(-(step + 1) / 20)) if sparsifier in RULES else None,
-                "bytes_sent": int(8 * NUMEL * measured),
+                "bytes_sent": int(8 * NUMEL * measured) * sends,
                 "counts_bytes": 32,
                 "indices_bytes": int(4 * NUMEL * measured),
                 "values_bytes": int(4 * NUMEL * measured),
@@ -106,19 +132,20 @@ def _step_rows(rng: np.random.Generator, sparsifier: str, density: float, num_st
     return rows
 
 
-def _epoch_rows(rng: np.random.Generator, sparsifier: str, steps: list[Row], per_epoch: int) -> Iterator[Row]:
+def _epoch_rows(
+    rng: np.random.Generator, sparsifier: str, steps: list[Row], per_epoch: int, study: Study
+) -> Iterator[Row]:
     ends = steps[per_epoch - 1 :: per_epoch]
     best = 0.93 - 0.01 * list(TRAITS).index(sparsifier)
     for epoch, last in enumerate(ends):
-        accuracy = best * (1 - 0.8 * math.exp(-5 * (epoch + 1) / len(ends))) + 0.008 * rng.normal()
+        share = best * (1 - 0.8 * math.exp(-5 * (epoch + 1) / len(ends))) + 0.008 * rng.normal()
         yield {
             "epoch": epoch,
             "step": last["step"] + 1,
             "time_s": last["time_s"],
             "train_loss": last["loss"],
-            "test_loss": last["loss"] + 0.1,
-            "accuracy": accuracy,
             "num_samples": 10_000,
+            **study.measures(share),
         }
 
 
@@ -210,6 +237,127 @@ def test_rules_can_be_drawn_of_any_stream(tmp_path: Path) -> None:
     figure = draw_rules(frame, "Rules")
     assert [axes.get_title() for axes in figure.axes] == ["published", "agreed"]  # and no empty row of thresholds
     assert all(len(axes.get_lines()) == 3 for axes in figure.axes)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of each task in one folder, two seeds each."""
+    root = tmp_path_factory.mktemp("mixed")
+    for task, sparsifier, seed in itertools.product(STUDIES, ("dense", "micro"), (0, 1)):
+        write_run(root, sparsifier, seed, task=task)
+    return root
+
+
+def test_a_study_is_drawn_with_its_own_measure(mixed: Path) -> None:
+    groups = {group.model: group for group in figures.groups(frames.load(mixed))}
+    measures = {model: group.metric.key for model, group in groups.items()}
+    assert measures == {"resnet18": "accuracy", "lstm": "perplexity", "neumf": "hit_rate"}
+    for group in groups.values():
+        numbers = figures.convergence_numbers(group.frames, group.metric)
+        figure = draw_convergence(numbers, group.metric, group.title)
+        assert figure.axes[0].get_ylabel() == group.metric.label
+        expected = "linear" if group.metric.higher_is_better else "log"
+        assert {axes.get_yscale() for axes in figure.axes} == {expected}
+        for axes in figure.axes:
+            drawn = [value for line in axes.get_lines() for value in line.get_ydata()]
+            assert sorted(drawn) == sorted(numbers[group.metric.key])
+
+
+@pytest.mark.parametrize(("task", "key"), [("text", "perplexity"), ("interactions", "hit_rate")])
+def test_numbers_of_a_measure_are_those_of_the_records(mixed: Path, task: str, key: str) -> None:
+    loaded = frames.load(mixed, {"model": [STUDIES[task].model]})
+    folders = [mixed / f"micro-d0.01-s{seed}{STUDIES[task].suffix}" for seed in (0, 1)]
+    ends = [[row[key] for row in _rows(folder / "epochs.jsonl")] for folder in folders]
+    numbers = figures.convergence_numbers(loaded, metric_of([key]))
+    line = numbers[numbers["sparsifier"] == "micro"]
+    assert list(line[key]) == pytest.approx([statistics.mean(pair) for pair in zip(*ends, strict=True)])
+    assert list(line[f"{key}_min"]) == pytest.approx([min(pair) for pair in zip(*ends, strict=True)])
+    assert list(line[f"{key}_max"]) == pytest.approx([max(pair) for pair in zip(*ends, strict=True)])
+    row = tables.summarise(loaded).set_index("sparsifier").loc["micro"]
+    assert row["metric"] == key
+    assert row[key] == pytest.approx(statistics.mean(run[-1] for run in ends))
+    assert "accuracy" not in row
+
+
+def test_bytes_of_an_epoch_are_those_of_all_steps_until_then(study: Path) -> None:
+    path = study / "topk-d0.01-s0" / "steps.jsonl"
+    sent = list(itertools.accumulate(row["bytes_sent"] for row in _rows(path)))
+    loaded = frames.load(study, {"sparsifier": ["topk"], "seed": ["0"]})
+    assert list(figures.convergence_numbers(loaded, METRICS[0])["total_bytes"]) == sent[19::20]
+
+
+def test_one_worker_sends_nothing_and_has_no_panel_for_it(tmp_path: Path) -> None:
+    write_run(tmp_path, "micro", world_size=1)
+    figure = draw_convergence(figures.convergence_numbers(frames.load(tmp_path), METRICS[0]), METRICS[0], "one")
+    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "training time (s)"]
+
+
+def test_a_perplexity_figure_has_the_same_bytes_each_time_and_names_its_columns(mixed: Path, tmp_path: Path) -> None:
+    def written(place: Path) -> list[Path]:
+        group = next(group for group in figures.groups(frames.load(mixed)) if group.model == "lstm")
+        numbers = figures.convergence_numbers(group.frames, group.metric)
+        return save(draw_convergence(numbers, group.metric, group.title), numbers, place / "convergence")
+
+    first, second = written(tmp_path / "first"), written(tmp_path / "second")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    header = first[-1].read_text().splitlines()[0].split(",")
+    assert header[-4:] == ["perplexity", "perplexity_half_range", "perplexity_min", "perplexity_max"]
+    assert not {"accuracy", "hit_rate"} & set(header)
+
+
+def test_tables_of_mixed_studies_name_each_ones_measure(mixed: Path) -> None:
+    table = tables.summary(mixed)
+    text = tables.markdown(table)
+    assert [heading in text for heading in ("| accuracy % |", "| perplexity |", "| HR@10 % |")] == [True] * 3
+    assert "nan" not in text
+    assert "not finite" not in text
+    rows = tables.of_study(table[table["model"] == "neumf"])
+    assert {"hit_rate", "ndcg"} <= set(rows)
+    assert not {"accuracy", "perplexity_half_range"} & set(rows)
+    assert draw_methods(rows, METRICS[2], "methods").axes[0].get_xlabel().startswith("hit rate at 10 (%)")
+
+
+def test_a_run_that_is_not_finite_is_not_averaged_away(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        path = write_run(tmp_path, "micro", seed, task="text") / "epochs.jsonl"
+    _write_rows(path, [row | {"perplexity": None if row["epoch"] == 2 else 50.0} for row in _rows(path)])
+    assert "not finite" in tables.markdown(tables.summary(tmp_path))
+    perplexity = metric_of(["perplexity"])
+    numbers = figures.convergence_numbers(frames.load(tmp_path), perplexity)
+    assert list(numbers["perplexity"].isna()) == [False, False, True]
+
+
+def test_a_study_that_is_nowhere_finite_is_drawn_all_the_same(tmp_path: Path) -> None:
+    for sparsifier in ("dense", "micro"):
+        path = write_run(tmp_path, sparsifier, task="text") / "epochs.jsonl"
+        _write_rows(path, [row | {"perplexity": None, "test_loss": None} for row in _rows(path)])
+    (group,) = figures.groups(frames.load(tmp_path))
+    numbers = figures.convergence_numbers(group.frames, group.metric)
+    assert group.metric.key == "perplexity"
+    draw_convergence(numbers, group.metric, group.title).draw_without_rendering()
+    draw_methods(tables.summary(tmp_path), group.metric, group.title).draw_without_rendering()
+
+
+def test_epochs_that_measured_nothing_are_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "micro") / "epochs.jsonl"
+    _write_rows(path, [{"epoch": 0, "step": 20, "time_s": 1.0, "train_loss": 2.0}])
+    with pytest.raises(UserError, match=r"epochs\.jsonl: none of accuracy, perplexity, .* was measured; delete"):
+        frames.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "key", "words", "cell"),
+    [
+        ({"test_loss": 0.2, "accuracy": 0.93}, "accuracy", "accuracy 0.93", "93.00"),
+        ({"test_loss": 4.8, "perplexity": 123.4}, "perplexity", "perplexity 123.4", "123.4"),
+        ({"ndcg": 0.4, "hit_rate": 0.61}, "hit_rate", "hit rate 0.61", "61.00"),
+    ],
+)
+def test_a_measure_is_known_by_its_key(row: Row, key: str, words: str, cell: str) -> None:
+    metric = metric_of(row)
+    assert metric.key == key
+    assert in_words(row) == words
+    assert metric.format(row[key]) == cell
 
 
 def test_long_runs_are_smoothed_and_thinned(tmp_path: Path) -> None:

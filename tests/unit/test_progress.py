@@ -63,10 +63,10 @@ def test_lines_for_a_log(tmp_path: Path) -> None:
 def test_an_accuracy_outlives_epochs_that_did_not_measure_it(tmp_path: Path) -> None:
     reader = progress._RunReader(tmp_path, 4, "mlp")
     (tmp_path / "epochs.jsonl").write_text('{"accuracy": 0.75}\n')
-    assert reader.read().accuracy == 0.75
+    assert reader.read().measured == "accuracy 0.75"
     with (tmp_path / "epochs.jsonl").open("a") as file:
         file.write('{"accuracy": null}\n')
-    assert reader.read().accuracy == 0.75
+    assert reader.read().measured == "accuracy 0.75"
 
 
 def test_a_run_that_records_nothing_is_shown_too(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_is_left_of_a_sweep() -> None:
         (Snapshot("a", 0, 9), "a: step 0/9"),
         (Snapshot("a", 3, 9, loss=0.123456, left_s=59.6), "a: step 3/9, loss 0.1235, 1 min 00 s left"),
         (
-            Snapshot("a", 3, 9, accuracy=0.5, left_s=1.0, sweep_left_s=7_260.0),
+            Snapshot("a", 3, 9, measured="accuracy 0.5", left_s=1.0, sweep_left_s=7_260.0),
             "a: step 3/9, accuracy 0.5, 1 s left, all runs 2 h 01 min",
         ),
     ],

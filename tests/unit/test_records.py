@@ -3,9 +3,13 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,6 +213,176 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     with run.claim() as earlier:
         assert earlier is None
     assert run.steps_path.exists()
+
+
+@pytest.mark.parametrize("name", ["step-000000005", "step-000000005-2"])
+def test_rows_stay_where_the_run_can_go_on(tmp_path: Path, name: str) -> None:
+    run = RunFolder(tmp_path)
+    for file in ("steps.jsonl", "epochs.jsonl", "failure.json", "manifest.json", "ranks/rank0/log", "errors/0.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    (run.checkpoints_path / name).mkdir(parents=True)
+    (run.checkpoints_path / name / "CHECKPOINT.json").touch()
+    with run.claim() as earlier:
+        assert earlier == run.attempts_path / "1"
+    assert names(run.attempts_path / "1") == ["errors", "failure.json", "manifest.json", "ranks"]
+    assert names(tmp_path) == [".lock", "attempts", "checkpoints", "epochs.jsonl", "steps.jsonl"]
+    with run.claim() as earlier:
+        assert earlier is None
+
+
+def test_a_draft_is_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.steps_path.touch()
+    for name in (".draft-step-000000005", "step-000000006"):
+        (run.checkpoints_path / name).mkdir(parents=True)
+    (run.checkpoints_path / ".draft-step-000000005" / "CHECKPOINT.json").touch()
+    with run.claim() as earlier:
+        assert earlier == run.attempts_path / "1"
+    assert not run.steps_path.exists()
+
+
+STEPS = [f'{{"step": {step}, "epoch": {step // 3}, "loss": null}}\n' for step in range(8)]
+EPOCHS = [f'{{"epoch": {epoch}, "step": {3 * epoch + 3}}}\n' for epoch in range(2)]
+
+
+def recorded(path: Path, torn: str = "") -> RunFolder:
+    """A run of three steps an epoch that got to its eighth step."""
+    path.mkdir(exist_ok=True)
+    run = RunFolder(path)
+    run.steps_path.write_text("".join(STEPS) + torn)
+    run.epochs_path.write_text("".join(EPOCHS) + torn)
+    return run
+
+
+def names(path: Path) -> list[str]:
+    return sorted(item.name for item in path.iterdir())
+
+
+@pytest.mark.parametrize("torn", ["", '{"st', '{"step": 3}'])
+@pytest.mark.parametrize("step", range(10))
+def test_rewinding_parts_the_rows_and_loses_none(tmp_path: Path, step: int, torn: str) -> None:
+    run = recorded(tmp_path, torn)
+    moved = run.rewind(step)
+    num_epochs = min(step // 3, 2)
+    for path, rows, num_kept in ((run.steps_path, STEPS, min(step, 8)), (run.epochs_path, EPOCHS, num_epochs)):
+        assert path.read_text() == "".join(rows[:num_kept])
+        rest = "".join(rows[num_kept:]) + torn
+        assert (moved is not None and (moved / path.name).exists()) == bool(rest)
+        if moved and rest:
+            assert (moved / path.name).read_text() == rest
+    assert (moved is None) == (step >= 8 and not torn)
+    assert run.rewind(step) is None
+
+
+@pytest.mark.parametrize("step", range(10))
+def test_rewinding_finds_the_row_in_a_large_file(tmp_path: Path, step: int) -> None:
+    run = RunFolder(tmp_path)
+    rows = [f'{{"step": {index}, "long": "{"x" * 300_000}"}}\n' for index in range(9)]
+    run.steps_path.write_text("".join(rows) + "torn")
+    assert run.rewind(step) == run.attempts_path / "1"
+    assert run.steps_path.read_text() == "".join(rows[:step])
+    assert (run.attempts_path / "1" / "steps.jsonl").read_text() == "".join(rows[step:]) + "torn"
+
+
+def test_a_row_that_cannot_be_placed_is_named_in_a_large_file(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.steps_path.write_text(f'{{"step": 0, "long": "{"x" * 300_000}"}}\n' * 9 + "{\n")
+    with pytest.raises(RecordError, match=r"steps.jsonl, line 10 is not a record"):
+        run.rewind(2)
+
+
+def test_rewinding_to_the_start_moves_a_row_from_before_the_first_step(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.epochs_path.write_text('{"step": 0}\n')
+    assert run.rewind(1) is None
+    assert run.rewind(0) == run.attempts_path / "1"
+    assert run.epochs_path.read_text() == ""
+
+
+def test_a_run_without_rows_has_nothing_to_rewind(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).rewind(0) is None
+    assert names(tmp_path) == []
+
+
+def test_rows_join_what_was_put_aside_of_their_attempt(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run.checkpoints_path / "step-6").mkdir(parents=True)
+    (run.checkpoints_path / "step-6" / "CHECKPOINT.json").touch()
+    for attempt in ("1", "2"):
+        run.manifest_path.touch()
+        with run.claim() as earlier:
+            assert run.rewind(6) == earlier == run.attempts_path / attempt
+        with RecordWriter(run.steps_path) as writer:
+            writer.append({"step": 6})
+    assert run.rewind(6) == run.attempts_path / "3"  # not among the rows of another attempt
+    assert names(run.attempts_path / "1") == ["manifest.json", "steps.jsonl"]
+    assert (run.attempts_path / "1" / "steps.jsonl").read_text() == "".join(STEPS[6:])
+
+
+@pytest.mark.parametrize("line", ["{", "3", '{"loss": 1}', '{"step": "1"}'])
+def test_a_row_that_cannot_be_placed_is_named(tmp_path: Path, line: str) -> None:
+    run = RunFolder(tmp_path)
+    run.steps_path.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
+    with pytest.raises(RecordError, match=r"steps.jsonl, line 2 (is not a record|has no step); remove the line"):
+        run.rewind(2)
+    assert names(tmp_path) == ["steps.jsonl"]
+    assert run.rewind(0) is not None  # then nobody needs to know
+
+
+class Crash(BaseException):
+    """Stands for a kill: nothing may catch it."""
+
+
+def test_a_crash_while_rewinding_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment, crashed = 0, True
+    while crashed:
+        run = recorded(tmp_path / str(moment), torn="{")
+        crashed = crash_at(moment, partial(run.rewind, 4), monkeypatch)
+        assert run.steps_path.read_text() in ("".join(STEPS) + "{", "".join(STEPS[:4]))
+        assert run.epochs_path.read_text() in ("".join(EPOCHS) + "{", "".join(EPOCHS[:1]))
+        run.rewind(4)
+        assert run.steps_path.read_text() == "".join(STEPS[:4])
+        assert run.epochs_path.read_text() == "".join(EPOCHS[:1])
+        aside = {path.read_text() for path in run.attempts_path.glob("*/*.jsonl")}
+        assert aside == {"".join(STEPS[4:]) + "{", "".join(EPOCHS[1:]) + "{"}
+        moment += 1
+    assert moment > 6
+
+
+def crash_at(moment: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Crash before the call number ``moment`` of those that change the disk; return whether there were so many."""
+    count = 0
+
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count - 1 == moment:
+                raise Crash
+            return function(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((os, "fsync"), (os, "replace"), (Path, "mkdir"), (shutil, "copyfileobj")):
+            patch.setattr(owner, name, guarded(getattr(owner, name)))
+        try:
+            action()
+        except Crash:
+            return True
+    return False
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_leaves_the_rows_where_they_are(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    (run.attempts_path / "1").mkdir(parents=True)
+    (run.attempts_path / "1" / ".steps.jsonl.tmp").symlink_to("/dev/full")
+    with pytest.raises(RecordError, match=r"^cannot write .*/1/steps.jsonl: no space left on device; free space"):
+        run.rewind(4)
+    assert run.steps_path.read_text() == "".join(STEPS)
+    assert names(run.attempts_path / "1") == []
 
 
 @pytest.mark.parametrize("name", ["file/runs/one", f"new/{'x' * 300}", f"new/deeper/{'x' * 300}/one"])

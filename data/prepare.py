@@ -1,0 +1,330 @@
+"""Download, verify and unpack a data set, or take it from a folder that already holds it.
+
+    python -m data.prepare --list
+    python -m data.prepare cifar10 [--root data/cache] [--url URL]
+    python -m data.prepare wikitext2 --from DIR
+    python -m data.prepare imagenet --from DIR [--size 256]
+
+A download that was stopped goes on where it was. A set appears in the root when it is whole; what is under way stands
+in ``.prepare`` beside it.
+"""
+
+import argparse
+import difflib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from data import imagenet
+from data.archives import CATALOGUE, Archive, Entry
+from data.convert import convert
+from data.fetch import fetch
+from data.progress import progress
+from data.unpack import unpack
+
+RECORD = "prepared.json"  # in a set's folder: file -> sha256
+IMAGENET_ABOUT = "about 1.28 million photographs in 1,000 classes, to be had on request; www.image-net.org"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 2 after one line on what is wrong, or 130 after an interrupt."""
+    given = _parser().parse_args(words)
+    try:
+        _run(given)
+    except ValueError as error:
+        return _fail(str(error), 2)
+    except OSError as error:
+        return _fail(_told(error, given.root), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted: run again to go on", 130)
+    return 0
+
+
+def names() -> list[str]:
+    """Return what can be prepared."""
+    return [*CATALOGUE, imagenet.FOLDER]
+
+
+def prepare(entry: Entry, root: Path, *, origin: Path | None = None, url: str | None = None) -> None:
+    """Put a data set into root, if it is not there, and verify it.
+
+    Args:
+        entry: of the catalogue.
+        root: the data root; made if need be.
+        origin: a folder that holds the archives, or the set's unpacked files; None downloads.
+        url: where to download from instead: an archive, or with ``/`` at its end the folder that holds them.
+    Raises:
+        ValueError: it cannot be had, is not what was published, or what is there has changed.
+        OSError: it cannot be written.
+    """
+    target = root / entry.folder
+    if target.is_dir():
+        _recheck(entry, target)
+        return
+    with _workplace(root, entry.name) as work:
+        staged = _emptied(work / "unpacked")
+        if origin is None:
+            _download(entry, work, staged, url)
+        else:
+            _take(entry, origin, staged)
+        _record(entry, staged / entry.folder)
+        # The only step after which something of the set stands in the root.
+        (staged / entry.folder).rename(target)
+        shutil.rmtree(work)
+    _say(entry.name, f"is ready in {target}")
+    _judge(entry, target)
+
+
+def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: int) -> None:
+    """Convert the folders train and val of origin into root; raise as `prepare` does."""
+    target = root / imagenet.FOLDER
+    if target.is_dir():
+        imagenet.ImageNet(image_size=1).check(str(root))
+        _say("imagenet", f"is already in {target}, with files of the right form")
+        return
+    if origin is None:
+        raise ValueError("imagenet cannot be downloaded: give --from DIR, DIR holding train/CLASS/* and val/CLASS/*")
+    with _workplace(root, "imagenet") as work:
+        converted = work / "converted"
+        converted.mkdir(exist_ok=True)
+        with progress("imagenet") as report:
+            convert(origin, converted, size=size, processes=processes, report=report)
+        converted.rename(target)
+        shutil.rmtree(work)
+    _say("imagenet", f"is ready in {target}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m data.prepare", description="Put a data set into the data root.")
+    parser.add_argument("name", nargs="?", help=f"one of {', '.join(names())}")
+    parser.add_argument("--list", action="store_true", help="tell what can be prepared and what is there")
+    parser.add_argument("--root", type=Path, default=Path("data/cache"), help="the data root (default: %(default)s)")
+    parser.add_argument("--from", dest="origin", type=Path, help="folder with the archives, or the unpacked files")
+    parser.add_argument("--url", help="download from here instead; with / at its end, the folder of the archives")
+    parser.add_argument("--size", type=int, default=256, help="imagenet: side of the stored images (default: 256)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="imagenet: processes that decode")
+    return parser
+
+
+def _run(given: argparse.Namespace) -> None:
+    if given.list:
+        _list(given.root)
+        return
+    if given.name is None:
+        raise ValueError(f"name one of {', '.join(names())}")
+    if given.name not in names():
+        close = difflib.get_close_matches(given.name, names(), n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise ValueError(f"name must be one of {', '.join(names())}, got '{given.name}'{hint}")
+    for option in ("size", "processes"):
+        if getattr(given, option) < 1:
+            raise ValueError(f"--{option} must be at least 1, got {getattr(given, option)}")
+    if given.origin is not None and not given.origin.is_dir():
+        raise ValueError(f"--from must name a folder, got '{given.origin}'")
+    if given.origin is not None and given.url is not None:
+        raise ValueError("--from and --url exclude each other: give one")
+    given.root.mkdir(parents=True, exist_ok=True)
+    if given.name in CATALOGUE:
+        prepare(CATALOGUE[given.name], given.root, origin=given.origin, url=given.url)
+    else:
+        prepare_imagenet(given.root, origin=given.origin, size=given.size, processes=given.processes)
+
+
+def _list(root: Path) -> None:
+    folders = {name: entry.folder for name, entry in CATALOGUE.items()} | {imagenet.FOLDER: imagenet.FOLDER}
+    abouts = {name: entry.about for name, entry in CATALOGUE.items()} | {imagenet.FOLDER: IMAGENET_ABOUT}
+    for name in names():
+        state = "there" if (root / folders[name]).is_dir() else "-"
+        print(f"{name:<15} {state:<6} {abouts[name]}")
+
+
+# Where a set comes from
+
+
+def _download(entry: Entry, work: Path, staged: Path, url: str | None) -> None:
+    for archive in entry.archives:
+        offered = _elsewhere(entry, archive, url)
+        path = work / archive.name
+        if not path.exists():  # whole since an earlier run, that was stopped before it unpacked
+            _fetch(offered, path)
+        if _checksum(path, archive.checksum) != archive.checksum:
+            bad = path.with_name(path.name + ".bad")
+            path.replace(bad)
+            raise ValueError(
+                f"{offered} gives a file whose checksum is not {archive.checksum}, the published one: "
+                f"kept as {bad} to be looked at; run again, or name another place with --url"
+            )
+        _say(entry.name, f"came as {archive.name} with the published checksum {archive.checksum}")
+        _open(entry, path, staged)
+
+
+def _elsewhere(entry: Entry, archive: Archive, url: str | None) -> str:
+    if url is None:
+        return archive.url
+    if url.endswith("/"):
+        return url + archive.name
+    if len(entry.archives) > 1:
+        files = ", ".join(one.name for one in entry.archives)
+        raise ValueError(f"--url of {entry.name} must end with / and name the folder that holds {files}, got '{url}'")
+    return url
+
+
+def _fetch(url: str, path: Path) -> None:
+    try:
+        with progress(path.name, as_bytes=True) as report:
+            fetch(url, path, report=report)
+    except ValueError as error:
+        raise ValueError(f"{error}; or get {path.name} by other means and use --from DIR") from error
+
+
+def _open(entry: Entry, archive: Path, staged: Path) -> None:
+    """Unpack an archive, or put a plain file in its place."""
+    if archive.suffix == ".txt":
+        (staged / entry.folder).mkdir(exist_ok=True)
+        shutil.copyfile(archive, staged / entry.folder / archive.name)
+        return
+    unpack(archive, staged)
+    lacking = [file.name for file in entry.files if not (staged / entry.folder / file.name).is_file()]
+    if lacking:
+        raise ValueError(f"{archive} must hold {entry.folder}/{lacking[0]}, and does not")
+
+
+def _take(entry: Entry, origin: Path, staged: Path) -> None:
+    """Copy a set out of origin: from its archive, or else from its files as far as they are there."""
+    archives = [origin / archive.name for archive in entry.archives]
+    if archives[0].suffix != ".txt" and archives[0].is_file():
+        found, published = _checksum(archives[0], entry.archives[0].checksum), entry.archives[0].checksum
+        if found != published:
+            raise ValueError(f"{archives[0]} must have the published checksum {published}, got {found}: get it again")
+        _open(entry, archives[0], staged)
+        return
+    for folder in (origin / entry.folder, origin):
+        if _copy(entry, folder, staged / entry.folder):
+            return
+    wanted = ", ".join(file.name for file in entry.files)
+    raise ValueError(f"{origin} must hold {archives[0].name} or {entry.folder} with {wanted}, and does not")
+
+
+def _copy(entry: Entry, folder: Path, target: Path) -> bool:
+    """Copy those files of the set that are in folder; tell whether there was any."""
+    there = {file.name: path for file in entry.files if (path := _first(folder, (file.name, *file.also)))}
+    for name, path in there.items():
+        target.mkdir(exist_ok=True)
+        shutil.copyfile(path, target / name)
+    return bool(there)
+
+
+def _first(folder: Path, alternatives: Sequence[str]) -> Path | None:
+    return next((folder / name for name in alternatives if (folder / name).is_file()), None)
+
+
+# What is known of a set's files
+
+
+def _record(entry: Entry, folder: Path) -> None:
+    sums = {
+        file.name: _checksum(folder / file.name, "sha256:") for file in entry.files if (folder / file.name).exists()
+    }
+    (folder / RECORD).write_text(json.dumps(sums, indent=1) + "\n")
+
+
+def _recheck(entry: Entry, target: Path) -> None:
+    """Compare with what was prepared; raise ValueError when a file has changed since."""
+    recorded = _recorded(target)
+    for name, checksum in recorded.items():
+        path = target / name
+        if not path.is_file() or _checksum(path, checksum) != checksum:
+            raise ValueError(f"{path} has changed since it was prepared: remove {target} and run again")
+    unchanged = ", as it was prepared" if recorded else ", not by this command"
+    _say(entry.name, f"is already in {target}{unchanged}")
+    _judge(entry, target)
+
+
+def _recorded(target: Path) -> dict[str, str]:
+    path = target / RECORD
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+        return {str(name): str(checksum) for name, checksum in content.items()}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is torn ({error}): remove {target} and run again") from error
+
+
+def _judge(entry: Entry, folder: Path) -> None:
+    """Say which files are missing, are not the published ones, or have no published checksum."""
+    missing, other, unknown = [], [], []
+    for file in entry.files:
+        path = _first(folder, (file.name, *file.also))
+        if path is None:
+            missing.append(file.name)
+        elif file.checksum is None:
+            unknown.append(file.name)
+        elif _checksum(path, file.checksum) != file.checksum:
+            other.append(file.name)
+    if missing:
+        _say(entry.name, f"lacks {', '.join(missing)}, which loading it may need; to add them, remove {folder} first")
+    if other:
+        _say(entry.name, f"is not the published copy: other checksums of {', '.join(other)}")
+    if unknown:
+        _say(entry.name, f"has no published checksum of {', '.join(unknown)}; {folder / RECORD} holds the sha256")
+    if not (missing or other or unknown):
+        _say(entry.name, "has the published checksums")
+
+
+def _checksum(path: Path, like: str) -> str:
+    """Return ``kind:sum`` of a file, of the kind of another such text."""
+    kind = like.split(":")[0]
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+
+
+# Folders
+
+
+@contextmanager
+def _workplace(root: Path, name: str) -> Iterator[Path]:
+    """Yield the folder for what is under way, to one process at a time."""
+    work = root / ".prepare" / name
+    work.mkdir(parents=True, exist_ok=True)
+    with (root / ".prepare" / f"{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another process is preparing {name} in {root}: wait for it") from error
+        yield work
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+# What is said
+
+
+def _say(name: str, what: str) -> None:
+    print(f"{name} {what}", flush=True)
+
+
+def _fail(line: str, code: int) -> int:
+    print(f"data.prepare: {' '.join(line.split())}", file=sys.stderr)
+    return code
+
+
+def _told(error: OSError, root: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left under {root}: free some, or choose another place with --root"
+    return f"{error.filename or root} cannot be read or written ({error.strerror or error})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

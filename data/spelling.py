@@ -1,0 +1,39 @@
+"""How words are written, for models that read characters."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PADDING, START, END = 0, 1, 2  # what is no character; those of the text follow, in the order of their code points
+FIRST = 3
+
+MAX_LENGTH = 65  # numbers of a word at most, start and end included; longer words are cut behind
+
+
+def spelling(words: Sequence[str]) -> Tensor:
+    """Return the characters of every word as numbers, padded to the longest word.
+
+    The start of the word, its characters, its end, and padding up to word_length. A word of more than
+    ``MAX_LENGTH - 2`` characters keeps its first ones.
+
+    Args:
+        words: the vocabulary, at least one word, none empty.
+    Returns:
+        (num_words, word_length) int64 in [0, num_characters), on the CPU: word_length is at most ``MAX_LENGTH``, and
+        num_characters one more than the largest number.
+
+    Source: Kim, Jernite, Sontag & Rush, Character-Aware Neural Language Models, AAAI 2016, arXiv 1508.06615.
+    Differences: ``<unk>`` and ``<eos>`` are spelled like other words, where the authors' code gives each a character of
+    its own.
+    """
+    cut = np.array([word[: MAX_LENGTH - 2] for word in words])
+    lengths = np.char.str_len(cut)
+    codes = np.ascontiguousarray(cut).view(np.uint32).reshape(len(words), lengths.max())
+    characters = np.unique(codes[codes > 0])  # 0 fills up what numpy keeps in rows of one length
+    letters = np.full((len(words), lengths.max() + 2), PADDING, dtype=np.int64)
+    letters[:, 0] = START
+    letters[:, 1:-1] = np.where(codes > 0, np.searchsorted(characters, codes) + FIRST, PADDING)
+    letters[np.arange(len(words)), lengths + 1] = END
+    return torch.from_numpy(letters)

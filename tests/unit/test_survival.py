@@ -1,0 +1,146 @@
+"""A run that was stopped and goes on ends with the weights of one that never was: all ranks in this process."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import micro
+from experiments.harness.compose import compose_all
+from experiments.harness.config import TrainConfig, run_name, to_yaml
+from experiments.harness.errors import UserError
+from experiments.harness.loop import Trainer
+from experiments.harness.ranks import stop_signals
+from experiments.harness.records import RunFolder, read_records
+from experiments.harness.tasks import load_task
+from experiments.harness.teams import SimulatedTeam
+from experiments.harness.weights import weights_digest
+from micro.resizing import average
+
+CPU = torch.device("cpu")
+IMAGES = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=128", "batch_size=8", "epochs=2"]
+LETTERS = ["model=cnn_lstm", "model.settings.size=tiny", "dataset=manuals", "dataset.settings.num_train=1500"]
+PAIRS = ["model=neumf_small", "dataset=latent", "dataset.settings.num_users=60", "optimizer=adam", "batch_size=50"]
+CASES = {
+    "images": [*IMAGES, "model=resnet8", "sparsifier=micro"],
+    "moving boundaries": [*IMAGES, "sparsifier=exdyna"],
+    "local thresholds": [*IMAGES, "sparsifier=sage"],
+    "re-evaluated": [*IMAGES, "sparsifier=oktopk"],
+    "no residual": [*IMAGES, "sparsifier=powersgd"],
+    "dense": [*IMAGES, "sparsifier=dense"],
+    "momentum before": [*IMAGES, "sparsifier=topk", "optimizer.momentum_at=gradient", "optimizer.clip=0.5"],
+    "rate inside": [*IMAGES, "sparsifier=micro", "optimizer.lr_at=gradient", "accumulate=2"],
+    "published": [*IMAGES, "sparsifier=micro_published", "optimizer=sgd_published", "precision=bfloat16"],
+    "by tensor": [*IMAGES, "sparsifier=micro", "scope=tensor"],
+    "carry and dropout": [*LETTERS, "batch_size=4", "dataset.sequence_length=10", "epochs=2", "sparsifier=micro"],
+    "pairs": [*PAIRS, "epochs=1", "sparsifier=micro"],
+}
+
+
+def configured(output: Path, *words: str, world_size: int = 3) -> TrainConfig:
+    common = ["cluster=simulated", f"cluster.world_size={world_size}", f"output={output}", "density=0.05"]
+    (config,) = compose_all([[*common, *words]])
+    return config
+
+
+class Run:
+    """A training in this process, stopped before a step where one is named."""
+
+    def __init__(self, config: TrainConfig, *, stop: int | None = None) -> None:
+        self.folder = RunFolder(Path(config.output) / run_name(config))
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.folder.config_path.touch()
+        team = SimulatedTeam(config, load_task(config, CPU))
+        try:
+            self.trainer = Trainer(config, team, self.folder)
+            self.began_at = self.trainer.position.step
+            self.row = self._until(stop)
+            self.digest = weights_digest(team.task.model.state_dict())
+            self.states = team.states()
+        finally:
+            stop_signals.number = 0
+            team.close()
+
+    def _until(self, stop: int | None) -> dict[str, object] | None:
+        step = self.trainer.step
+
+        def watched(epoch: int, index: int) -> float:
+            loss = step(epoch, index)
+            if self.trainer.position.step == stop:
+                stop_signals.number = signal.SIGUSR1
+            return loss
+
+        self.trainer.step = watched  # type: ignore[method-assign]
+        return self.trainer.run()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, case: str) -> None:
+    whole = Run(configured(tmp_path / "whole", *CASES[case]))
+    steps = whole.trainer.position.step
+    first, second = steps // 3, 2 * steps // 3
+    parted = configured(tmp_path / "parted", *CASES[case])
+    assert Run(parted, stop=first).row is None
+    halfway = Run(parted, stop=second)
+    assert halfway.began_at == first
+    end = Run(parted)
+    assert end.began_at == second
+    assert end.digest == whole.digest
+    assert {key: value for key, value in (end.row or {}).items() if key != "time_s"} == {
+        key: value for key, value in (whole.row or {}).items() if key != "time_s"
+    }
+    assert [row["loss"] for row in read_records(end.folder.steps_path)] == [
+        row["loss"] for row in read_records(whole.folder.steps_path)
+    ]
+    assert not end.folder.checkpoints_path.exists()
+
+
+def test_checkpoints_come_by_steps_and_a_torn_one_falls_back(tmp_path: Path) -> None:
+    words = [*IMAGES, "sparsifier=micro", "checkpoint.every_steps=2"]
+    whole = Run(configured(tmp_path / "whole", *words))
+    parted = configured(tmp_path / "parted", *words)
+    stopped = Run(parted, stop=7)
+    older, newer = sorted(stopped.folder.checkpoints_path.iterdir())
+    assert [path.name for path in (older, newer)] == ["step-000000006", "step-000000007"]
+    part = newer / "rank1.pt"
+    part.write_bytes(part.read_bytes()[:-10])
+    end = Run(parted)
+    assert end.began_at == 6
+    assert end.trainer.began is not None
+    assert "rank1.pt" in end.trainer.began.passed_over[0]
+    assert end.digest == whole.digest
+    assert [row["step"] for row in read_records(end.folder.steps_path)] == list(range(10))
+
+
+def test_another_world_size_is_refused_or_averaged_on_request(tmp_path: Path) -> None:
+    words = [*IMAGES, "sparsifier=micro"]
+    before = configured(tmp_path, *words, world_size=4)
+    stopped = Run(before, stop=3)
+    stopped.folder.config_path.write_text(to_yaml(before))
+    source = f"start_from={stopped.folder.path}"
+    with pytest.raises(UserError, match="had 4 workers, this run has 2: make them equal, or set resize=average"):
+        configured(tmp_path, *words, source, world_size=2)
+    with pytest.raises(UserError, match="is of another sparsifier"):
+        configured(tmp_path, *IMAGES, "sparsifier=topk", source, "resize=average", world_size=2)
+    after = Run(configured(tmp_path, *words, source, "resize=average", world_size=2), stop=4)
+    assert after.began_at == 3
+    assert read_records(after.folder.steps_path)[0]["step"] == 3
+    assert after.trainer.position.index == 7  # 3 of 4 steps were done, so 6 of 8 are
+
+
+@pytest.mark.parametrize("new", [1, 2, 7])
+def test_a_resize_keeps_what_the_model_has_yet_to_receive(new: int) -> None:
+    reducer = micro.SparseReducer(selector=micro.Micro(), density=0.1)
+    layout = micro.Layout(("a", "b"), ((5, 4), (30,)))
+    old = micro.Simulation(reducer, layout, 4)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        old.step(torch.randn(4, layout.numel, generator=generator))
+    owed = torch.stack(old.residuals()).double().mean(0)
+    saved = average(reducer, [[bucket] for bucket in old.state_dict()["ranks"]])
+    wide = micro.Simulation(reducer, layout, new)
+    wide.load_buckets([saved] * new)
+    torch.testing.assert_close(torch.stack(wide.residuals()).double().mean(0), owed, rtol=1e-6, atol=1e-7)
+    for simulation in (old, wide):
+        simulation.close()
