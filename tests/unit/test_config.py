@@ -45,7 +45,7 @@ MISTAKES = {
     "model.settings.depth=3": "depth",
     "dataset.augment=flip": "augment must be one of none, crop_flip",
     "cluster.nproc_per_node=0": "nproc_per_node must be at least 1",
-    "cluster.nproc_per_node=200": r"200 x batch_size 16 x accumulate 1 is more than an epoch of dataset digits has \(1437\)",
+    "cluster.nproc_per_node=200": r"x accumulate 1 is more than an epoch of dataset digits has \(1437\)",
     "cluster.world_size=3": "cluster.world_size is 3, but 2 = nnodes x nproc_per_node",
     "cluster.device=tpu": "cluster.device must be one of auto, cpu, cuda",
     "+new_key=1": "cannot be added or deleted",
