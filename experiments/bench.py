@@ -1,9 +1,10 @@
-"""Measure what a step costs: ``python -m experiments.bench step|select|transform|loop|rules|network``.
+"""Measure what a step costs: ``python -m experiments.bench step|select|transform|loop|loading|rules|network``.
 
 step   every method's reduction against its floor, the memory traffic that no sparse step can avoid
 select the scan for what is at or above a threshold against torch's ways to do it, and against one read of the vector
 transform  the FFT at good and bad lengths against a power of two
 loop   a training step of the harness against a bare PyTorch loop with DDP, dense against dense
+loading  what drawing a batch costs beside the step that it is for
 rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods and schedules, measured and
        predicted, with the kernel's count of bytes (needs root)
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import loop, network, rules, select, step, transform
+from experiments.benchmarks import loading, loop, network, rules, select, step, transform
 from experiments.harness.errors import UserError
 from experiments.harness.launch import RankFailure
 
@@ -29,7 +30,7 @@ def main() -> None:
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, select, transform, loop, rules, network):
+    for benchmark in (step, select, transform, loop, loading, rules, network):
         command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
         command.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)

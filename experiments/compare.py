@@ -78,6 +78,7 @@ class Comparison:
         rows: one per method, stream and world size.
         steps: one per step of these.
         times: of selection, one per method and length.
+        tradeoffs: rows like those above, of further densities.
         matches: densities at which methods send as much as another one.
         failures: what went wrong, one line each.
         interrupted: the user stopped it.
@@ -87,6 +88,7 @@ class Comparison:
     steps: list[Row] = field(default_factory=list)
     times: list[Row] = field(default_factory=list)
     matches: list[Row] = field(default_factory=list)
+    tradeoffs: list[Row] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -94,7 +96,7 @@ class Comparison:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 where a method failed, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(words)
+    options = parser().parse_args(words)
     try:
         _check(options)
         methods = build_methods(options.methods, options.density)
@@ -113,6 +115,7 @@ def measure(options: argparse.Namespace, methods: dict[str, micro.Reducer]) -> C
     done = Comparison()
     kernels.prepare()
     total = len(options.streams) * len(options.world_sizes) * len(methods)
+    total += len(options.densities) * len(methods)
     total += (len(options.select_numel) + bool(options.equal_bytes)) * len(methods)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -137,8 +140,10 @@ def _parts(options: argparse.Namespace, methods: dict[str, micro.Reducer], done:
                     done.rows.append(row)
                     done.steps += steps
                 yield what
-        if options.equal_bytes and stream == options.streams[-1]:
-            yield from _matches(options, gradients, done)
+        if stream == options.streams[-1]:
+            yield from _tradeoffs(options, gradients, done)
+            if options.equal_bytes:
+                yield from _matches(options, gradients, done)
     for numel in options.select_numel:
         gradient = timing_gradient(numel, options.density)
         done.times += [
@@ -150,6 +155,16 @@ def _parts(options: argparse.Namespace, methods: dict[str, micro.Reducer], done:
             with _guarded(what, done):
                 seconds = time_selection(reducer, gradient, options.repeats)
                 done.times.append({"method": name, "numel": numel, "select_s": seconds})
+            yield what
+
+
+def _tradeoffs(options: argparse.Namespace, gradients: Gradients, done: Comparison) -> Iterator[str]:
+    """Run all methods at the further densities, with as many workers as the figures show."""
+    for density in options.densities:
+        for name, reducer in build_methods(options.methods, density).items():
+            what = f"{name} at density {density:g}"
+            with _guarded(what, done):
+                done.tradeoffs.append(trial(name, reducer, gradients, _shown(options.world_sizes))[0])
             yield what
 
 
@@ -204,6 +219,7 @@ def write(done: Comparison, options: argparse.Namespace, words: Sequence[str]) -
         shown = _shown([int(n) for n in numbers["world_size"].unique()])
         written += [write_csv(numbers, out / "compare.csv"), _write_report(done, numbers, shown, options, words)]
         written += _draw(numbers, steps[steps["world_size"] == shown], shown, title, out)
+        written += _draw_tradeoff(numbers[numbers["world_size"] == shown], done, out)
     times = pd.DataFrame(done.times, columns=["method", "numel", "select_s"])
     selecting = times[times["select_s"] > 0]
     if len(set(selecting["method"]) - set(drawing.REFERENCES)):
@@ -223,6 +239,9 @@ def _draw(numbers: pd.DataFrame, steps: pd.DataFrame, shown: int, title: str, ou
         written += save(figure, drawn, out / "density")
         figure = drawing.draw_build_up(sparse, f"Build-up over workers, {title}")
         written += save(figure, sparse[["method", "stream", "world_size", "build_up"]], out / "build-up")
+        sent = volumes(sparse)
+        if not sent.empty:
+            written += save(drawing.draw_volume(sent, f"Volume over workers, {title}"), sent, out / "volume")
     for stream, rows in numbers[numbers["world_size"] == shown].groupby("stream", sort=False):
         if not (rows["bytes_share"] > 0).any():
             continue  # one worker sends nothing
@@ -230,6 +249,29 @@ def _draw(numbers: pd.DataFrame, steps: pd.DataFrame, shown: int, title: str, ou
         columns = ["method", "stream", "world_size", "bytes_share", "step_error", "cumulative_error"]
         written += save(drawing.draw_front(rows, text), rows[columns], out / f"front-{stream}")
     return written
+
+
+def volumes(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Bytes that a worker sent in a step, and how many values of four bytes they are per index asked for."""
+    sending = numbers[numbers["bytes_share"] > 0]
+    dense_bytes = 2 * 4 * sending["numel"] * (sending["world_size"] - 1) / sending["world_size"]
+    sent = sending["bytes_share"] * dense_bytes
+    words = sent / (4 * sending["density"] * sending["numel"])
+    return sending[["method", "stream", "world_size"]].assign(bytes_sent=sent, words_per_k=words)
+
+
+def _draw_tradeoff(shown: pd.DataFrame, done: Comparison, out: Path) -> list[Path]:
+    """Draw error over compression where further densities were run."""
+    if not done.tradeoffs:
+        return []
+    further = pd.DataFrame(done.tradeoffs)
+    stream = further["stream"].iloc[0]
+    rows = pd.concat([shown[shown["stream"] == stream], further], ignore_index=True)
+    rows = rows[rows["bytes_share"] > 0].assign(compression=1 / rows["bytes_share"])
+    columns = ["method", "stream", "world_size", "density", "compression", "step_error", "cumulative_error"]
+    numbers = rows[columns].drop_duplicates(["method", "density"]).sort_values(["method", "density"], ignore_index=True)
+    title = f"Error and compression on {TITLES[str(stream)]} gradients, {rows['world_size'].iloc[0]} workers"
+    return save(drawing.draw_tradeoff(numbers, title), numbers, out / "tradeoff")
 
 
 def _sparse(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -296,13 +338,16 @@ def _check(options: argparse.Namespace) -> None:
     for key in ("world_sizes", "select_numel"):
         if min(getattr(options, key), default=1) < 1:
             raise UserError(f"--{key.replace('_', '-')} must be at least 1, got {min(getattr(options, key))}")
+    options.densities = [density for density in options.densities if density != options.density]
     try:
-        check_density(options.density)
+        for density in [options.density, *options.densities]:
+            check_density(density)
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -312,6 +357,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], metavar="N")
     parser.add_argument("--density", type=float, default=0.01, help="share asked for, in (0, 1] (%(default)s)")
+    parser.add_argument(
+        "--densities",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="P",
+        help="further ones, for error over compression on the last stream",
+    )
     parser.add_argument(
         "--equal-bytes",
         metavar="METHOD",

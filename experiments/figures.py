@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +11,26 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.harness.drawing import RULES, draw_convergence, draw_density, draw_methods, draw_rules, draw_times
-from experiments.harness.errors import UserError
-from experiments.harness.frames import METHOD, Frames, load, parse_selection
+from experiments.harness.drawing import (
+    RULES,
+    draw_convergence,
+    draw_density,
+    draw_methods,
+    draw_residuals,
+    draw_rules,
+    draw_throughput,
+    draw_times,
+)
+from experiments.harness.errors import UserError, suggestion
+from experiments.harness.frames import EXPERIMENT, METHOD, Frames, parse_selection
 from experiments.harness.metrics import Metric, metric_of
 from experiments.harness.plotting import human, label, save
+from experiments.harness.sources import read
 from experiments.harness.tables import markdown, of_study, print_tables, spread, stage_times, study_name, summarise
 
+STUDY = EXPERIMENT[:3]  # what the rows of one table have in common
+KINDS = ("convergence", "time", "density", "residual", "rules", "methods", "throughput")
+SIMULATED = "simulated"  # workers that take turns in one process: their steps are not as long as those of real ones
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
 
 
@@ -55,12 +68,7 @@ def groups(frames: Frames) -> Iterator[Group]:
         dense = runs["sparsifier"] == "dense"
         densities = sorted(runs.loc[~dense, "density"].unique()) or [1.0]
         for density in densities:
-            kept = runs[dense | (runs["density"] == density)]
-            part = Frames(
-                runs=kept,
-                steps=frames.steps[frames.steps["run"].isin(kept["run"])],
-                epochs=frames.epochs[frames.epochs["run"].isin(kept["run"])],
-            )
+            part = _part(frames, runs[dense | (runs["density"] == density)])
             yield Group(
                 model=str(model), dataset=str(dataset), world_size=int(str(world_size)), density=density, frames=part
             )
@@ -93,6 +101,33 @@ def time_numbers(frames: Frames) -> pd.DataFrame:
     return means.reset_index()
 
 
+def residual_numbers(steps: pd.DataFrame) -> pd.DataFrame:
+    """Per method, seed and step: residual_norm, in the steps in which it was measured; thinned to be drawn."""
+    measured = steps[steps["residual_norm"].notna()]
+    keys = [*METHOD, "seed", "step"]
+    place = measured.groupby("run").cumcount()
+    stride = place.max() // MAX_POINTS + 1 if len(measured) else 1
+    return measured[place % stride == 0][[*keys, "residual_norm"]].sort_values(keys, ignore_index=True)
+
+
+def throughput_numbers(frames: Frames) -> pd.DataFrame:
+    """Per method and number of real workers: num_seeds, samples_per_s with its _min and _max, and efficiency.
+
+    efficiency is samples_per_s per worker over that of the method's fewest workers. Simulated workers have no
+    throughput. Empty unless runs with at least two numbers of workers are there.
+    """
+    real = frames.runs[frames.runs["cluster"] != SIMULATED].set_index("run")
+    columns = [*METHOD, "world_size", "num_seeds", *(f"samples_per_s{end}" for end in ("", "_min", "_max"))]
+    if real["world_size"].nunique() < 2:
+        return pd.DataFrame(columns=[*columns, "efficiency"])
+    steps_per_s = 1000 / stage_times(frames.steps)["total_ms"]
+    speeds = real.assign(samples_per_s=real["world_size"] * real["batch_size"] * real["accumulate"] * steps_per_s)
+    by_size = speeds.groupby([*METHOD, "world_size"])["samples_per_s"]
+    rows = by_size.agg(["size", "mean", "min", "max"]).reset_index().set_axis(columns, axis=1)
+    per_worker = rows["samples_per_s"] / rows["world_size"]
+    return rows.assign(efficiency=per_worker / per_worker.groupby([rows[key] for key in METHOD]).transform("first"))
+
+
 def rule_numbers(steps: pd.DataFrame) -> pd.DataFrame:
     """What ``draw_rules`` takes, plus the method, of the runs that name their rule; smoothed and thinned."""
     ruled = steps[steps["rule"].notna() & ~steps["skipped"]]
@@ -110,25 +145,64 @@ def rule_numbers(steps: pd.DataFrame) -> pd.DataFrame:
     return named.drop_duplicates(keys)[columns].sort_values(keys, ignore_index=True)
 
 
-def draw_all(frames: Frames, out: Path) -> list[Path]:
-    """Draw and write every figure the runs allow; returns the paths written."""
+def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[Path]:
+    """Draw and write every figure of these kinds that the runs allow; returns the paths written.
+
+    Raises:
+        UserError: the runs allow none.
+    """
     written = []
     for group in groups(frames):
-        for kind, figure, numbers in _figures(group):
-            written += save(figure, numbers, out / f"{kind}-{group.stem}")
-    for (model, dataset, world_size), rows in summarise(frames).groupby(["model", "dataset", "world_size"]):
-        if rows["sparsifier"].nunique() > 1 and (rows["density"] < 1).any():
-            figure = draw_methods(rows, metric_of(rows["metric"]), study_name(model, dataset, world_size))
-            written += save(figure, of_study(rows), out / f"methods-{model}-{dataset}-n{world_size}")
+        for kind, figure, numbers in _figures(group, kinds):
+            written += save(figure, numbers, out / f"{kind}-{group.stem}", group.frames.runs["run"])
+    if "methods" in kinds:
+        written += _draw_methods(frames, out)
+    if "throughput" in kinds:
+        written += _draw_throughput(frames, out)
+    if not written:
+        raise UserError(f"these runs hold nothing to draw for {', '.join(kinds)}: choose among {', '.join(KINDS)}")
     return written
+
+
+def _draw_methods(frames: Frames, out: Path) -> list[Path]:
+    written = []
+    for study, rows in summarise(frames).groupby(STUDY):
+        if rows["sparsifier"].nunique() > 1 and (rows["density"] < 1).any():
+            model, dataset, world_size = study
+            figure = draw_methods(rows, metric_of(rows["metric"]), study_name(*study))
+            of_this = frames.runs[(frames.runs[STUDY] == [*study]).all(axis=1)]
+            stem = out / f"methods-{model}-{dataset}-n{world_size}"
+            written += save(figure, of_study(rows), stem, of_this["run"])
+    return written
+
+
+def _draw_throughput(frames: Frames, out: Path) -> list[Path]:
+    written = []
+    for (model, dataset), runs in frames.runs.groupby(["model", "dataset"]):
+        numbers = throughput_numbers(_part(frames, runs))
+        if not numbers.empty:
+            title = f"{human(str(model))} on {human(str(dataset))}: processes, the same batch on each"
+            real = runs.loc[runs["cluster"] != SIMULATED, "run"]
+            written += save(draw_throughput(numbers, title), numbers, out / f"throughput-{model}-{dataset}", real)
+    return written
+
+
+def _part(frames: Frames, runs: pd.DataFrame) -> Frames:
+    """Return some of the runs, and their records."""
+    return Frames(
+        runs=runs,
+        steps=frames.steps[frames.steps["run"].isin(runs["run"])],
+        epochs=frames.epochs[frames.epochs["run"].isin(runs["run"])],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        frames = load(options.runs, parse_selection(options.select))
-        written = [] if options.table else draw_all(frames, options.out)
+        kinds = _kinds(options.only)
+        frames = read(options.source or ["folders", str(options.runs)], parse_selection(options.select))
+        written = [] if options.table else draw_all(frames, options.out, kinds)
         table = summarise(frames)
         written += _write_summary(table, options.out)
     except (UserError, OSError) as error:
@@ -141,13 +215,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _kinds(given: str) -> list[str]:
+    words = [word for word in given.split(",") if word]
+    for word in words:
+        if word not in KINDS:
+            raise UserError(f"--only must be among {', '.join(KINDS)}, got '{word}'{suggestion(word, KINDS)}")
+    return words or list(KINDS)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.figures",
         description="Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs.",
         epilog="example: python -m experiments.figures --select dataset=digits sparsifier=dense,topk,micro",
     )
     parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of run folders (%(default)s)")
+    parser.add_argument(
+        "--source",
+        nargs=2,
+        metavar=("KIND", "WHERE"),
+        help="read from elsewhere than --runs: wandb-files DIR, or wandb ENTITY/PROJECT",
+    )
     parser.add_argument("--out", type=Path, default=Path("results/figures"), help="where to write (%(default)s)")
     parser.add_argument(
         "--select",
@@ -157,18 +246,26 @@ def _parser() -> argparse.ArgumentParser:
         help="only runs that fit: model, dataset, sparsifier, density, seed, world_size, or a key of config.yaml; "
         "dense runs fit every density",
     )
+    parser.add_argument("--only", default="", metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default")
     parser.add_argument("--table", action="store_true", help="only the table, no figures")
     return parser
 
 
-def _figures(group: Group) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def _figures(group: Group, kinds: Collection[str]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     numbers = convergence_numbers(group.frames, group.metric)
-    yield "convergence", draw_convergence(numbers, group.metric, group.title), numbers
+    if "convergence" in kinds:
+        yield "convergence", draw_convergence(numbers, group.metric, group.title), numbers
     numbers = time_numbers(group.frames)
-    yield "time", draw_times(numbers, group.title), numbers
+    if "time" in kinds:
+        yield "time", draw_times(numbers, group.title), numbers
     numbers = density_numbers(group.frames.steps)
-    if not numbers.empty:
+    if "density" in kinds and group.density < 1 and not numbers.empty:
         yield "density", draw_density(numbers, group.title), numbers
+    numbers = residual_numbers(group.frames.steps)
+    if "residual" in kinds and not numbers.empty:
+        yield "residual", draw_residuals(numbers, group.title), numbers
+    if "rules" not in kinds:
+        return
     for method, rows in rule_numbers(group.frames.steps).groupby("method"):
         if rows["rule"].nunique() > 1:
             yield f"rules-{method}", draw_rules(rows, f"{label(str(method))}: {group.title}"), rows

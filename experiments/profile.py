@@ -28,7 +28,7 @@ from experiments.profiles.ranks import DEVICES, check_device, join, measure
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         _run(options, joined())
     except (UserError, RankFailure) as error:
@@ -70,7 +70,8 @@ def _make_folder(path: Path) -> None:
         raise UserError(f"cannot write {path}: its folder is not yours to write in; choose another --out")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
-        options = _parser().parse_args(words)
+        options = parser().parse_args(words)
         study = study_of(options)
         frames = compute(study, console)
     except UserError as error:
@@ -130,7 +130,8 @@ def _trees(study: Study) -> Iterator[Row]:
             yield {"model": trace.model} | row
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

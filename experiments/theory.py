@@ -64,7 +64,7 @@ class Vector:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(words)
+    options = parser().parse_args(words)
     console = Console(stderr=True)
     try:
         _check(options)
@@ -232,7 +232,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(str(error)) from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.theory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

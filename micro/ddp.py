@@ -151,6 +151,10 @@ class Attachment:
         """The statistics of the last step, one per reduced vector in the order in which they were reduced."""
         return tuple(self._stats)
 
+    def residuals(self) -> list[Tensor]:
+        """Return this rank's residuals, one vector per bucket, not copied; empty where the reducer keeps none."""
+        return [bucket.residual for bucket in self._buckets.values()]
+
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals, by parameter name, and selector states; save one per rank."""
         return {"buckets": [self.reducer.save(bucket) for bucket in self._buckets.values()]}

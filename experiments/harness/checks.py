@@ -14,6 +14,7 @@ from experiments.harness.bucketing import make_plan
 from experiments.harness.checkpoints import open_checkpoint
 from experiments.harness.config import TrainConfig, build_model, from_yaml
 from experiments.harness.errors import UserError
+from experiments.harness.sites import IN_JOB
 from experiments.harness.tasks import check_task, steps_per_epoch
 
 
@@ -55,6 +56,8 @@ class _NoDraws(TorchFunctionMode):
 
 
 def _check_devices(config: TrainConfig) -> None:
+    if config.cluster.rdzv_endpoint == IN_JOB:
+        return  # the nodes of a job are other machines; there the job's own endpoint stands here
     devices = torch.cuda.device_count()
     if config.cluster.device == "cuda" and devices < (1 if config.cluster.simulated else config.cluster.nproc_per_node):
         raise UserError(f"cluster.device=cuda needs {config.cluster.nproc_per_node} GPUs here, there are {devices}")

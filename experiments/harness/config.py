@@ -16,6 +16,8 @@ import micro
 import models
 from experiments.harness.errors import UserError, suggestion
 from experiments.harness.optimizers import OptimizerConfig, check_optimizer
+from experiments.harness.sites import SlurmConfig, check_slurm
+from experiments.harness.tracking import TrackingConfig, check_tracking
 from micro.ddp import scoped
 from micro.schedules.base import Schedule
 
@@ -86,6 +88,7 @@ class ClusterConfig:
     world_size: int | None = None
     device: str = "auto"
     max_restarts: int = 0
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
     @property
     def simulated(self) -> bool:
@@ -154,11 +157,13 @@ class TrainConfig:
     compile: bool
     nonfinite: str
     timed: bool
+    measure_residual_every: int = 0
     checkpoint: CheckpointConfig
     start_from: str | None
     resize: str
     save_weights: bool
     output: str
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property
     def world_size(self) -> int:
@@ -169,8 +174,8 @@ class TrainConfig:
 
 # Where and how often, not what: left out of a run's name. A scale has chosen its values by then.
 NEUTRAL = {
-    *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts"),
-    *("scale", "checkpoint", "save_weights"),
+    *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "measure_residual_every"),
+    *("scale", "checkpoint", "save_weights", "tracking", "cluster.slurm"),
 }
 SCALES = ("paper", "small")
 SHAPES = ("steps", "linear", "cosine")
@@ -403,6 +408,7 @@ def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> No
     _at_least("cluster.nnodes", cluster.nnodes, 1)
     if cluster.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"cluster.device must be one of auto, cpu, cuda, got '{cluster.device}'")
+    check_slurm(cluster.slurm)
     if cluster.simulated:
         if cluster.world_size is None:
             raise UserError("cluster.world_size is missing: say how many workers to simulate")
@@ -426,6 +432,7 @@ def _check_numbers(config: TrainConfig) -> None:
     for key, value in lowest.items():
         _at_least(key, getattr(config, key), value)
     _at_least("density_warmup.steps", config.density_warmup.steps, 0)
+    _at_least("measure_residual_every", config.measure_residual_every, 0)
     _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 0)
     _at_least("checkpoint.keep", config.checkpoint.keep, 1)
     _at_least("cluster.max_restarts", config.cluster.max_restarts, 0)
@@ -446,6 +453,7 @@ def _check_numbers(config: TrainConfig) -> None:
     if config.resize != "refuse" and config.start_from is None:
         raise UserError(f"resize={config.resize} needs start_from: name the run to go on from")
     check_optimizer(config.optimizer)
+    check_tracking(config.tracking)
 
 
 def _at_least(key: str, value: int, lowest: int) -> None:

@@ -30,8 +30,10 @@ from experiments.harness.plotting import (
     plain_log,
     plain_ticks,
     show_metric,
+    show_percent,
     style,
 )
+from experiments.harness.tables import human_bytes
 
 LineSettings = dict[str, Any]
 RULES = ("published", "repaired", "agreed")
@@ -106,6 +108,52 @@ def draw_density(numbers: pd.DataFrame, title: str) -> Figure:
 
 
 @style()
+def draw_residuals(numbers: pd.DataFrame, title: str) -> Figure:
+    """Norm of rank 0's residual over steps: a thin line per seed, a strong one for the mean.
+
+    Takes ``residual_numbers``.
+    """
+    figure = new_figure(COLUMN_INCHES, 2.6)
+    axes = figure.subplots()
+    curves = _curves(numbers)
+    for place, curve in enumerate(curves):
+        _draw_seeds(axes, curve, "residual_norm", place)
+    axes.set(ylabel="norm of the residual", xlabel="step")
+    plain_log(axes.yaxis)
+    head(figure, title, [curve.handle(curve.rows["seed"].nunique()) for curve in curves])
+    return figure
+
+
+@style()
+def draw_throughput(numbers: pd.DataFrame, title: str) -> Figure:
+    """Samples per second and scaling efficiency over the number of workers. Takes ``throughput_numbers``."""
+    figure = new_figure(PAGE_INCHES, 2.7)
+    left, right = figure.subplots(1, 2)
+    curves = _curves(numbers)
+    sizes = sorted(numbers["world_size"].unique())
+    for curve in curves:
+        rows = curve.rows.sort_values("world_size")
+        left.plot(rows["world_size"], rows["samples_per_s"], **curve.line)
+        band = rows["samples_per_s_min"], rows["samples_per_s_max"]
+        left.fill_between(rows["world_size"], *band, color=curve.color, alpha=0.15, lw=0)
+        right.plot(rows["world_size"], rows["efficiency"], **curve.line)
+    right.axhline(1, **TARGET_LINE)
+    plain_log(left.yaxis)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes)
+        axes.minorticks_off()
+        plain_ticks(axes.xaxis)
+        axes.set_xlabel("workers")
+    left.set_ylabel("samples per second")
+    right.set(ylabel="efficiency (%)", ylim=(0, None))
+    show_percent(right)
+    handles = [curve.handle(curve.rows["num_seeds"].max()) for curve in curves]
+    head(figure, title, [*handles, Line2D([], [], label="linear", **TARGET_LINE)])
+    return figure
+
+
+@style()
 def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     """Stacked bars of the milliseconds of one step, the total at their ends. Takes ``time_numbers``."""
     curves = _curves(numbers)
@@ -166,8 +214,10 @@ def draw_methods(numbers: pd.DataFrame, metric: Metric, title: str) -> Figure:
     left.set_ylim(len(lines) - 0.5, -0.5)  # the first on top, no marker cut
     show_metric(left.xaxis, metric)
     left.set(xlabel=f"{metric.label}, mean and range over seeds")
-    right.set(xlabel="bytes sent per step and worker", xscale="log")
+    right.set(xlabel="sent per step and worker")
     right.margins(x=0.18)
+    plain_log(right.xaxis)
+    right.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
     handles = [Line2D([], [], label=f"density {usual:g}, or everything", color=BLACK, marker="o", linestyle="none")]
     if len(lines) < len(names) or (numbers["density"] < 1).any():
         hollow: LineSettings = {"color": BLACK, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}

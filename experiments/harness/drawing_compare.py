@@ -23,6 +23,7 @@ from experiments.harness.plotting import (
     label,
     look,
     new_figure,
+    plain_log,
     style,
 )
 from experiments.harness.streams import TITLES
@@ -64,10 +65,7 @@ def draw_build_up(numbers: pd.DataFrame, title: str) -> Figure:
         axes.axhline(1, **TARGET_LINE)
         _draw_streams(axes, rows, "world_size", "build_up", markers=True)
         axes.set_yscale("log")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes if len(sizes) <= 4 else sizes[::2], labels=None)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        _scale_workers(axes, sizes)
 
     extra = [
         Line2D([], [], label="asked", **TARGET_LINE),
@@ -75,6 +73,49 @@ def draw_build_up(numbers: pd.DataFrame, title: str) -> Figure:
     ]
     handles = [*_stream_handles(_streams(numbers), markers=True), *extra]
     return _panels(numbers, draw, title, handles, ("workers", "density / asked"))
+
+
+@style()
+def draw_volume(numbers: pd.DataFrame, title: str) -> Figure:
+    """Values of four bytes sent per index asked for, over workers; columns method, stream, world_size, words_per_k.
+
+    One line is at 6, the bound that Ok-Topk states for itself (arXiv 2201.07598); the other is the sum of all pairs
+    of index and value that a worker receives when every worker sends its k to all.
+    """
+    sizes = sorted(numbers["world_size"].unique())
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        axes.plot(sizes, [2 * (size - 1) for size in sizes], color=GREY, linewidth=0.6)
+        axes.axhline(6, **TARGET_LINE)
+        _draw_streams(axes, rows, "world_size", "words_per_k", markers=True)
+        axes.set_yscale("log")
+        _scale_workers(axes, sizes)
+
+    extra = [
+        Line2D([], [], label="6", **TARGET_LINE),
+        Line2D([], [], label="2 (workers - 1)", color=GREY, linewidth=0.6),
+    ]
+    handles = [*_stream_handles(_streams(numbers), markers=True), *extra]
+    return _panels(numbers, draw, title, handles, ("workers", "bytes sent / (4 k)"))
+
+
+@style()
+def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
+    """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
+    figure = new_figure(PAGE_INCHES, 3.6)
+    axes = figure.subplots()
+    handles = []
+    for method in in_order(numbers["method"]):
+        rows = numbers[numbers["method"] == method].sort_values("compression")
+        own = look(method)
+        line: LineSettings = {"color": own.color, "linestyle": own.dashes, "marker": own.marker}
+        axes.plot(rows["compression"], rows["step_error"].clip(lower=FLOOR), **line)
+        handles.append(Line2D([], [], label=own.name, **line))
+    axes.set(xlabel="compression: bytes of the dense all-reduce / bytes sent", ylabel="||update - mean|| / ||mean||")
+    plain_log(axes.xaxis)
+    plain_log(axes.yaxis)
+    head(figure, title, handles)
+    return figure
 
 
 @style()
@@ -184,6 +225,13 @@ def _panels(
     figure.supylabel(names[1], fontsize=8)
     head(figure, title, handles)
     return figure
+
+
+def _scale_workers(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes if len(sizes) <= 4 else sizes[::2], labels=None)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _limit_ticks(axes: Axes) -> None:

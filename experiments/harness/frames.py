@@ -1,21 +1,26 @@
-"""Run folders as tidy tables: all that a figure or a table ever reads (results/README.md has the schema)."""
+"""Runs as tidy tables: all that a figure or a table ever reads (results/README.md has the schema).
+
+They are read from run folders here, and from W&B in sources.py.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pandas as pd
 import yaml
 
 from experiments.harness.errors import UserError, suggestion
 from experiments.harness.metrics import METRICS, metric_of
-from experiments.harness.records import RunFolder, read_records
+from experiments.harness.records import Row, RunFolder, read_records
 
 STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
     *("step", "epoch", "loss", "lr", "target_density", "density", "local_density", "density_error", "build_up"),
-    *("imbalance", "threshold", "relative_error", "bytes_sent", "counts_bytes", "indices_bytes", "values_bytes"),
+    *("imbalance", "threshold", "relative_error", "residual_norm"),
+    *("bytes_sent", "counts_bytes", "indices_bytes", "values_bytes"),
     *("compute_s", "select_s", "exchange_s", "rest_s", "hidden_s", "step_s", "time_s"),
 )
 EPOCH_NUMBERS = (
@@ -37,7 +42,7 @@ COLUMNS = {
 }
 RULE = "sparsifier.selector.rule"  # only methods with a published and a repaired form have it
 # What does not make two runs different experiments.
-BOOKKEEPING = ("name", "paths", "tracking", "hydra", "output", "resume")
+BOOKKEEPING = ("name", "paths", "tracking", "hydra", "output", "resume", "measure_residual_every")
 # Runs that agree in these, and differ in the seed alone, are repetitions of one experiment.
 EXPERIMENT = ["model", "dataset", "world_size", "density", "sparsifier"]
 
@@ -45,15 +50,35 @@ METHOD = ["sparsifier", "variant"]  # what one line of a figure stands for
 
 Config = dict[str, object]
 Selection = Mapping[str, list[str]]
-Reader = Callable[[Path], pd.DataFrame]
+Reader = Callable[["FinishedRun", str], pd.DataFrame]
+
+
+class FinishedRun(Protocol):
+    """One finished run, wherever its records are.
+
+    Attributes:
+        remedy: what to do where they are broken.
+    """
+
+    @property
+    def remedy(self) -> str: ...  # noqa: D102
+
+    def config(self) -> Mapping[str, object]:
+        """Return its configuration, nested as in config.yaml."""
+
+    def rows(self, kind: str) -> list[Row]:
+        """Return the rows of ``steps`` or ``epochs``. Raises: UserError when they cannot be read."""
+
+    def place(self, kind: str) -> str:
+        """Return what to call where its configuration, steps or epochs are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
-    """The finished runs under one folder; ``steps`` and ``epochs`` carry the columns of ``runs``.
+    """Finished runs of one source; ``steps`` and ``epochs`` carry the columns of ``runs``.
 
-    ``runs`` has one row per run: run, the keys of COLUMNS, rule, and ``variant``, which is empty unless runs
-    of one experiment differ in more than the seed; it then names that difference, ``lr=0.1``. The density of
+    ``runs`` has one row per run: run, the keys of COLUMNS, accumulate, rule, and ``variant``, which is empty unless
+    runs of one experiment differ in more than the seed; it then names that difference, ``lr=0.1``. The density of
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
     """
@@ -65,7 +90,7 @@ class Frames:
 
 def runs(root: Path | str) -> pd.DataFrame:
     """One row per finished run under ``root``. Raises: UserError when there is none."""
-    return _run_frame(_configs(Path(root)))
+    return _run_frame(_distinct(_configs(_in_folders(Path(root)))))
 
 
 def steps(root: Path | str) -> pd.DataFrame:
@@ -84,14 +109,25 @@ def load(root: Path | str, selection: Selection | None = None) -> Frames:
     Raises:
         UserError: no finished run, a selection that fits none, a broken configuration or record.
     """
-    root = Path(root)
-    configs = _select(_configs(root), selection or {})
+    return tidy(_in_folders(Path(root)), selection)
+
+
+def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -> Frames:
+    """Read the runs, by their names, whose configuration fits ``selection``; one that is there twice is left out.
+
+    A number of a configuration that is whole is an integer, whether 1 or 1.0 was written. The columns that are not
+    known by name come last, in the order of the alphabet.
+
+    Raises:
+        UserError: a selection that fits none, a broken configuration or record.
+    """
+    configs = _select(_distinct(_configs(found)), selection or {})
     table = _run_frame(configs)
-    identity = table.drop(columns=["rule", "epochs"])
+    identity = table.drop(columns=["rule", "epochs", "accumulate"])
     return Frames(
         runs=table,
-        steps=_records(root, identity, "steps.jsonl", STEP_NUMBERS, _read).pipe(_complete_steps),
-        epochs=_records(root, identity.assign(rule=table["rule"]), "epochs.jsonl", EPOCH_NUMBERS, _read_epochs),
+        steps=_records(found, identity, "steps", STEP_NUMBERS, _read).pipe(_complete_steps),
+        epochs=_records(found, identity.assign(rule=table["rule"]), "epochs", EPOCH_NUMBERS, _read_epochs),
     )
 
 
@@ -106,8 +142,26 @@ def parse_selection(words: Iterable[str]) -> dict[str, list[str]]:
     return selection
 
 
-def _configs(root: Path) -> dict[str, Config]:
-    """Flat configuration of each finished run by name, repeated ones once; tells what is left out."""
+@dataclass(frozen=True, slots=True)
+class _FolderRun:
+    path: Path
+
+    @property
+    def remedy(self) -> str:
+        return f"delete the folder {self.path} and run it again"
+
+    def config(self) -> Mapping[str, object]:
+        return yaml.safe_load((self.path / "config.yaml").read_text()) or {}
+
+    def rows(self, kind: str) -> list[Row]:
+        return read_records(self.path / f"{kind}.jsonl")
+
+    def place(self, kind: str) -> str:
+        return str(self.path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl"))
+
+
+def _in_folders(root: Path) -> dict[str, FinishedRun]:
+    """Return the finished runs under a folder by name; tells what is left out."""
     folders = [RunFolder(path.parent) for path in sorted(root.glob("*/config.yaml"))]
     done = [folder.path for folder in folders if folder.is_done()]
     unfinished = [_unfinished_name(folder) for folder in folders if not folder.is_done()]
@@ -116,20 +170,31 @@ def _configs(root: Path) -> dict[str, Config]:
         raise UserError(f"{root} holds no finished run{also}; make some with: python -m experiments.train")
     if unfinished:
         print(f"left out, not finished: {', '.join(unfinished)}")
-    return _distinct({folder.name: _read_config(folder / "config.yaml") for folder in done})
+    return {folder.name: _FolderRun(folder) for folder in done}
 
 
 def _unfinished_name(folder: RunFolder) -> str:
     return f"{folder.path.name} (failed)" if folder.failure_path.exists() else folder.path.name
 
 
-def _read_config(path: Path) -> Config:
-    config = _flatten(yaml.safe_load(path.read_text()) or {})
+def _configs(found: Mapping[str, FinishedRun]) -> dict[str, Config]:
+    return {name: _read_config(run) for name, run in found.items()}
+
+
+def _read_config(run: FinishedRun) -> Config:
+    config = {key: _plain(value) for key, value in _flatten(run.config()).items()}
     missing = [key for key in COLUMNS.values() if key not in config]
     if missing:
-        raise UserError(f"{path} has no {', '.join(missing)}; delete the folder and run it again")
+        raise UserError(f"{run.place('configuration')} has no {', '.join(missing)}; {run.remedy}")
     # A dense run has no density: the value it was started with only says which sweep it came from.
     return config | {"density": 1.0} if config["sparsifier.name"] == "dense" else config
+
+
+def _plain(value: object) -> object:
+    """Return a setting as all sources have it: JSON does not tell 1.0 from 1."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _flatten(node: Mapping[str, object], prefix: str = "") -> Config:
@@ -185,7 +250,9 @@ def _same(value: object, text: str) -> bool:
 
 def _run_frame(configs: dict[str, Config]) -> pd.DataFrame:
     rows = [
-        {"run": name} | {column: config[key] for column, key in COLUMNS.items()} | {"rule": config.get(RULE)}
+        {"run": name}
+        | {column: config[key] for column, key in COLUMNS.items()}
+        | {"accumulate": config.get("accumulate", 1), "rule": config.get(RULE)}
         for name, config in configs.items()
     ]
     frame = pd.DataFrame(rows).astype({"density": float, "world_size": int, "seed": int})
@@ -207,10 +274,12 @@ def _variants(configs: list[Config]) -> list[str]:
     return [", ".join(f"{short.rpartition('.')[2]}={config.get(key)}" for short, key in named) for config in configs]
 
 
-def _records(root: Path, table: pd.DataFrame, file: str, numbers: tuple[str, ...], read: Reader) -> pd.DataFrame:
-    """Rows of ``file`` of all runs, every column of ``numbers`` as float, joined with the run table."""
-    rows = pd.concat([read(root / run / file).assign(run=run) for run in table["run"]], ignore_index=True)
-    rows = rows.reindex(columns=list(dict.fromkeys(["run", *numbers, *rows.columns])))
+def _records(
+    found: Mapping[str, FinishedRun], table: pd.DataFrame, kind: str, numbers: tuple[str, ...], read: Reader
+) -> pd.DataFrame:
+    """Rows of one kind of all runs, every column of ``numbers`` as float, joined with the run table."""
+    rows = pd.concat([read(found[run], kind).assign(run=run) for run in table["run"]], ignore_index=True)
+    rows = rows.reindex(columns=list(dict.fromkeys(["run", *numbers, *sorted(rows.columns)])))
     rows[list(numbers)] = rows[list(numbers)].apply(pd.to_numeric).astype(float)
     # A resumed run may have repeated steps after its last checkpoint: the later row is the one that counts.
     rows = rows.drop_duplicates(["run", numbers[0]], keep="last")
@@ -218,19 +287,19 @@ def _records(root: Path, table: pd.DataFrame, file: str, numbers: tuple[str, ...
     return rows.merge(own, on="run", validate="many_to_one").sort_values(["run", numbers[0]], ignore_index=True)
 
 
-def _read(path: Path) -> pd.DataFrame:
-    rows = read_records(path)
+def _read(run: FinishedRun, kind: str) -> pd.DataFrame:
+    rows = run.rows(kind)
     if not rows:
-        raise UserError(f"{path} has no rows; delete the folder {path.parent} and run it again")
+        raise UserError(f"{run.place(kind)} has no rows; {run.remedy}")
     return pd.DataFrame(rows)
 
 
-def _read_epochs(path: Path) -> pd.DataFrame:
-    rows = _read(path)
+def _read_epochs(run: FinishedRun, kind: str) -> pd.DataFrame:
+    rows = _read(run, kind)
     try:
         return rows.assign(metric=metric_of(rows.columns).key)
     except UserError as error:
-        raise UserError(f"{path}: {error}; delete the folder {path.parent} and run it again") from None
+        raise UserError(f"{run.place(kind)}: {error}; {run.remedy}") from None
 
 
 def _complete_steps(rows: pd.DataFrame) -> pd.DataFrame:

@@ -136,6 +136,7 @@ def launch(
         monitor_interval=0.1,
         logs_specs=_RankLogs(folder),
         local_addr="127.0.0.1" if nnodes == 1 else None,  # a laptop's own name often does not resolve
+        signals_to_handle=",".join(number.name for number in _agent_signals()),
     )
     command = ("-u", "-m", "experiments.harness.ranks", module, str(run_dir))
     try:
@@ -214,7 +215,7 @@ def _worker_variables(nproc_per_node: int, env: Mapping[str, str]) -> dict[str, 
     given = {**os.environ, **env}
     path = [str(_REPOSITORY), *filter(None, [given.get("PYTHONPATH")])]
     return {
-        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or str(max(1, _num_cores() // nproc_per_node)),
+        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or str(max(1, num_cores() // nproc_per_node)),
         **env,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each start of the ranks gets a store of its own
         "PYTHONPATH": os.pathsep.join(path),  # the caller may have changed its working directory
@@ -222,7 +223,7 @@ def _worker_variables(nproc_per_node: int, env: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """Return the cores this process may use, which inside a SLURM job are fewer than the machine has."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
@@ -261,6 +262,12 @@ def _agent_log(folder: RunFolder) -> Iterator[None]:
             logger.propagate = propagate
             logger.removeHandler(handler)
         handler.close()
+
+
+def _agent_signals() -> list[signal.Signals]:
+    """Return the signals that the agent is to answer: not SIGINT where the caller has an answer of its own."""
+    answered = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN, None)
+    return [number for number in _AGENT_SIGNALS if answered or number != signal.SIGINT]
 
 
 @contextmanager

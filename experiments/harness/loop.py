@@ -80,8 +80,14 @@ class Trainer:
         step_s = time.perf_counter() - started
         self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
         if self._recorder:
-            self._recorder.step(step_row(at.step, epoch, loss, lr, reduced, step_s, self.position.time_s))
+            row = step_row(at.step, epoch, loss, lr, reduced, step_s, self.position.time_s)
+            self._recorder.step(row | {"residual_norm": self._residual_norm(at.step)})
         return loss
+
+    def _residual_norm(self, step: int) -> float | None:
+        """Measure rank 0's residual in the steps that are asked for, outside of the step's time."""
+        every = self._config.measure_residual_every
+        return self._team.residual_norm() if every and step % every == 0 else None
 
     def _clip_update(self, lr: float) -> None:
         chosen = self._config.optimizer

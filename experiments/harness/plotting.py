@@ -256,8 +256,11 @@ def plain_ticks(axis: XAxis | YAxis) -> None:
 
 
 @style()
-def save(figure: Figure, numbers: pd.DataFrame, stem: Path) -> list[Path]:
-    """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths."""
+def save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str] = ()) -> list[Path]:
+    """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths.
+
+    The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt.
+    """
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".pdf", ".png", ".csv")]
     stem.parent.mkdir(parents=True, exist_ok=True)
     figure.draw_without_rendering()  # places the parts; once is enough for both files
@@ -265,4 +268,8 @@ def save(figure: Figure, numbers: pd.DataFrame, stem: Path) -> list[Path]:
     figure.savefig(paths[0], metadata={"CreationDate": None})
     figure.savefig(paths[1])
     numbers.to_csv(paths[2], index=False, float_format="%.8g", lineterminator="\n")
+    names = sorted(set(runs))
+    if names:
+        paths.append(stem.with_name(f"{stem.name}.runs.txt"))
+        paths[-1].write_text("".join(f"{name}\n" for name in names))
     return paths

@@ -52,8 +52,8 @@ class Snapshot:
         parts = [
             None if self.loss is None else f"loss {self.loss:.4g}",
             self.measured,
-            None if self.left_s is None else f"{_duration(self.left_s)} left",
-            None if self.sweep_left_s is None else f"all runs {_duration(self.sweep_left_s)}",
+            None if self.left_s is None else f"{duration(self.left_s)} left",
+            None if self.sweep_left_s is None else f"all runs {duration(self.sweep_left_s)}",
         ]
         return ", ".join(part for part in parts if part)
 
@@ -73,7 +73,7 @@ def watch(run_dir: Path, *, total_steps: int, label: str, console: Console) -> I
         label: What to call the run.
         console: Where to draw, usually ``Console(stderr=True)``.
     """
-    with _follow(_RunReader(run_dir, total_steps, label), console):
+    with _follow(RunReader(run_dir, total_steps, label), console):
         yield
 
 
@@ -101,7 +101,7 @@ class SweepProgress:
         self._num_begun += 1
         place = f"run {self._num_begun} of {self._total_runs}, {label}"
         started = time.monotonic()
-        with _follow(_RunReader(run_dir, total_steps, place, sweep=self), self._console):
+        with _follow(RunReader(run_dir, total_steps, place, sweep=self), self._console):
             yield
         self._durations.append(time.monotonic() - started)  # a run that failed tells nothing of how long one takes
 
@@ -148,8 +148,8 @@ class LastRow:
         return self._row
 
 
-class _RunReader:
-    """Turn the records of a run into snapshots."""
+class RunReader:
+    """Turn the records of a run into snapshots; arguments are those of the function ``watch``."""
 
     def __init__(self, run_dir: Path, total_steps: int, label: str, sweep: SweepProgress | None = None) -> None:
         folder = RunFolder(run_dir)
@@ -162,6 +162,7 @@ class _RunReader:
         self._measured = ""
 
     def read(self) -> Snapshot:
+        """Return how far the run is now."""
         row = self._steps.read()
         now = time.monotonic()
         done = int(row.get("step", -1)) + 1
@@ -188,10 +189,10 @@ class _RunReader:
 
 
 @contextmanager
-def _follow(reader: _RunReader, console: Console) -> Iterator[None]:
+def _follow(reader: RunReader, console: Console) -> Iterator[None]:
     """Draw what ``reader`` reads in a thread, and once more at the end."""
     stop = threading.Event()
-    draw, every_s = (_draw_bar, _REDRAW_S) if _is_terminal(console) else (_draw_lines, _LINE_EVERY_S)
+    draw, every_s = (_draw_bar, _REDRAW_S) if is_terminal(console) else (_draw_lines, _LINE_EVERY_S)
     thread = threading.Thread(target=draw, args=(reader, console, stop, every_s), name="progress", daemon=True)
     thread.start()
     try:
@@ -201,13 +202,13 @@ def _follow(reader: _RunReader, console: Console) -> Iterator[None]:
         thread.join()
 
 
-def _draw_lines(reader: _RunReader, console: Console, stop: threading.Event, every_s: float) -> None:
+def _draw_lines(reader: RunReader, console: Console, stop: threading.Event, every_s: float) -> None:
     while not stop.wait(every_s):
-        _print_plain(console, reader.read().line())
-    _print_plain(console, reader.read().line())
+        print_plain(console, reader.read().line())
+    print_plain(console, reader.read().line())
 
 
-def _draw_bar(reader: _RunReader, console: Console, stop: threading.Event, every_s: float) -> None:
+def _draw_bar(reader: RunReader, console: Console, stop: threading.Event, every_s: float) -> None:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
@@ -225,11 +226,12 @@ def _draw_bar(reader: _RunReader, console: Console, stop: threading.Event, every
             bar.update(task, completed=snapshot.done, figures=snapshot.figures(), refresh=True)
 
 
-def _print_plain(console: Console, line: str) -> None:
+def print_plain(console: Console, line: str) -> None:
+    """Print a line as it is, however long."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _is_terminal(console: Console) -> bool:
+def is_terminal(console: Console) -> bool:
     """Return whether a bar can be redrawn. Variables such as FORCE_COLOR make rich say so of a file as well."""
     return console.file.isatty() and not console.is_dumb_terminal
 
@@ -242,7 +244,8 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a span of time in words, ``2 h 05 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -24,6 +24,7 @@ from experiments.harness.errors import UserError
 from experiments.harness.records import RecordError, RunFolder, write_atomic, write_json
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"
+LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each task that srun starts is to start the workers of its node
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # slurm.h numbers the batch script, the interactive shell and others from here
@@ -63,7 +64,8 @@ class RankEnvironment:
 def joined(environ: Mapping[str, str] = os.environ) -> RankEnvironment | None:
     """Return the ranks this process was started into by torchrun or srun; None if it is to start workers itself.
 
-    A batch script is not a rank, nor is a single srun task: both start their workers.
+    A batch script is not a rank, nor is a single srun task: both start their workers. So does one task on each of
+    several nodes where MICRO_LAUNCH is ``node``.
 
     Raises:
         UserError: A variable of torchrun or SLURM is missing beside others, or is no number.
@@ -104,29 +106,32 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.number = 0
-        self._parent: int | None = None
+        self.parent: int | None = None
+        self._depth = 0
 
     @contextmanager
-    def heeded(self, parent: int | None = None) -> Iterator[None]:
-        """Note these signals for the length of the context; in a thread, where none can be had, do nothing.
+    def heeded(self, *numbers: int) -> Iterator[None]:
+        """Note these signals, or all that ask to stop, in this context; in a thread, where none can be had, do nothing.
 
-        Args:
-            parent: process id of the launcher. When it is gone SIGTERM ends this process at once: another attempt may
-                be under way.
+        Where ``parent`` is the process id of a launcher that is gone, SIGTERM ends this process at once: another attempt
+        may be under way. A context inside another keeps what was noted before it.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self.number, self._parent = 0, parent
-        before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        if not self._depth:
+            self.number = 0
+        self._depth += 1
+        before = {number: signal.signal(number, self._note) for number in numbers or STOP_SIGNALS}
         try:
             yield
         finally:
+            self._depth -= 1
             for number, handler in before.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and self._parent is not None and os.getppid() != self._parent:
+        if number == signal.SIGTERM and self.parent is not None and os.getppid() != self.parent:
             os._exit(128 + number)
         self.number = number
 
@@ -197,6 +202,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> RankEnvironment:
 
 
 def _is_srun_task(environ: Mapping[str, str]) -> bool:
+    if environ.get(LAUNCH) == "node":
+        return False
     needed = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
     if any(name not in environ for name in needed):
         return False
@@ -236,14 +243,16 @@ def _run_worker(module: str, run_dir: str) -> None:
     launcher = os.environ.pop(LAUNCHER_PID, None)  # not for the processes that the worker starts
     parent = int(launcher) if launcher else None
     die_with_parent(parent)
+    stop_signals.parent = parent
     # Python's own answer to SIGINT waits for the end of a collective, which may never come.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [module, run_dir]
     rank = _number(os.environ, "RANK")
     write_atomic(pid_path(Path(run_dir), rank), f"{os.getpid()}\n")
     try:
+        # SIGTERM ends a worker that is not training; SIGUSR1 may come before it trains
         # an import may fail before main's own does
-        with stop_signals.heeded(parent), recorded_errors(Path(run_dir), rank):
+        with stop_signals.heeded(signal.SIGUSR1), recorded_errors(Path(run_dir), rank):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
         traceback.print_exc()

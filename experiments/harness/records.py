@@ -239,6 +239,15 @@ class RunFolder:
         finally:
             os.close(descriptor)  # this also gives the lock back, as the death of the process would
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the folder as it is for the length of the context, so that no run starts in it. Raises: as ``claim``."""
+        descriptor = self._lock()
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
     def rewind(self, step: int) -> Path | None:
         """Take the records back to the moment when ``step`` steps were done; 0 takes them back to the start.
 

@@ -17,6 +17,7 @@ from experiments.harness.progress import watch
 from experiments.harness.ranks import EXIT_SAVED, RankEnvironment, die_with_parent, recorded_errors, stop_signals
 from experiments.harness.records import FolderInUse, RunFolder, write_atomic
 from experiments.harness.tasks import steps_per_epoch
+from experiments.harness.tracking import mirrored
 from experiments.harness.worker import run_rank, start_group
 from micro.comm import gather_objects
 
@@ -44,8 +45,12 @@ def label(config: TrainConfig) -> str:
     return f"{config.model.name} on {config.dataset.name}, {config.sparsifier.name}, seed {config.seed}"
 
 
-def execute(config: TrainConfig, watcher: Watcher = show_progress) -> bool:
+def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: RunFolder | None = None) -> bool:
     """Run ``config`` with workers of its own, or in this process when they are simulated.
+
+    Args:
+        watcher: What goes on beside the run.
+        folder: Where the run leaves its records, if not in the folder of its name.
 
     Returns:
         False where the folder holds this very run, finished, so that there was nothing to do.
@@ -55,12 +60,13 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress) -> bool:
         RankFailure: a worker failed.
         SystemExit: a signal stopped the run, which is saved: 128 + 15 for SIGTERM, EXIT_SAVED for SIGUSR1.
     """
-    folder = folder_of(config)
+    folder = folder or folder_of(config)
     with ExitStack() as owned:
         if _is_ours(config, folder, owned):
             if folder.is_done():
                 return False
             _prepare(config, folder)
+            owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(watcher(config, folder))
         _start_workers(config, folder)
         _tell_beginning(folder)
@@ -114,6 +120,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
         if _share(_take_folder(config, folder, owned) if ranks.rank == 0 else None):
             return False
         if ranks.rank == 0:
+            owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(show_progress(config, folder))
         owned.enter_context(recorded_errors(folder.path, ranks.rank))
         owned.enter_context(stop_signals.heeded())

@@ -85,6 +85,19 @@ class Team(ABC):
         """Return the item of every process of the run, in rank order."""
 
     @abstractmethod
+    def residuals(self) -> list[Tensor]:
+        """Return what the first of this process's ranks keeps back, as vectors; empty ones where it keeps nothing."""
+
+    def residual_norm(self) -> float | None:
+        """Return the L2 norm of ``residuals``, None where nothing is kept: one more read of the whole vector."""
+        kept = [residual for residual in self.residuals() if residual.numel()]
+        if not kept:
+            return None
+        if self.task.device.type == "cuda":
+            torch.cuda.synchronize(self.task.device)  # residuals are written on a stream of their own
+        return float(torch.stack([torch.linalg.vector_norm(residual) for residual in kept]).norm())
+
+    @abstractmethod
     def states(self) -> list[dict[str, Any]]:
         """Return what each of this process's ranks alone knows: residuals, thresholds, boundaries, carries."""
 
@@ -160,6 +173,10 @@ class ProcessTeam(Team):
     def agree(self, item: Any) -> list[Any]:
         """Return every rank's item."""
         return gather_objects(item)
+
+    def residuals(self) -> list[Tensor]:
+        """Return this rank's residuals, one vector per bucket."""
+        return self._attachment.residuals()
 
     def states(self) -> list[dict[str, Any]]:
         """Return this rank's state."""
@@ -247,6 +264,10 @@ class SimulatedTeam(Team):
         """Return the item: there is one process."""
         return [item]
 
+    def residuals(self) -> list[Tensor]:
+        """Return rank 0's residual."""
+        return self._simulation.residuals()[:1]
+
     def states(self) -> list[dict[str, Any]]:
         """Return every rank's state."""
         ranks = self._simulation.state_dict()["ranks"]
@@ -277,8 +298,11 @@ class SimulatedTeam(Team):
         return loss.detach()
 
     def _point_gradients_at(self, rank: int) -> None:
-        for name, view in self._simulation.layout.views(self._rows[rank]).items():
-            self._parameters[name].grad = view
+        """Let gradients be views of a rank's row, laid out in memory as their parameters are, as DDP does it."""
+        row = self._rows[rank]
+        for name, place in self._simulation.layout.slices():
+            parameter, offset = self._parameters[name], row.storage_offset() + place.start
+            parameter.grad = row.as_strided(parameter.shape, parameter.stride(), offset)
 
     def _ready_order(self) -> list[str]:
         """Return the parameters' names in the order in which a backward makes their gradients."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from experiments.harness.config import TrainConfig, from_yaml
 from experiments.harness.loop import Trainer
 from experiments.harness.manifest import collect_manifest
+from experiments.harness.ranks import stop_signals
 from experiments.harness.records import RunFolder, write_json
 from experiments.harness.tasks import load_task
 from experiments.harness.teams import ProcessTeam, SimulatedTeam, Team, choose_device
@@ -107,7 +108,8 @@ def main(run_dir: str) -> None:
     """Run the rank that the environment describes, as the configuration in the run folder says."""
     folder = RunFolder(Path(run_dir))
     command = (folder.path / "command.txt").read_text().splitlines()
-    run_rank(from_yaml(folder.config_path), folder, command)
+    with stop_signals.heeded():
+        run_rank(from_yaml(folder.config_path), folder, command)
 
 
 if __name__ == "__main__":

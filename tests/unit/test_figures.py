@@ -178,8 +178,13 @@ def test_every_figure_is_written_with_its_numbers(drawn: Path) -> None:
     names = ["convergence", "density", "rules-micro", "time"]
     group = "resnet18-cifar10-n8-d0.01"
     stems = [*(f"{name}-{group}" for name in names), "methods-resnet18-cifar10-n8"]
-    expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
+    expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv", "runs.txt")}
     assert {path.name for path in drawn.iterdir()} == expected | {"summary.csv", "summary.md"}
+
+
+def test_a_figure_names_the_runs_it_comes_from(drawn: Path) -> None:
+    runs = (drawn / "rules-micro-resnet18-cifar10-n8-d0.01.runs.txt").read_text().splitlines()
+    assert {"dense-d0.01-s0", "topk-d0.01-s1", "micro_published-d0.01-s0"} <= set(runs)
 
 
 def test_drawing_twice_gives_the_same_bytes(study: Path, drawn: Path, tmp_path: Path) -> None:
@@ -534,3 +539,26 @@ def test_style_does_not_leak_into_the_callers_settings(tmp_path: Path) -> None:
         assert matplotlib.rcParams["font.size"] == 13
     finally:
         matplotlib.rcParams["font.size"] = matplotlib.rcParamsDefault["font.size"]
+
+
+def test_throughput_counts_samples_of_real_workers(tmp_path: Path) -> None:
+    for world_size in (2, 4):
+        write_run(tmp_path / str(world_size), "topk", world_size=world_size).rename(tmp_path / f"n{world_size}")
+    numbers = figures.throughput_numbers(frames.load(tmp_path)).set_index("world_size")
+    step_s = sum(TRAITS["topk"][2]) / 1000
+    assert numbers["samples_per_s"][4] == pytest.approx(4 * 32 / step_s, rel=0.2)
+    assert numbers["efficiency"][2] == 1
+    assert numbers["efficiency"][4] == pytest.approx(1, rel=0.05)
+    written = figures.draw_all(frames.load(tmp_path), tmp_path / "out", ["throughput"])
+    assert [path.name for path in written] == [
+        f"throughput-resnet18-cifar10.{end}" for end in ("pdf", "png", "csv", "runs.txt")
+    ]
+
+
+def test_nothing_to_draw_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "runs", "topk")
+    words = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--only"]
+    assert figures.main([*words, "throughput"]) == 1
+    assert "nothing to draw for throughput" in capsys.readouterr().err
+    assert figures.main([*words, "residul"]) == 1
+    assert "did you mean 'residual'" in capsys.readouterr().err

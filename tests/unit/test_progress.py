@@ -61,7 +61,7 @@ def test_lines_for_a_log(tmp_path: Path) -> None:
 
 
 def test_an_accuracy_outlives_epochs_that_did_not_measure_it(tmp_path: Path) -> None:
-    reader = progress._RunReader(tmp_path, 4, "mlp")
+    reader = progress.RunReader(tmp_path, 4, "mlp")
     (tmp_path / "epochs.jsonl").write_text('{"accuracy": 0.75}\n')
     assert reader.read().measured == "accuracy 0.75"
     with (tmp_path / "epochs.jsonl").open("a") as file:
@@ -91,7 +91,7 @@ def test_a_bar_for_a_terminal(tmp_path: Path) -> None:
 
 def test_colours_alone_make_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not progress._is_terminal(Console(file=io.StringIO()))
+    assert not progress.is_terminal(Console(file=io.StringIO()))
 
 
 def test_a_sweep_counts_its_runs(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""A report on a terminal, as plain text, or as JSON."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from experiments.checkup.findings import Section, State
+
+FORMAT = "micro-doctor-1"
+MARKS: Mapping[State, str] = {"here": "+", "absent": "-", "failed": "!"}
+STYLES: Mapping[State, str] = {"here": "green", "absent": "yellow", "failed": "bold red"}
+
+
+def show_rich(section: Section) -> None:
+    """Print a section as a table for people at a terminal."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=section.title, title_justify="left", title_style="bold", show_header=False, box=SIMPLE)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(max_width=24)
+    table.add_column(style="dim")
+    for line in section.findings:
+        mark = Text(MARKS[line.state], style=STYLES[line.state])
+        table.add_row(mark, line.name, Text(line.value, style=STYLES[line.state]), Text(line.note))
+    Console().print(table)
+
+
+def show_plain(section: Section) -> None:
+    """Print a section as lines that a program can search."""
+    names = max((len(line.name) for line in section.findings), default=0)
+    values = max((len(line.value) for line in section.findings), default=0)
+    print(section.title)
+    for line in section.findings:
+        print(f"  {MARKS[line.state]} {line.name:<{names}}  {line.value:<{values}}  {line.note}".rstrip())
+    print(flush=True)
+
+
+def to_json(sections: list[Section]) -> str:
+    """Return the report as a document; what is infinite is null there."""
+    found = {section.title: [asdict(line) for line in section.findings] for section in sections}
+    return json.dumps({"format": FORMAT, "sections": _finite(found)}, indent=1)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,170 @@
+"""Whether sparsifying can pay on a link: dense all-reduce against MiCRO's selection and exchange, without overlap."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import micro
+from experiments.checkup.findings import Finding
+from experiments.checkup.pair import WORLD_SIZE, Measured
+from micro import costs
+from micro.traces import Curve
+from micro.volumes import calls_of
+
+ELEMENT_BYTES = 4
+ASSUMED = (
+    "a link for each worker, ring all-reduce, nothing overlaps with backward; of GPUs, and of links between machines, "
+    "python -m experiments.profile link and select measure more"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a reduction of one model's gradient takes on one link.
+
+    Attributes:
+        link: what it is called.
+        latency_s, bits_per_s: of it; per message, and of what travels and is added up.
+        dense_s: a dense all-reduce, by ring.
+        select_s: MiCRO beside its collectives, measured here.
+        exchange_s: MiCRO's collectives.
+        break_even_bits_per_s: at this latency MiCRO takes less time below this rate; 0 where it never does, infinite
+            where it always does.
+    """
+
+    link: str
+    model: str
+    numel: int
+    density: float
+    world_size: int
+    latency_s: float
+    bits_per_s: float
+    dense_s: float
+    select_s: float
+    exchange_s: float
+    break_even_bits_per_s: float
+
+    @property
+    def sparse_s(self) -> float:
+        """MiCRO's selection and exchange."""
+        return self.select_s + self.exchange_s
+
+    @property
+    def pays(self) -> bool:
+        """Whether MiCRO takes less time than dense."""
+        return self.sparse_s < self.dense_s
+
+
+def measured_link(measured: Measured) -> costs.Link:
+    """Return the link on which two ranks would take what they took."""
+    curve = Curve(sizes=tuple(measured.sizes), seconds=tuple(measured.seconds))
+    return costs.scaled(curve.alpha_s, curve.beta_s, WORLD_SIZE)
+
+
+def asked_links(rates_mbit: Sequence[float], latency_us: float | None, here: costs.Link) -> dict[str, costs.Link]:
+    """Return links of these rates by name, with the latency of ``here`` where none is given."""
+    alpha_s = here.alpha_s if latency_us is None else latency_us / 1e6
+    return {human_rate(1e6 * rate): costs.Link(alpha_s, 8 / (1e6 * rate)) for rate in rates_mbit}
+
+
+def findings(links: Mapping[str, costs.Link], measured: Measured, world_size: int) -> Iterator[Finding]:
+    """Yield what was measured, then a verdict for each link; the first is the measured one."""
+    verdicts = [judge(name, link, measured, world_size) for name, link in links.items()]
+    here = verdicts[0]
+    between = f"between {WORLD_SIZE} gloo ranks on this machine"
+    yield Finding(name="latency", value=f"{1e6 * here.latency_s:.3g} us", note=f"a message, {between}")
+    yield Finding(name="bandwidth", value=human_rate(here.bits_per_s), note=f"of an all-reduce {between}")
+    yield Finding(
+        name="selection",
+        value=f"{1e3 * measured.select_s:.3g} ms",
+        note=f"MiCRO at density {measured.density:g} on {measured.numel:,} numbers, {WORLD_SIZE} ranks, CPU",
+    )
+    for verdict in verdicts:
+        yield Finding(
+            name=verdict.link,
+            value="can pay" if verdict.pays else "cannot pay",
+            note=in_words(verdict),
+            state="here" if verdict.pays else "absent",
+            data=asdict(verdict),
+        )
+    yield Finding(name="taken for granted", value="", note=ASSUMED)
+
+
+def judge(name: str, link: costs.Link, measured: Measured, world_size: int) -> Verdict:
+    """Return what ``world_size`` workers, each with such a link of its own, have from sparsifying.
+
+    The selection is the one that two workers measured; of more workers each searches less.
+    """
+    dense_s = _dense_s(link, measured.numel, world_size)
+    exchange_s = _exchange_s(link, measured, world_size)
+    return Verdict(
+        link=name,
+        model=measured.model,
+        numel=measured.numel,
+        density=measured.density,
+        world_size=world_size,
+        latency_s=link.alpha_s,
+        bits_per_s=8 / link.beta_s if link.beta_s else math.inf,
+        dense_s=dense_s,
+        select_s=measured.select_s,
+        exchange_s=exchange_s,
+        break_even_bits_per_s=_break_even(link.alpha_s, measured, world_size),
+    )
+
+
+def in_words(verdict: Verdict) -> str:
+    """Say it in a few sentences."""
+    if verdict.world_size == 1:
+        return "One worker sends nothing: there is nothing to save."
+    gradient = f"The gradient of {verdict.model} among {verdict.world_size} workers"
+    parts = f"{_duration(verdict.select_s)} to select, {_duration(verdict.exchange_s)} to exchange"
+    against = (
+        f"{gradient}: dense all-reduce {_duration(verdict.dense_s)}, "
+        f"MiCRO at density {verdict.density:g} {_duration(verdict.sparse_s)} ({parts})."
+    )
+    return f"{_can(verdict)} {against} {_border(verdict)}"
+
+
+def human_rate(bits_per_s: float) -> str:
+    """Write a rate in the unit that suits it: ``100 Mbit/s``."""
+    if math.isinf(bits_per_s):
+        return "any rate"
+    return f"{bits_per_s / 1e9:.3g} Gbit/s" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:.3g} Mbit/s"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _can(verdict: Verdict) -> str:
+    if not verdict.pays:
+        return "Sparsifying cannot pay here."
+    return f"Sparsifying can pay here, {verdict.dense_s / verdict.sparse_s:.2g} times as fast as dense."
+
+
+def _border(verdict: Verdict) -> str:
+    if verdict.break_even_bits_per_s == 0:
+        return "It pays at no rate: it sends no fewer bytes."
+    if math.isinf(verdict.break_even_bits_per_s):
+        return "It pays at any rate."
+    return f"It pays below {human_rate(verdict.break_even_bits_per_s)}."
+
+
+def _dense_s(link: costs.Link, numel: int, world_size: int) -> float:
+    return costs.Flat(link, world_size).seconds("all_reduce", ELEMENT_BYTES * numel)
+
+
+def _exchange_s(link: costs.Link, measured: Measured, world_size: int) -> float:
+    reducer = micro.SparseReducer(micro.Micro(), density=measured.density)
+    network = costs.Flat(link, world_size)
+    return sum(network.seconds(op, size) for op, size in calls_of(reducer, measured.numel, world_size))
+
+
+def _break_even(latency_s: float, measured: Measured, world_size: int) -> float:
+    """Return the rate where both take the same time: both are straight lines over the seconds of a byte."""
+    start, byte = costs.Link(latency_s, 0.0), costs.Link(0.0, 1.0)
+    later_s = measured.select_s + _exchange_s(start, measured, world_size) - _dense_s(start, measured.numel, world_size)
+    fewer_bytes = _dense_s(byte, measured.numel, world_size) - _exchange_s(byte, measured, world_size)
+    if fewer_bytes <= 0:
+        return 0.0
+    return 8 * fewer_bytes / later_s if later_s > 0 else math.inf

@@ -1,0 +1,36 @@
+"""The command ``micro-train``: experiments.train under a name that a shell can complete.
+
+    micro-train sparsifier=topk density=0.01
+    eval "$(micro-train -sc install=bash)"        # then TAB completes groups, their choices and keys; also fish, zsh
+
+It belongs to an editable install of the repository, whose conf/ it reads; runs go to the folder it is called from.
+"""
+
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+
+_CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+def main() -> None:
+    """Train, or answer a shell that asks how a word goes on."""
+    if {"-sc", "--shell-completion"} & set(sys.argv[1:]):
+        _complete()
+        return
+    from experiments.train import main as train  # here: it imports torch, and a shell waits for its answer
+
+    train()
+
+
+def _complete() -> None:
+    ConfigStore.instance().store(name="schema", node={})  # the files alone say which words there are
+    _answer()
+
+
+@hydra.main(config_path=str(_CONF), config_name="train", version_base="1.3")
+def _answer(_composed: DictConfig) -> None:
+    """Do nothing: hydra answers the shell before it comes here."""

@@ -1,0 +1,117 @@
+"""What this machine can do, and whether sparsifying can pay on it: ``python -m experiments.doctor``.
+
+    python -m experiments.doctor --nproc 8                     # can eight workers train here, and on what
+    python -m experiments.doctor --link-mbit 100 1000          # ... and would it pay on these links
+    python -m experiments.doctor --json
+
+Each check stands alone: what is not there (-) or fails (!) is one line, and the exit code stays 0.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+
+from experiments.checkup import machine, surroundings
+from experiments.checkup.findings import Finding, Section, section
+from experiments.checkup.pair import Measured, Pair
+from experiments.checkup.rendering import show_plain, show_rich, to_json
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out all checks and show what they find; returns 0, or 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    on_terminal = sys.stdout.isatty() and find_spec("rich") is not None
+    try:
+        sections = _sections(options)
+        if options.json:
+            print(to_json(list(sections)))
+            return 0
+        for found in sections:
+            (show_rich if on_terminal else show_plain)(found)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _sections(options: argparse.Namespace) -> Iterator[Section]:
+    nproc: int = options.nproc
+    with ExitStack() as stack:
+        measure = _started(stack)
+        yield section("versions", versions=machine.versions, packages=machine.packages)
+        yield section(
+            f"hardware, for {nproc} worker{'s' if nproc > 1 else ''}",
+            cores=partial(machine.cores, nproc),
+            load=machine.load,
+            gpus=partial(machine.gpus, nproc),
+            backends=machine.backends,
+            compilers=machine.compilers,
+            kernels=machine.kernels,
+        )
+        yield section(
+            "surroundings",
+            slurm=surroundings.slurm,
+            wandb=surroundings.wandb,
+            disks=surroundings.disks,
+            datasets=surroundings.datasets,
+        )
+        yield section("can sparsifying pay?", link=partial(_link, measure, options))
+
+
+def _started(stack: ExitStack) -> Callable[[], Measured]:
+    """Start the two ranks, which import while other checks go on; a machine that cannot says so when it is asked."""
+    try:
+        return stack.enter_context(Pair()).measured
+    except OSError as error:
+        return partial(_fail, error)
+
+
+def _fail(error: OSError) -> Measured:
+    raise error
+
+
+def _link(measure: Callable[[], Measured], options: argparse.Namespace) -> Iterator[Finding]:
+    """What two ranks measured, and what follows for their link and for those that were asked about."""
+    from experiments.checkup.verdict import asked_links, findings, measured_link
+
+    measured = measure()
+    here = measured_link(measured)
+    links = {"this machine": here, **asked_links(options.link_mbit, options.latency_us, here)}
+    yield from findings(links, measured, options.nproc)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nproc", type=_whole, default=4, metavar="N", help="workers to ask about (%(default)s)")
+    parser.add_argument(
+        "--link-mbit", type=_positive, nargs="+", default=[], metavar="RATE", help="other links to ask about, in Mbit/s"
+    )
+    parser.add_argument(
+        "--latency-us", type=_positive, metavar="US", help="latency of those links; by default what is measured here"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    return parser
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got '{text}'")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got '{text}'")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

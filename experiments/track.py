@@ -1,0 +1,80 @@
+"""Make the W&B mirror of runs again, from their folders alone: ``python -m experiments.track RUN_FOLDER``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from experiments.harness.errors import UserError
+from experiments.harness.records import RunFolder, read_records
+from experiments.harness.tracking import MODES, TrackingConfig, check_tracking, mirror
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        chosen = [(folder, _tracking(folder, options)) for folder in map(RunFolder, options.folders)]
+        for folder, tracking in chosen:
+            check_tracking(tracking)
+            with folder.locked():
+                print(_made(folder, tracking))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:  # whatever wandb raises
+        print(f"error: W&B: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.track",
+        description="Make the W&B mirror of runs from their folders, in place of the one that they had.",
+        epilog="example: python -m experiments.track results/runs/* --mode offline",
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="what a run left behind")
+    parser.add_argument("--mode", choices=MODES, help="the run's own, else offline")
+    parser.add_argument("--project", help="the run's own, else micro")
+    parser.add_argument("--entity", help="the run's own, else the user's")
+    return parser
+
+
+def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
+    """Return what is asked for, completed by what the run was started with; refuse a folder that has no run."""
+    for path, why in ((folder.config_path, "it is no run folder"), (folder.manifest_path, "the run never began")):
+        if not path.exists():
+            raise UserError(f"{folder.path} has no {path.name}: {why}; name a folder such as results/runs/NAME-HASH")
+    for path in (folder.steps_path, folder.epochs_path):
+        _check_rows(path)
+    try:
+        own = (yaml.safe_load(folder.config_path.read_text()) or {}).get("tracking") or {}
+    except (yaml.YAMLError, AttributeError):
+        raise UserError(f"{folder.config_path} is not a configuration; delete the folder and run it again") from None
+    return TrackingConfig(
+        name="wandb",
+        mode=options.mode or own.get("mode") or "offline",
+        project=options.project or own.get("project") or "micro",
+        entity=options.entity or own.get("entity"),
+        tags=own.get("tags") or [],
+    )
+
+
+def _check_rows(path: Path) -> None:
+    """Tell of a broken record before anything is made."""
+    rows = read_records(path) if path.exists() else []
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step"), int):
+            raise UserError(f"{path}, line {number} has no step; remove the line, or run again")
+
+
+def _made(folder: RunFolder, tracking: TrackingConfig) -> str:
+    where = mirror(folder, tracking)
+    return f"{where}: upload it with: wandb sync {where}" if tracking.mode == "offline" else where
+
+
+if __name__ == "__main__":
+    sys.exit(main())

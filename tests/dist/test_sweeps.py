@@ -1,0 +1,121 @@
+"""A sweep as a user has it: several runs at once, a failure, a signal in the middle, and the same command again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.records import RunFolder
+from experiments.harness.states import State, saved_step, state_of
+from tests.dist.test_train import ROOT, run
+
+pytestmark = pytest.mark.dist
+STUDY = """
+overrides:
+  - model=mlp
+  - dataset=synthetic
+  - "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"
+  - batch_size=16
+  - cluster=simulated
+  - cluster.world_size=2
+grid:
+  run: RUNS
+"""
+
+
+def study(folder: Path, runs: str) -> list[str]:
+    """Write a study; return the words that run it two at a time."""
+    path = folder / "study.yaml"
+    path.write_text(STUDY.replace("RUNS", runs))
+    return [str(path), f"output={folder / 'runs'}", "jobs=2"]
+
+
+def sweep(*words: str) -> subprocess.CompletedProcess[str]:
+    return run(*words, module=("-m", "experiments.sweep"))
+
+
+def folders(output: Path) -> dict[State, list[RunFolder]]:
+    found: dict[State, list[RunFolder]] = {}
+    for path in sorted(output.glob("*/config.yaml")):
+        folder = RunFolder(path.parent)
+        found.setdefault(state_of(folder), []).append(folder)
+    return found
+
+
+def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp_path: Path) -> None:
+    words = study(tmp_path, "[[seed=0, epochs=1], [seed=1, lr=1e30], [seed=2, epochs=1], [seed=3, epochs=1]]")
+    first = sweep(*words)
+    assert first.returncode == 1
+    found = folders(tmp_path / "runs")
+    (failed,) = found[State.FAILED]
+    assert len(found[State.DONE]) == 3
+    (row,) = [line for line in first.stderr.splitlines() if failed.path.name in line and "log" not in line][-1:]
+    assert "is not finite at step" in row
+    assert str(failed.errors_path / "rank0.json") in row
+    assert "3 of 4 runs done, 1 failed" in first.stderr
+    before = {folder.path: folder.done_path.stat().st_mtime_ns for folder in found[State.DONE]}
+    again = sweep(*words)
+    assert again.returncode == 1
+    assert {path: (path / "DONE").stat().st_mtime_ns for path in before} == before
+    assert "is not finite at step" in again.stderr
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process started, and those that they started."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {pid}
+    for _ in range(5):
+        found |= {child for child, parent in parents.items() if parent in found}
+    return found - {pid}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Path) -> None:
+    words = study(tmp_path, "[[seed=0, epochs=60], [seed=1, epochs=60], [seed=2, epochs=1]]")
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "experiments.sweep", *words]
+    process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    begun = tmp_path.glob
+    try:
+        wait_for(lambda: len([path for path in begun("runs/*/steps.jsonl") if path.stat().st_size]) == 2)
+        children = children_of(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    assert len(children) >= 2
+    wait_for(lambda: not any(map(is_alive, children)))
+    found = folders(tmp_path / "runs")
+    assert {state: len(of) for state, of in found.items()} == {State.STOPPED: 2}
+    saved = {folder.path.name: saved_step(folder) for folder in found[State.STOPPED]}
+    assert all(saved.values())
+    again = sweep(*words)
+    assert again.returncode == 0, again.stderr
+    assert "3 of 3 runs done, 0 failed" in again.stderr
+    assert len(folders(tmp_path / "runs")[State.DONE]) == 3
+    for name, step in saved.items():
+        assert f"went on from step {step}" in (tmp_path / "runs" / name / "ranks" / "run.log").read_text()

@@ -1,0 +1,202 @@
+"""A SLURM of one's own on this machine: munge, a controller and some nodes, which all end with the context."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from getpass import getuser
+from pathlib import Path
+from types import TracebackType
+
+_DAEMONS = ("munged", "slurmctld", "slurmd")
+_CLIENTS = ("sbatch", "squeue", "srun", "scontrol", "scancel", "sinfo")
+_START_S, _STOP_S = 30.0, 10.0
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # daemons are often on root's path alone
+
+
+def unavailable() -> str | None:
+    """Return why no SLURM can be started here, or None where one can."""
+    if sys.platform != "linux":
+        return "SLURM's tests need Linux"
+    missing = [name for name in (*_DAEMONS, *_CLIENTS) if shutil.which(name, path=_PATH) is None]
+    return (
+        f"{', '.join(missing)} not installed: make slurm-packages (as root, on Debian or Ubuntu)" if missing else None
+    )
+
+
+def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float) -> None:
+    """Wait for a condition.
+
+    Raises:
+        TimeoutError: it does not hold within the time.
+    """
+    end = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.1)
+
+
+class SiteError(RuntimeError):
+    """A command of SLURM or munge refused; the text is what it said."""
+
+
+class Site:
+    """Nodes node1, node2, ... of one partition, ``test``, with four cores each, whatever the machine has.
+
+    Attributes:
+        environ: what a client needs to reach it.
+    """
+
+    def __init__(self, num_nodes: int = 2) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="slurm-")).resolve()
+        self._nodes = [f"node{number + 1}" for number in range(num_nodes)]
+        self.environ = {"SLURM_CONF": str(self._folder / "slurm.conf"), "PATH": _PATH}
+
+    def __enter__(self) -> "Site":
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def ask(self, *command: str) -> str:
+        """Return what a client says.
+
+        Raises:
+            SiteError: it refuses.
+        """
+        environ = {**os.environ, **self.environ}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=20, check=False)
+        if done.returncode:
+            raise SiteError(f"{command[0]}: {done.stderr}")
+        return done.stdout
+
+    def queue(self) -> list[str]:
+        """Return the ids and states of all jobs that wait or run, an array's tasks apart."""
+        return self.ask("squeue", "--noheader", "--array", "--format=%i %T").splitlines()
+
+    def job(self, name: str) -> dict[str, str]:
+        """Return what scontrol tells of a job, or of a task of an array: ``ARRAY_TASK``."""
+        text = self.ask("scontrol", "show", "job", "--oneliner", name)
+        return dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
+
+    def watchers(self, job: str = "") -> list[int]:
+        """Return the processes that watch over the steps of a job, or of all; they end a little after it."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                title = (process / "cmdline").read_text()
+                if title.startswith(f"slurmstepd: [{job}") and (process / "cwd").readlink().is_relative_to(
+                    self._folder
+                ):
+                    found.append(int(process.name))
+        return found
+
+    def _start(self) -> None:
+        for name in ("munge", "state", "log", "run", *(f"spool/{node}" for node in self._nodes)):
+            (self._folder / name).mkdir(parents=True)
+        for folder in (self._folder, self._folder / "munge"):
+            folder.chmod(0o755)  # munge's socket must be in reach of all users
+        key = self._folder / "munge/key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        (self._folder / "slurm.conf").write_text(self._configuration())
+        (self._folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is used; do not look for one
+        places = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        self.ask("munged", *(f"--{option}={self._folder}/munge/{name}" for option, name in places.items()))
+        self.ask("slurmctld")
+        for node in self._nodes:
+            self.ask("slurmd", "-N", node)
+        wait_until(self._is_up, f"a SLURM of {len(self._nodes)} idle nodes, see {self._folder}/log", timeout_s=_START_S)
+
+    def _is_up(self) -> bool:
+        with suppress(SiteError, subprocess.TimeoutExpired):
+            return self.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * len(self._nodes)
+        return False
+
+    def _stop(self) -> None:
+        with suppress(
+            SiteError, subprocess.TimeoutExpired, OSError, TimeoutError
+        ):  # a step's daemon outlives its controller
+            jobs = sorted({line.split()[0].split("_")[0] for line in self.queue()})
+            if jobs:
+                self.ask("scancel", *jobs)
+            wait_until(lambda: not self.queue(), "an empty queue", timeout_s=_STOP_S)
+        _end([int(path.read_text()) for path in (*self._folder.glob("run/*.pid"), self._folder / "munge/pid")])
+        for pid in self.watchers():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _configuration(self) -> str:
+        host, user, folder = socket.gethostname().partition(".")[0], getuser(), self._folder
+        ports = _free_ports(len(self._nodes) + 2)
+        nodes = (
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+            "Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"
+            for node, port in zip(self._nodes, ports[2:], strict=True)
+        )
+        return "\n".join(
+            [
+                "ClusterName=test",
+                f"SlurmctldHost={host}(127.0.0.1)",
+                f"SlurmUser={user}",
+                f"SlurmdUser={user}",
+                f"AuthInfo=socket={folder}/munge/socket",
+                f"SlurmctldPort={ports[0]}",
+                f"SlurmdPort={ports[1]}",
+                f"SlurmctldPidFile={folder}/run/slurmctld.pid",
+                f"SlurmdPidFile={folder}/run/slurmd.%n.pid",
+                f"SlurmctldLogFile={folder}/log/slurmctld.log",
+                f"SlurmdLogFile={folder}/log/slurmd.%n.log",
+                f"StateSaveLocation={folder}/state",
+                f"SlurmdSpoolDir={folder}/spool/%n",
+                "ProctrackType=proctrack/linuxproc",
+                "TaskPlugin=task/none",
+                "JobAcctGatherType=jobacct_gather/none",
+                "MpiDefault=none",
+                "SelectType=select/cons_tres",
+                "SelectTypeParameters=CR_Core",
+                "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
+                "SlurmdParameters=config_overrides",
+                "ReturnToService=2",
+                "KillWait=2",
+                *nodes,
+                "PartitionName=test Nodes=ALL Default=NO MaxTime=01:00:00 State=UP",
+                "",
+            ]
+        )
+
+
+def _end(pids: list[int]) -> None:
+    """End daemons, and wait until they are gone."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    for pid in pids:
+        try:
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"the end of {pid}", timeout_s=_STOP_S)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

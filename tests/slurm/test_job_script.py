@@ -1,0 +1,160 @@
+"""The job script as a user reads it, and what is refused before there is one. No SLURM is needed here."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.compose import compose_all
+from experiments.harness.config import from_yaml, run_name, to_yaml
+from experiments.harness.errors import UserError
+from experiments.harness.job_script import Array, arrays_of, ranges, script
+from experiments.harness.ranks import RankEnvironment, joined
+from experiments.harness.slurm import submit_array
+
+GOLDEN = Path(__file__).parent / "golden/array.sh"
+TINY = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=4096"]
+TASK = {
+    "SLURM_JOB_ID": "71",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[01-02]",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+
+
+def arrays(*jobs: list[str]) -> list[Array]:
+    given = [[*TINY, *job] for job in jobs]
+    return arrays_of("study", given, compose_all(given))
+
+
+def test_the_script_is_the_recorded_one() -> None:
+    (array,) = arrays(
+        *(
+            ["cluster=slurm_gpu_example", f"seed={seed}", "output=/disk/runs", "cluster.slurm.qos=high"]
+            for seed in range(6)
+        )
+    )
+    made = script(array, [1, 3, 4, 5], working=Path("/home/me/micro"))
+    if os.environ.get("MICRO_RECORD"):
+        GOLDEN.write_text(made)
+    assert made == GOLDEN.read_text()
+    assert subprocess.run(["bash", "-n"], input=made, text=True, check=False).returncode == 0
+
+
+def test_a_script_without_setup_uses_this_python_and_one_node_meets_nobody() -> None:
+    (array,) = arrays(["cluster=slurm", "cluster.nnodes=1", "cluster.nproc_per_node=3", "cluster.slurm.requeue=false"])
+    made = script(array, [1], python="/venv/bin/python")
+    assert '/venv/bin/python -m experiments.train "${words[@]}" cluster.rdzv_endpoint=localhost:0 &' in made
+    assert "#SBATCH --cpus-per-task=3\n" in made
+    assert "#SBATCH --no-requeue\n" in made
+    assert "scontrol" not in made
+
+
+def test_simulated_workers_are_one_process() -> None:
+    (array,) = arrays(["cluster=simulated", "cluster.world_size=16"])
+    made = script(array, [1])
+    assert "#SBATCH --nodes=1\n" in made
+    assert "#SBATCH --cpus-per-task=1\n" in made
+    assert "rdzv_endpoint" not in made
+
+
+def test_runs_that_ask_for_other_nodes_are_other_arrays_and_a_run_counts_once() -> None:
+    two, one = ["cluster=slurm"], ["cluster=slurm", "cluster.nnodes=1"]
+    first, second = arrays([*two, "seed=0"], [*one, "seed=0"], [*two, "seed=1"], [*two, "seed=1"])
+    assert [len(first.runs), len(second.runs)] == [2, 1]
+    assert first.folder != second.folder
+
+
+def test_bash_reads_the_words_of_a_row_as_they_were_given(tmp_path: Path) -> None:
+    words = ["lr_milestones=[1, 2]", f"output='{tmp_path}/it is here/$HOME'", "seed=3"]
+    (array,) = arrays([*words, "cluster=simulated"])
+    tmp_path.joinpath("runs.txt").write_text(array.rows)
+    made = script(array, [1])
+    reading = made[made.index("row=") : made.index("export")].replace(
+        shlex.quote(str(array.rows_path)), shlex.quote(str(tmp_path / "runs.txt"))
+    )
+    shown = subprocess.run(
+        ["bash", "-c", f'{reading}\nprintf "%s\\n" "$run" "${{words[@]}}"'],
+        env={**os.environ, "SLURM_ARRAY_TASK_ID": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.splitlines() == [array.runs[0], *TINY, *words, "cluster=simulated"]
+
+
+def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]
+    told = submit_array("study", jobs, compose_all(jobs), dry_run=True)
+    assert "#SBATCH --array=1-2\n" in told
+    assert " ".join(jobs[1]) in told
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs"]]
+    with pytest.raises(UserError, match=r"^backend=slurm needs squeue, which is not on this machine: .* --dry-run$"):
+        submit_array("study", jobs, compose_all(jobs), dry_run=False)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cluster.slurm.partiton=gpu"], "'partiton' is not a key of cluster.slurm, .*did you mean 'partition'"),
+        (["cluster.slurm.throttle=0"], "cluster.slurm.throttle must be at least 1, got 0"),
+        (["cluster.slurm.gpus_per_node=-1"], "cluster.slurm.gpus_per_node must be at least 0, got -1"),
+        (["cluster.slurm.signal_s=70000"], "cluster.slurm.signal_s must be at most 65535, got 70000"),
+        (["cluster.slurm.time_limit=3600"], "time_limit must be 'hours:minutes:seconds' .* in quotes, got 3600"),
+        (["cluster.slurm.time_limit=10:00"], "time_limit must be 'hours:minutes:seconds' .* in quotes, got 10:00"),
+        (["cluster.slurm.time_limit=00:01:00"], "signal_s must be shorter than .* 120 and time_limit 00:01:00"),
+        (["cluster.slurm.extra=[exclusive]"], "cluster.slurm.extra must be settings of sbatch .*, got 'exclusive'"),
+    ],
+)
+def test_a_mistake_in_a_site_is_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        compose_all([[*TINY, "cluster=slurm", *words]])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cluster.device=cuda"], "gpus_per_node is 0 for 4 workers on a node: set it to 4$"),
+        (["cluster.slurm.gpus_per_node=2"], "gpus_per_node is 2 for 4 workers on a node: set it to 4, or to 0"),
+    ],
+)
+def test_too_few_gpus_are_told_before_the_queue(words: list[str], message: str) -> None:
+    jobs = [[*TINY, "cluster=slurm", "cluster.nproc_per_node=4", *words]]
+    with pytest.raises(UserError, match=message):
+        submit_array("study", jobs, compose_all(jobs), dry_run=True)
+
+
+def test_how_a_run_is_queued_is_not_in_its_name(tmp_path: Path) -> None:
+    common = [*TINY, "cluster.nnodes=2", "cluster.nproc_per_node=1", "cluster.rdzv_endpoint=head:1"]
+    queued, by_hand = compose_all(
+        [
+            [*common, "cluster=slurm", "cluster.slurm.partition=gpu", "cluster.slurm.time_limit=1-00:00:00"],
+            [*common, "cluster=nodes"],
+        ]
+    )
+    assert run_name(queued) == run_name(by_hand)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(queued))
+    assert from_yaml(path) == queued
+
+
+def test_one_task_per_node_is_no_rank() -> None:
+    assert joined(TASK) == RankEnvironment(1, 2, 0, "node01", 21136)
+    assert joined({**TASK, "MICRO_LAUNCH": "node"}) is None
+
+
+def test_ranges() -> None:
+    assert ranges([1]) == "1"
+    assert ranges([1, 3, 4, 5, 9]) == "1,3-5,9"

@@ -1,0 +1,142 @@
+"""Studies on a real SLURM of two nodes: an array of two-node runs, a row that fails, a requeue, a resubmission."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.compose import compose_all
+from experiments.harness.errors import UserError
+from experiments.harness.records import RunFolder, read_records
+from experiments.harness.run import folder_of
+from experiments.harness.slurm import in_queue, submit_array
+from tests.slurm.site import Site, unavailable, wait_until
+
+ROOT = Path(__file__).parents[2]
+REASON = unavailable()
+WORDS = [
+    *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=3"),
+    *("sparsifier=exdyna", "density=0.05", "cluster=slurm", "cluster.slurm.partition=test"),
+    *("cluster.slurm.time_limit=00:10:00", "cluster.slurm.throttle=2"),
+]
+NUM_STEPS = 384
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with Site() as made, pytest.MonkeyPatch.context() as patch:
+        for name, value in made.environ.items():
+            patch.setenv(name, value)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.chdir(ROOT)
+        yield made
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs of one output folder, submitted through SLURM."""
+
+    jobs: list[list[str]]
+
+    def submit(self, *, dry_run: bool = False) -> str:
+        return submit_array("study", self.jobs, compose_all(self.jobs), dry_run=dry_run)
+
+    @property
+    def folders(self) -> list[RunFolder]:
+        return [folder_of(config) for config in compose_all(self.jobs)]
+
+    def logs(self) -> str:
+        """What the jobs and their ranks said, for the message of a test that fails."""
+        place = self.folders[0].path.parent
+        return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in sorted(place.glob("**/*.log")))
+
+
+def array_of(told: str) -> str:
+    return told.split(" as array ")[1].split()[0]
+
+
+def digest_of(folder: RunFolder) -> str:
+    return json.loads(folder.done_path.read_text())["weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def study(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Runs of two nodes, gone through the queue: one undisturbed, one stopped on its way, one that cannot end well."""
+    output = tmp_path_factory.mktemp("study") / "runs"
+    common = [*WORDS, f"output={output}"]
+    study = Study([common, [*common, "timed=false"], [*common, "lr=1e30"]])
+    told = study.submit()
+    assert told.startswith("submitted 3 as array "), told
+    assert "(rows 1-3) of 3 runs: 0 done, 0 queued or running" in told
+    stop_and_release(site, f"{array_of(told)}_2", study)
+    wait_until(lambda: not site.queue(), "an empty queue", timeout_s=150)
+    states = [site.job(f"{array_of(told)}_{row}")["JobState"] for row in (1, 2, 3)]
+    assert states == ["COMPLETED", "COMPLETED", "FAILED"], study.logs()
+    return study
+
+
+def stop_and_release(site: Site, task: str, study: Study) -> None:
+    """Do to a run what its time limit would, and let it start again at once."""
+    job, folder = site.job(task)["JobId"], study.folders[1]
+    wait_until(lambda: num_rows(folder) >= 25, "25 steps", timeout_s=100)
+    site.ask("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@S does before the time limit
+    wait_until(lambda: site.job(job)["Restarts"] == "1" and not site.watchers(job), "a requeue", timeout_s=60)
+    assert site.job(job)["JobState"] == "PENDING", study.logs()
+    assert 25 <= num_rows(folder) < NUM_STEPS
+    assert folder.path.name in in_queue(folder.path.parent)
+    assert "nothing to submit of 3 runs" in study.submit()
+    site.ask("scontrol", "update", f"jobid={job}", "StartTime=now")  # SLURM lets a requeued job wait for minutes
+
+
+def num_rows(folder: RunFolder) -> int:
+    return folder.steps_path.read_bytes().count(b"\n") if folder.steps_path.exists() else 0
+
+
+def test_an_array_of_two_node_runs_is_done(study: Study) -> None:
+    for folder in study.folders[:2]:
+        assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))
+        assert sorted(path.name for path in folder.ranks_path.glob("rank*")) == ["rank0", "rank1"]
+
+
+def test_a_run_that_was_queued_again_ends_with_the_same_weights(study: Study) -> None:
+    undisturbed, stopped, _ = study.folders
+    assert "went on from step" in study.logs()
+    assert stopped.attempts_path.exists()
+    assert digest_of(stopped) == digest_of(undisturbed)
+
+
+def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> None:
+    failed = study.folders[2]
+    output = failed.path.parent
+    assert json.loads(failed.failure_path.read_text())["message"].startswith("NonFiniteGradient")
+    assert "#SBATCH --array=3%2\n" in study.submit(dry_run=True)
+    told = study.submit()
+    assert "(rows 3) of 3 runs: 2 done, 0 queued or running" in told
+    try:
+        assert site.job(array_of(told))["ArrayTaskId"].split("%")[0] == "3"
+        assert in_queue(output) == {failed.path.name}
+        assert study.submit() == "nothing to submit of 3 runs: 2 done, 1 queued or running"
+    finally:
+        site.ask("scancel", array_of(told))
+        wait_until(lambda: not site.queue(), "an empty queue", timeout_s=30)
+    assert len(list(output.glob("slurm/*/array.sh"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"^sbatch refused: .*partition.*; set cluster.slurm.partition to one of test$"),
+        (["cluster.slurm.partition=gpu"], r"^sbatch refused: .*invalid partition.*gpu.* to one of test$"),
+        (["cluster.slurm.partition=test", "cluster.slurm.constraint=gpu"], r"^sbatch refused: .*[Ff]eature"),
+    ],
+)
+def test_what_sbatch_refuses_is_one_line(site: Site, tmp_path: Path, words: list[str], message: str) -> None:
+    jobs = [["model=mlp", "dataset=synthetic", "cluster=slurm", f"output={tmp_path}", *words]]
+    with pytest.raises(UserError, match=message) as caught:
+        submit_array("study", jobs, compose_all(jobs), dry_run=False)
+    assert "\n" not in str(caught.value)
+    assert not site.queue()

@@ -1,0 +1,163 @@
+"""The doctor: every check is a line, no key is ever shown, and the verdict agrees with the costs it is drawn from."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments import doctor
+from experiments.checkup import pair
+from experiments.checkup.findings import Finding, section
+from experiments.checkup.pair import Measured, Pair
+from experiments.checkup.rendering import show_plain, to_json
+from experiments.checkup.surroundings import datasets, disks, slurm, wandb
+from experiments.checkup.verdict import asked_links, in_words, judge, measured_link
+from micro import costs
+
+ROOT = Path(__file__).parents[2]
+KEY = "0123456789abcdef" * 2
+MEASURED = Measured(
+    model="resnet18", numel=10**6, density=0.01, sizes=[1000, 10**6], seconds=[1.2e-3, 3.2e-3], select_s=0.01
+)
+
+
+def test_it_tells_all_about_this_machine_in_one_document(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WANDB_API_KEY": KEY}
+    command = [sys.executable, "-m", "experiments.doctor", "--json", "--nproc", "2", "--link-mbit", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["format"] == "micro-doctor-1"
+    lines = {line["name"]: line for lines in found["sections"].values() for line in lines}
+    assert {"python", "torch", "cores", "gpus", "gloo", "slurm", "results/", "data sets", "latency"} <= set(lines)
+    assert not [line for line in lines.values() if line["state"] == "failed"]
+    slow = lines["1 Mbit/s"]["data"]
+    assert slow["numel"] == 11_173_962
+    assert slow["dense_s"] > 8 * 4 * slow["numel"] / 1e6  # n = 2: a rank sends the whole vector once
+    assert lines["1 Mbit/s"]["value"] == "can pay"
+    assert lines["this machine"]["data"]["bits_per_s"] > 1e6
+    assert KEY not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_check_that_fails_is_a_line_and_the_others_go_on() -> None:
+    def broken() -> Iterator[Finding]:
+        yield Finding(name="first", value="lost with the rest")
+        raise RuntimeError("no such\n  driver")
+
+    found = section("title", driver=broken, next=lambda: [Finding(name="next", value="1")])
+    assert [(line.name, line.state) for line in found.findings] == [("driver", "failed"), ("next", "here")]
+    assert found.findings[0].note == "RuntimeError: no such driver"
+
+
+def test_the_measured_link_gives_back_what_two_ranks_took() -> None:
+    link = measured_link(MEASURED)
+    network = costs.Flat(link, 2)
+    for size, seconds in zip(MEASURED.sizes, MEASURED.seconds, strict=True):
+        assert network.seconds("all_reduce", size) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("world_size", [2, 5, 16])
+def test_both_take_the_same_time_at_the_break_even(world_size: int) -> None:
+    rate = judge("any", costs.Link(1e-4, 1e-9), MEASURED, world_size).break_even_bits_per_s
+    even = judge("even", costs.Link(1e-4, 8 / rate), MEASURED, world_size)
+    assert even.sparse_s == pytest.approx(even.dense_s)
+    assert judge("slower", costs.Link(1e-4, 8.1 / rate), MEASURED, world_size).pays
+    assert not judge("faster", costs.Link(1e-4, 7.9 / rate), MEASURED, world_size).pays
+
+
+def test_words_for_the_ends() -> None:
+    fast, slow = costs.Link(1e-6, 1e-12), costs.Link(1e-6, 1e-6)
+    assert "cannot pay" in in_words(judge("fast", fast, MEASURED, 4))
+    assert "can pay here" in in_words(judge("slow", slow, MEASURED, 4))
+    assert "pays at any rate" in in_words(judge("free", costs.Link(0.0, 1e-9), replace(MEASURED, select_s=0.0), 4))
+    assert "nothing to save" in in_words(judge("alone", slow, MEASURED, 1))
+
+
+def test_links_that_are_asked_about_have_the_latency_of_here_unless_told() -> None:
+    here = costs.Link(5e-5, 1e-9)
+    assert asked_links([100], None, here) == {"100 Mbit/s": costs.Link(5e-5, 8e-8)}
+    assert asked_links([2500], 20, here) == {"2.5 Gbit/s": costs.Link(20e-6, 3.2e-9)}
+
+
+def test_what_is_infinite_is_null_in_the_document() -> None:
+    line = Finding(name="x", value="y", data={"rate": float("inf"), "n": 1})
+    found = json.loads(to_json([section("title", check=lambda: [line])]))
+    assert found["sections"]["title"][0]["data"] == {"rate": None, "n": 1}
+
+
+def test_plain_text_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [Finding(name="a", value="1"), Finding(name="long", value="22", note="why", state="absent")]
+    show_plain(section("title", check=lambda: lines))
+    assert capsys.readouterr().out == "title\n  + a     1\n  - long  22  why\n\n"
+
+
+def test_ranks_that_fail_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "_MODULE", "experiments.checkup.not_there")
+    with Pair() as ranks, pytest.raises(RuntimeError, match=r"could not measure: .*not_there"):
+        ranks.measured()
+
+
+def test_ranks_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "_MODULE", "http.server")  # it would serve for ever
+    monkeypatch.setattr(pair, "PATIENCE_S", 0.1)
+    with Pair() as ranks, pytest.raises(RuntimeError, match="could not measure"):
+        ranks.measured()
+    assert all(rank.poll() is not None for rank in ranks._ranks)
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "value"),
+    [
+        ("Slurmctld(primary) at head is UP", 0, "answers"),
+        ("Slurmctld(primary) at head is DOWN", 0, "installed, not answering"),
+        ("scontrol: error\nscontrol: fatal: no configuration", 1, "installed, not answering"),
+        (None, 0, "not here"),
+    ],
+)
+def test_slurm(says: str | None, code: int, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if says is not None:
+        for name in ("sbatch", "scontrol"):
+            (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{says}\\n'\nexit {code}\n")
+            (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (line,) = slurm()
+    assert line.value == value
+    assert "\n" not in line.note
+
+
+def test_of_a_key_only_that_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert [line.value for line in wandb()] == ["installed", "no"]
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
+    assert [line.value for line in wandb()] == ["installed", "yes"]
+    assert KEY not in str(list(wandb()))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://my.server:8080")
+    assert [line.value for line in wandb()] == ["installed", "no"]
+
+
+def test_disks_and_data_sets_of_the_folder_it_is_called_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [line.name for line in disks()] == ["results/", "data/cache/"]
+    assert all(line.data["free_bytes"] > 0 for line in disks())
+    assert [line.value for line in datasets()] == ["none prepared"]
+    (tmp_path / "data/cache/cifar-10-batches-py").mkdir(parents=True)
+    assert [line.value for line in datasets()] == ["cifar10"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--nproc", "0"], ["--nproc", "two"], ["--link-mbit", "-1"], ["--link-mbit", "nan"], ["--latency-us", "0"]],
+)
+def test_a_mistake_on_the_command_line_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        doctor.main(words)
+    assert f"argument {words[0]}: must be a " in capsys.readouterr().err

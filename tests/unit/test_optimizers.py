@@ -1,0 +1,177 @@
+"""Optimizers' rules against what they say, and options of a run against the run without them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import micro
+from experiments.harness.config import build_reducer
+from experiments.harness.errors import UserError
+from experiments.harness.loop import learning_rate
+from experiments.harness.optimizers import OptimizerConfig, build_optimizer, check_optimizer, set_lr_
+from micro.clipping import clip_
+from tests.unit.test_survival import IMAGES, Run, configured
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+        self.block = nn.ModuleDict({"conv1": nn.Conv2d(2, 2, 1), "bn1": nn.BatchNorm2d(2)})
+
+
+def steps_of(config: OptimizerConfig, gradients: list[float], lr: float = 0.1, start: float = 1.0) -> list[float]:
+    weight = nn.Parameter(torch.tensor([[start]], dtype=torch.float64))
+    model = nn.Module()
+    model.weight = weight
+    optimizer = build_optimizer(config, model, lr)
+    seen = []
+    for gradient in gradients:
+        set_lr_(optimizer, config, lr)
+        weight.grad = torch.full_like(weight, gradient * (lr if config.scales_gradients else 1.0))
+        optimizer.step()
+        seen.append(weight.item())
+    return seen
+
+
+def test_published_nesterov_steps_by_gradient_plus_velocity() -> None:
+    config = OptimizerConfig(name="sgd", momentum=0.9, nesterov="published", weight_decay=0.01)
+    weight, velocity, expected = 1.0, 0.0, []
+    for gradient in (0.5, -0.2, 0.3):
+        gradient += 0.01 * weight
+        velocity = 0.9 * velocity + gradient
+        weight -= 0.1 * (gradient + velocity)
+        expected.append(weight)
+    assert steps_of(config, [0.5, -0.2, 0.3]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_published_nesterov_without_momentum_doubles_the_step() -> None:
+    config = OptimizerConfig(name="sgd", nesterov="published")
+    assert steps_of(config, [0.5]) == pytest.approx([1 - 2 * 0.1 * 0.5])
+
+
+def test_pytorchs_nesterov_is_pytorchs() -> None:
+    config = OptimizerConfig(name="sgd", momentum=0.9, nesterov="pytorch")
+    assert steps_of(config, [0.5]) == pytest.approx([1 - 0.1 * (0.5 + 0.9 * 0.5)])
+
+
+@pytest.mark.parametrize("nesterov", ["none", "pytorch", "published"])
+def test_the_rate_enters_where_it_is_told_to_and_a_dense_run_does_not_tell(nesterov: str) -> None:
+    common = {"name": "sgd", "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.05}
+    outside = steps_of(OptimizerConfig(**common), [0.5, -0.2, 0.3])
+    inside = steps_of(OptimizerConfig(**common, lr_at="gradient"), [0.5, -0.2, 0.3])
+    assert inside == pytest.approx(outside, rel=1e-12)
+
+
+INNER = {"block.bn1.weight", "block.bn1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("decay_of", "free"),
+    [
+        ("all", set()),
+        ("weights", {"stem.0.bias", "stem.1.weight", "stem.1.bias", "block.conv1.bias", *INNER}),
+        ("published", INNER),
+    ],
+)
+def test_weight_decay_is_of_what_it_says(decay_of: str, free: set[str]) -> None:
+    model = Net()
+    config = OptimizerConfig(name="sgd", weight_decay=0.1, decay_of=decay_of)
+    groups = build_optimizer(config, model, 0.1).param_groups
+    without = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if id(p) in without} == free
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "rmsprop"}, "optimizer.name must be one of sgd, adam, got 'rmsprop'"),
+        ({"name": "adam", "momentum": 0.9}, "optimizer.momentum is of sgd, got 0.9 for adam"),
+        ({"name": "adam", "lr_at": "gradient"}, "optimizer.lr_at is of sgd"),
+        ({"name": "sgd", "nesterov": "pytorch"}, "needs a momentum above 0"),
+        ({"name": "sgd", "momentum_at": "gradient"}, "needs a momentum above 0"),
+        ({"name": "sgd", "clip": 0.0}, "optimizer.clip must be positive"),
+        ({"name": "sgd", "betas": [0.9]}, "betas must be two numbers"),
+        ({"name": "sgd", "nesterov": "publishd"}, "did you mean 'published'"),
+        ({"name": "sgd", "weight_decay": -1.0}, "weight_decay must be at least 0"),
+    ],
+)
+def test_mistakes_are_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        check_optimizer(OptimizerConfig(**settings))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_momentum_before_the_residual_is_momentum_correction(tmp_path: Path) -> None:
+    words = ["sparsifier=topk", "optimizer.momentum_at=gradient", "optimizer.nesterov=pytorch"]
+    reducer = build_reducer(configured(tmp_path, *IMAGES, *words))
+    assert isinstance(reducer, micro.SparseReducer)
+    assert reducer.feedback == micro.MomentumCorrection(momentum=0.9, nesterov=True)
+    with pytest.raises(UserError, match="takes the place of feedback residual, got 'none'"):
+        configured(tmp_path, *IMAGES, *words[:2], "sparsifier=randomk_unbiased")
+    with pytest.raises(UserError, match="needs a residual, which dense has not"):
+        configured(tmp_path, *IMAGES, "sparsifier=dense", words[1])
+
+
+def test_clipping_bounds_the_norm_of_all_parts_together_and_leaves_nan_alone() -> None:
+    parts = [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])]
+    clip_(parts, 2.5)
+    assert torch.cat(parts).tolist() == pytest.approx([1.5, 0, 0, 2])
+    clip_(parts, 2.6)
+    assert torch.cat(parts).norm().item() == pytest.approx(2.5)
+    poisoned = [torch.tensor([float("nan"), 100.0])]
+    clip_(poisoned, 1.0)
+    assert poisoned[0][1] == 100
+
+
+def test_two_half_batches_make_the_step_of_one(tmp_path: Path) -> None:
+    words = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=128", "epochs=1", "sparsifier=dense"]
+    whole = Run(configured(tmp_path, *words, "batch_size=16"))
+    halves = Run(configured(tmp_path, *words, "batch_size=8", "accumulate=2"))
+    assert halves.trainer.position.step == whole.trainer.position.step == 2
+    assert halves.row is not None
+    assert whole.row is not None
+    # The samples of a step are the same; which worker has them is not.
+    assert halves.row["test_loss"] == pytest.approx(whole.row["test_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("option", "model"), [("precision=bfloat16", "resnet8"), ("channels_last=true", "resnet8"), ("compile=true", "mlp")]
+)
+def test_options_train_like_the_plain_run(tmp_path: Path, option: str, model: str) -> None:
+    words = [*IMAGES, f"model={model}", "sparsifier=micro", "epochs=1"]
+    plain, changed = Run(configured(tmp_path, *words)), Run(configured(tmp_path, *words, option))
+    assert plain.row is not None
+    assert changed.row is not None
+    assert changed.row["train_loss"] == pytest.approx(plain.row["train_loss"], rel=0.05)
+    if option == "precision=bfloat16":
+        assert changed.digest != plain.digest
+
+
+def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    text = ["model=lstm_small", "dataset=manuals", "batch_size=4"]
+    with pytest.raises(UserError, match="channels_last is for images"):
+        configured(tmp_path, *text, "channels_last=true")
+    with pytest.raises(UserError, match=r"dataset\.augment means nothing for model lstm"):
+        configured(tmp_path, *text, "dataset.augment=crop_flip")
+    with pytest.raises(UserError, match="model lstm learns from text, dataset digits holds images"):
+        configured(tmp_path, "model=lstm_small")
+    with pytest.raises(UserError, match="must be a multiple of 5, got 16: take 15"):
+        configured(tmp_path, "model=neumf_small", "dataset=latent")
+    with pytest.raises(UserError, match="precision must be one of float32, bfloat16, got 'float16'"):
+        configured(tmp_path, *IMAGES, "precision=float16")
+    with pytest.raises(UserError, match="lr_milestones are of lr_shape=steps"):
+        configured(tmp_path, *IMAGES, "lr_shape=cosine", "lr_milestones=[1]")
+
+
+def test_the_rate_follows_its_shape(tmp_path: Path) -> None:
+    words = [*IMAGES, "epochs=10", "lr=1", "lr_warmup_epochs=2", "lr_warmup_start=0.5"]
+    steps = configured(tmp_path, *words, "lr_milestones=[5]")
+    assert [learning_rate(steps, epoch) for epoch in (0, 1, 2, 4.9, 5)] == pytest.approx([0.5, 0.75, 1, 1, 0.1])
+    linear = configured(tmp_path, *words, "lr_shape=linear")
+    assert [learning_rate(linear, epoch) for epoch in (2, 6, 10)] == pytest.approx([1, 0.5, 0])
+    cosine = configured(tmp_path, *words, "lr_shape=cosine")
+    assert [learning_rate(cosine, epoch) for epoch in (2, 6, 10)] == pytest.approx([1, 0.5, 0], abs=1e-9)

@@ -1,0 +1,204 @@
+"""Every paper's file can be carried out, and what it leaves is one page that needs nothing else."""
+
+import json
+import os
+import re
+import signal
+import threading
+from contextlib import nullcontext
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from experiments import figures, reproduce, sweep
+from experiments.harness import papers
+from experiments.harness.compose import compose_all
+from experiments.harness.config import SCALES
+from experiments.harness.errors import UserError
+from experiments.harness.page import write_page
+from experiments.harness.papers import Paper, Part, load_paper
+from experiments.harness.run import execute
+
+TINY = """\
+name: Tiny <b>
+source: nobody, nowhere
+parts:
+  training:
+    shows: Two runs
+    small: sweep tiny output={runs}
+  curves:
+    shows: Figures of two runs
+    small: figures --runs {runs} --out {here} --only convergence,residual
+"""
+TINY_STUDY = """\
+overrides: [model=mlp, cluster=simulated, cluster.world_size=2, batch_size=200, epochs=1, measure_residual_every=1]
+grid:
+  sparsifier: [dense, topk]
+"""
+
+
+class Loads(HTMLParser):
+    """Notes what a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "iframe", "link", "object", "embed"):
+            self.found.append(tag)
+        self.found += [str(value) for name, value in attrs if name in ("src", "srcset", "data") and tag != "a"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(TINY)
+    monkeypatch.setattr(papers, "FOLDER", folder)
+    return folder / "tiny.yaml"
+
+
+def part_of(folder: Path, *words: str, name: str = "some") -> Part:
+    return Part(name=name, shows="<i>shown</i>", words=words, folder=folder / name)
+
+
+def paper_of(*parts: Part) -> Paper:
+    return Paper(key="k", name="Name & co", source="<source>", scale="small", parts=parts)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", papers.papers())
+def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_path: Path) -> None:
+    paper = load_paper(name, scale, out=tmp_path, root="data")
+    assert any(part.trains for part in paper.parts)
+    for part in paper.parts:
+        if part.trains:
+            assert sweep.jobs(part.words[1], list(part.words[2:]))
+            assert part.runs
+        else:
+            reproduce.check(paper_of(part))
+
+
+@pytest.mark.parametrize("name", papers.papers())
+def test_small_studies_need_no_files(name: str, tmp_path: Path) -> None:
+    for part in load_paper(name, "small", out=tmp_path, root="missing").parts:
+        if part.trains and not any(word.startswith("schedule.") for word in part.words):
+            jobs = sweep.jobs(part.words[1], list(part.words[2:]))
+            kinds = {tuple(word for word in job if not word.startswith(("seed=", "sparsifier="))): job for job in jobs}
+            compose_all(kinds.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "said"),
+    [("micor", "small", "did you mean 'micro'"), ("micro", "smal", "did you mean 'small'")],
+)
+def test_unknown_names_are_told_in_one_line(
+    name: str, scale: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce.main([name, "--scale", scale]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x", "must have the keys"),
+        (TINY.replace("shows: Two runs", "about: x"), "must say what it shows"),
+        (TINY.replace("small: sweep tiny", "small: sweeep tiny"), "must begin with one of"),
+        (TINY.replace("{runs} --out", "{ruins} --out"), "{ruins}"),
+        (TINY.replace("parts:", "parts: ["), "tiny.yaml"),
+    ],
+)
+def test_bad_files_are_told_with_their_name(tiny: Path, tmp_path: Path, text: str, said: str) -> None:
+    tiny.write_text(text)
+    with pytest.raises(UserError, match=re.escape(said)):
+        load_paper("tiny", "small", out=tmp_path, root="data")
+
+
+def test_a_wrong_command_is_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"part some: .*--nonsense"):
+        reproduce.check(paper_of(part_of(tmp_path, "figures", "--nonsense")))
+
+
+def test_page_escapes_what_it_is_given_and_loads_nothing(tmp_path: Path) -> None:
+    part = part_of(tmp_path, "figures", "--select", "<script>alert(1)</script>")
+    part.folder.mkdir()
+    (part.folder / "report.md").write_text("# Head\n\n<script>alert(2)</script> ![x](http://example.org/x.png)\n")
+    page = write_page(paper_of(part), tmp_path)
+    text = page.read_text()
+    loads = Loads()
+    loads.feed(text)
+    assert not loads.found
+    assert "Name &amp; co" in text
+    assert "<i>shown" not in text
+    assert "<h3>Head</h3>" in text
+    assert write_page(paper_of(part), tmp_path).read_text() == text
+
+
+def test_page_says_what_is_missing(tmp_path: Path) -> None:
+    parts = part_of(tmp_path, "figures"), part_of(tmp_path, "sweep", "demo", f"output={tmp_path}/runs", name="training")
+    text = write_page(paper_of(*parts), tmp_path).read_text()
+    assert "left nothing to show" in text
+    assert "holds no finished run" in text
+
+
+def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conf, out = tmp_path / "conf", tmp_path / "out"
+    (conf / "sweep").mkdir(parents=True)
+    (conf / "sweep" / "tiny.yaml").write_text(TINY_STUDY)
+    monkeypatch.setattr(sweep, "CONF", conf)
+    monkeypatch.setattr(reproduce, "_call", in_this_process)
+    words = ["tiny", "--out", str(out), "seed=3"]
+    assert reproduce.main(words) == 0
+    page = (out / "index.html").read_bytes()
+    assert b"data:image/png;base64," in page
+    assert b"Top-k" in page
+    stem = "residual-mlp-digits-n2-d0.01"
+    (name,) = [path.name for path in (out / "runs").iterdir() if "topk" in path.name]
+    assert name in (out / "curves" / f"{stem}.runs.txt").read_text()
+    steps = [json.loads(line) for line in (out / "runs" / name / "steps.jsonl").read_text().splitlines()]
+    assert all(row["residual_norm"] > 0 for row in steps)
+    loads = Loads()
+    loads.feed(page.decode())
+    assert loads.found
+    assert all(source.startswith("data:image/png;base64,") for source in loads.found)
+    capsys.readouterr()
+    monkeypatch.setattr(reproduce, "_call", lambda part: pytest.fail(f"{part.name} was carried out again"))
+    assert reproduce.main(words) == 0
+    assert capsys.readouterr().out.count("nothing to do") == 2
+    assert (out / "index.html").read_bytes() == page
+
+
+def in_this_process(part: Part) -> int:
+    """Do what the part's command does; starting a process of its own takes a while."""
+    if not part.trains:
+        return figures.main(part.words[1:])
+    for config in reproduce.configs_of(part):
+        execute(config, lambda config, folder: nullcontext())
+    return 0
+
+
+def test_a_part_that_fails_is_told_and_the_page_is_written(
+    tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny.write_text(re.sub(r"  training:.*\n.*\n.*\n", "", TINY))
+    assert reproduce.main(["tiny", "--out", str(tmp_path / "out")]) == 1
+    said = capfd.readouterr()
+    assert "holds no finished run" in said.err
+    assert said.err.splitlines()[-1].startswith("failed: curves: python -m experiments.figures")
+    assert (tmp_path / "out" / "index.html").exists()
+
+
+def test_a_signal_stops_the_command_that_runs(tmp_path: Path) -> None:
+    words = ["compare", "--numel", "100000", "--steps", "500", "--streams", "normal", "--out", str(tmp_path / "out")]
+    part = part_of(tmp_path, *words)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as stopped:
+        reproduce._call(part)
+    assert stopped.value.code == 128 + signal.SIGTERM

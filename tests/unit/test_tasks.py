@@ -1,0 +1,56 @@
+"""Measures are the same number at every world size, and each kind of data goes with its models alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import data
+from experiments.harness.tasks import Task, load_task, steps_per_epoch
+from tests.unit.test_survival import IMAGES, configured
+
+CPU = torch.device("cpu")
+LETTERS = ["dataset=manuals", "batch_size=2"]
+TASKS = {
+    "images": [*IMAGES, "model=mlp"],
+    "text": [*LETTERS, "model=lstm_small", "model.settings.hidden=8", "dataset.settings.num_test=3000"],
+    "masked": [*LETTERS, "model=bert_tiny", "dataset.settings.num_test=1000"],
+    "pairs": ["model=neumf_small", "dataset=latent", "dataset.settings.num_users=70", "batch_size=10"],
+}
+
+
+def task_of(tmp_path: Path, name: str) -> Task:
+    if name == "masked":
+        pytest.importorskip("transformers", reason="needs transformers")
+    return load_task(configured(tmp_path, *TASKS[name], "sparsifier=dense", world_size=2), CPU)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_measures_are_the_same_at_every_world_size(tmp_path: Path, name: str) -> None:
+    task = task_of(tmp_path, name)
+    whole = task.evaluate(0, 1)
+    for world_size in (2, 3, 50):
+        shares = torch.stack([task.evaluate(rank, world_size) for rank in range(world_size)])
+        assert shares[:, -1].sum() == whole[-1]
+        together, alone = task.measures(shares.sum(0)), task.measures(whole)
+        assert together == pytest.approx(alone, rel=1e-5)
+    assert task.model.training
+
+
+def test_perplexity_is_that_of_all_words_and_not_a_mean_over_batches(tmp_path: Path) -> None:
+    task = task_of(tmp_path, "text")
+    task.model.eval()
+    losses, carry = [], None
+    for words, targets in data.EvalColumns(task.content.test, sequence_length=32, rank=0, world_size=1):
+        logits, carry = task.model(words, carry)
+        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none"))
+    expected = torch.cat(losses).double().mean().exp().item()
+    assert task.measures(task.evaluate(0, 1))["perplexity"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_steps_foretold_are_those_that_come(tmp_path: Path, name: str) -> None:
+    task = task_of(tmp_path, name)
+    config = task.config
+    info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
+    assert steps_per_epoch(config, info) == task.batches(0).num_batches == task.batches(1).num_batches > 0

@@ -1,0 +1,311 @@
+"""A mirror at W&B says what the run folder says, and never stands in the way of a run."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+pytest.importorskip("wandb")
+import wandb
+
+from experiments import figures, track
+from experiments.harness.compose import compose_all
+from experiments.harness.config import TrainConfig, run_name
+from experiments.harness.errors import UserError
+from experiments.harness.frames import Frames
+from experiments.harness.records import RunFolder
+from experiments.harness.run import execute, folder_of
+from experiments.harness.sources import from_folders, from_wandb_files, from_wandb_server, read
+from experiments.harness.tracking import TrackingConfig, group_of, mirror, mirrored
+from tests.wandb_server import WandbServer, serving
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TINY = ["model=mlp", "cluster=simulated", "cluster.world_size=2", "epochs=1", "batch_size=64", "checkpoint.every_s=0"]
+OFFLINE = ["tracking=wandb", "tracking.mode=offline"]
+KEY = "k" * 40
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No key, no settings and no server of whoever runs the tests."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    wandb.teardown()  # it reads the environment once
+    yield
+    wandb.teardown()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one finished run, mirrored to files while it ran."""
+    root, elsewhere = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("elsewhere")
+    (config,) = compose_all([[*TINY, *OFFLINE, f"output={root}"]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(elsewhere)
+        assert execute(config, lambda config, folder: nullcontext())
+    assert mirrors(folder_of(config))
+    assert not list(elsewhere.iterdir())  # nothing is written where the user stands
+    return root
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    with serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        wandb.teardown()
+        yield server
+
+
+def assert_same(one: Frames, other: Frames) -> None:
+    for table in ("runs", "steps", "epochs"):
+        pd.testing.assert_frame_equal(getattr(one, table), getattr(other, table), check_exact=True)
+
+
+def copied(runs: Path, to: Path) -> RunFolder:
+    """Copy the one run without its mirror."""
+    shutil.copytree(runs, to, ignore=shutil.ignore_patterns("wandb"))
+    (folder,) = (RunFolder(path.parent) for path in to.glob("*/config.yaml"))
+    return folder
+
+
+def mirrors(folder: RunFolder) -> list[Path]:
+    return list(folder.path.glob("wandb/offline-run-*"))
+
+
+def test_folder_files_and_server_say_the_same(
+    runs: Path, server: WandbServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(runs, tmp_path / "online")
+    assert track.main([str(folder.path), "--mode", "online", "--entity", "lab"]) == 0
+    assert capsys.readouterr().out.strip() == f"{server.url}/lab/micro/runs/{folder.path.name}"
+    assert server.runs[folder.path.name].state == "finished"
+    told = from_folders(runs)
+    assert len(told.steps) > 5
+    assert_same(told, from_wandb_files(runs))
+    assert_same(told, from_wandb_server("lab/micro"))
+    assert_same(told, read(["wandb", "lab/micro"], {"model": ["mlp"]}))
+    with pytest.raises(UserError, match=r"cannot read lab/none from W&B: .*none"):
+        from_wandb_server("lab/none")
+    assert figures.main(["--source", "wandb", "lab/micro", "--table", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "summary.csv").exists()
+
+
+def test_a_mirror_can_be_made_again_from_the_folder_alone(runs: Path, tmp_path: Path) -> None:
+    folder = copied(runs, tmp_path / "again")
+    for _ in range(2):
+        assert track.main([str(folder.path)]) == 0
+    assert len(mirrors(folder)) == 1
+    assert_same(from_folders(runs), from_wandb_files(tmp_path / "again"))
+
+
+def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
+    folder = copied(runs, tmp_path / "resumed")
+    rows, done = folder.steps_path.read_text().splitlines(keepends=True), folder.done_path.read_text()
+    folder.done_path.unlink()
+    folder.steps_path.write_text("".join(rows[:5]) + rows[5][:20])  # the sixth row is still being written
+
+    def restart() -> None:
+        folder.steps_path.write_text("".join(rows[:3]))
+        other = folder.path / "manifest.new"
+        shutil.copy(folder.manifest_path, other)
+        os.replace(other, folder.manifest_path)
+        with folder.steps_path.open("a") as file:
+            file.writelines(rows[3:])
+
+    events: list[Callable[[], Any]] = [lambda: None, restart, lambda: None, lambda: folder.done_path.write_text(done)]
+
+    def wait() -> bool:
+        events.pop(0)()
+        return not events
+
+    mirror(folder, TrackingConfig(name="wandb", mode="offline", project="micro"), wait)
+    assert len(mirrors(folder)) == 1
+    assert_same(from_folders(runs), from_wandb_files(tmp_path / "resumed"))
+
+
+def test_a_killed_mirror_does_not_hurt_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (config,) = compose_all([[*TINY, *OFFLINE, f"output={tmp_path / 'runs'}"]])
+
+    @contextmanager
+    def killer(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
+        (mirror_pid,) = children_of(os.getpid(), "experiments.harness.tracking")
+        os.kill(mirror_pid, signal.SIGKILL)
+        yield
+
+    assert execute(config, killer)
+    folder = folder_of(config)
+    assert folder.is_done()
+    said = capsys.readouterr().err.strip()
+    assert said == (
+        "warning: W&B mirror: it was killed by SIGKILL; the run is whole, "
+        f"make it again with: python -m experiments.track {folder.path}"
+    )
+
+
+def children_of(parent: int, word: str) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            is_child = int(status.read_text().rpartition(")")[2].split()[1]) == parent
+            if is_child and word in (status.parent / "cmdline").read_text().split("\0"):
+                found.append(int(status.parent.name))
+        except OSError:  # gone meanwhile
+            continue
+    return found
+
+
+def test_what_wandb_refuses_is_one_warning(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copied(runs, tmp_path / "refused")
+    config = yaml.safe_load(folder.config_path.read_text())
+    config["tracking"]["project"] = "a/b"
+    folder.config_path.write_text(yaml.safe_dump(config))
+    with mirrored(TrackingConfig(**config["tracking"]), folder):
+        pass
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "a/b" in said
+    assert "experiments.track" in said
+
+
+def test_a_mirror_that_cannot_start_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wandb").write_text("in the way")
+    with mirrored(TrackingConfig(name="wandb", mode="offline", project="micro"), RunFolder(tmp_path)):
+        pass
+    assert "warning: W&B mirror: " in capsys.readouterr().err
+
+
+def test_tracking_does_not_change_the_name_of_a_run() -> None:
+    plain, tracked = compose_all([TINY, [*TINY, *OFFLINE, "tracking.project=other"]])
+    assert run_name(plain) == run_name(tracked)
+    assert group_of(run_name(plain)) == "mlp-digits-micro-d0.01-w2"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tracking.mode=online"], "tracking.mode is given, but nothing is tracked: add tracking=wandb"),
+        (["tracking=wandb", "tracking.mode=ofline"], "must be one of offline, online, got 'ofline'; did you mean 'off"),
+        (["tracking=wandb", "tracking.project=null"], "tracking.project is missing"),
+        (["tracking=wandb", "tracking.finish_s=-1"], "tracking.finish_s must be at least 0"),
+        (["tracking=wandb", "tracking.mode=online"], "no.*set WANDB_API_KEY, or use tracking.mode=offline"),
+        (["tracking=wand"], "did you mean 'wandb'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compose_all([[*TINY, *words]])
+
+
+def test_a_key_that_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    with pytest.raises(UserError, match=r"WANDB_API_KEY.*tracking\.mode=offline"):
+        compose_all([[*TINY, "tracking=wandb", "tracking.mode=online"]])
+
+
+def test_without_the_package_tracking_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="needs the package wandb, which is not installed"):
+        compose_all([[*TINY, *OFFLINE]])
+
+
+def test_online_without_a_key_asks_nothing_on_a_terminal(runs: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    folder = copied(runs, tmp_path / "terminal")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.track", str(folder.path), "--mode", "online"],
+        cwd=REPOSITORY,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    try:
+        assert process.wait(60) == 2
+    finally:
+        process.kill()
+        process.wait()
+        os.close(theirs)
+    said = os.read(ours, 1 << 16).decode().strip()
+    os.close(ours)
+    assert "WANDB_API_KEY" in said
+    assert "mode=offline" in said
+    assert "\n" not in said
+    assert not (folder.path / "wandb").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: folder.config_path.unlink(), "has no config.yaml: it is no run folder"),
+        (lambda folder: folder.manifest_path.unlink(), "has no manifest.json: the run never began"),
+        (lambda folder: folder.steps_path.write_text("{torn\n"), "steps.jsonl, line 1"),
+        (lambda folder: folder.epochs_path.write_text("{}\n"), "epochs.jsonl, line 1 has no step"),
+    ],
+)
+def test_a_broken_run_folder_is_one_line(
+    spoil: Callable[[RunFolder], Any],
+    message: str,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = copied(runs, tmp_path / "broken")
+    spoil(folder)
+    assert track.main([str(folder.path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+    assert not mirrors(folder)
+
+
+def test_a_run_that_goes_on_is_left_to_its_own_mirror(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(runs, tmp_path / "busy")
+    with folder.locked():
+        assert track.main([str(folder.path)]) == 2
+    assert "is in use by another process" in capsys.readouterr().err
+
+
+def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: Path) -> None:
+    (whole,) = (path for path in runs.rglob("*.wandb") if path.is_file())
+    cut = tmp_path / "cut" / whole.parent.name / whole.name
+    cut.parent.mkdir(parents=True)
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(UserError, match=r"holds no finished run at W&B \(1 unfinished\)"):
+        from_wandb_files(tmp_path / "cut")
+    cut.write_bytes(json.dumps({"no": "such format"}).encode())
+    with pytest.raises(UserError, match=r"cannot read .*wandb: "):
+        from_wandb_files(tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            ["wandb-file", "x"],
+            "must be one of folders, wandb-files, wandb, got 'wandb-file'; did you mean 'wandb-files'",
+        ),
+        (["wandb", "lab"], "is ENTITY/PROJECT, got 'lab'"),
+        (["wandb", "lab/micro"], "needs a key of W&B.*WANDB_API_KEY, or read the files"),
+        (["wandb-files", "nowhere"], "holds no file of W&B"),
+        (["folders", "nowhere"], "holds no finished run"),
+    ],
+)
+def test_a_source_that_is_none_is_one_line(source: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(source)
