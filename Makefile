@@ -56,6 +56,9 @@ check: $(READY) ## formatter, linter and type check
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
 
+doctor: $(READY) ## tell what this machine can do
+	@$(RUN) -m experiments.doctor
+
 format: $(READY) ## format the code and mend what the linter can
 	@$(RUN) -m ruff format .
 	@$(RUN) -m ruff check --fix .
@@ -73,4 +76,4 @@ lock: ## renew requirements.lock from pyproject.toml
 	@rm -rf $(VENV)-lock
 
 clean: ## remove run folders and figures, keep what is published
-	@rm -rf results/runs results/figures
+	@rm -rf results/runs results/figures results/papers

@@ -113,8 +113,8 @@ class StopSignals:
     def heeded(self, *numbers: int) -> Iterator[None]:
         """Note these signals, or all that ask to stop, in this context; in a thread, where none can be had, do nothing.
 
-        Where ``parent`` is the process id of a launcher that is gone, SIGTERM ends this process at once: another attempt
-        may be under way. A context inside another keeps what was noted before it.
+        Where ``parent`` is the process id of a launcher that is gone, SIGTERM ends this process at once: another
+        attempt may be under way. A context inside another keeps what was noted before it.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

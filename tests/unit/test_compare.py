@@ -129,7 +129,7 @@ def test_momentum_is_counted_where_the_feedback_holds_it() -> None:
 
 
 def test_everything_is_written(written: Path) -> None:
-    stems = ("compare", "density", "build-up", "front-normal", "front-correlated", "selection")
+    stems = ("compare", "density", "build-up", "volume", "front-normal", "front-correlated", "selection")
     expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
     assert {path.name for path in written.iterdir()} == expected - {"compare.pdf", "compare.png"} | {"compare.md"}
     numbers = pd.read_csv(written / "compare.csv")
