@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 import micro
 import models
 from experiments.harness.errors import UserError, suggestion
+from experiments.harness.neutral import NEUTRAL
 from experiments.harness.optimizers import OptimizerConfig, check_optimizer
 from experiments.harness.sites import SlurmConfig, check_slurm
 from experiments.harness.tracking import TrackingConfig, check_tracking
@@ -172,11 +173,6 @@ class TrainConfig:
         return self.cluster.world_size
 
 
-# Where and how often, not what: left out of a run's name. A scale has chosen its values by then.
-NEUTRAL = {
-    *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "measure_residual_every"),
-    *("scale", "checkpoint", "save_weights", "tracking", "cluster.slurm"),
-}
 SCALES = ("paper", "small")
 SHAPES = ("steps", "linear", "cosine")
 PRECISIONS = ("float32", "bfloat16")

@@ -14,6 +14,7 @@ import yaml
 
 from experiments.harness.errors import UserError, suggestion
 from experiments.harness.metrics import METRICS, metric_of
+from experiments.harness.neutral import is_neutral
 from experiments.harness.records import Row, RunFolder, read_records
 
 STAGES = ("compute", "select", "exchange", "rest")
@@ -41,8 +42,6 @@ COLUMNS = {
     "batch_size": "batch_size",
 }
 RULE = "sparsifier.selector.rule"  # only methods with a published and a repaired form have it
-# What does not make two runs different experiments.
-BOOKKEEPING = ("name", "paths", "tracking", "hydra", "output", "resume", "measure_residual_every")
 # Runs that agree in these, and differ in the seed alone, are repetitions of one experiment.
 EXPERIMENT = ["model", "dataset", "world_size", "density", "sparsifier"]
 
@@ -205,7 +204,7 @@ def _flatten(node: Mapping[str, object], prefix: str = "") -> Config:
 
 
 def _settings(config: Config) -> Config:
-    return {key: value for key, value in config.items() if key.partition(".")[0] not in BOOKKEEPING}
+    return {key: value for key, value in config.items() if not is_neutral(key)}
 
 
 def _distinct(configs: dict[str, Config]) -> dict[str, Config]:

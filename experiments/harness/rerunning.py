@@ -11,10 +11,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.harness.checks import check_content
-from experiments.harness.config import NEUTRAL, TrainConfig, typed
+from experiments.harness.config import TrainConfig, typed
 from experiments.harness.errors import UserError, suggestion
 from experiments.harness.job import attempt
 from experiments.harness.manifest import git_state
+from experiments.harness.neutral import NEUTRAL, is_neutral
 from experiments.harness.records import RunFolder
 from experiments.harness.run import show_progress
 from experiments.harness.states import is_held, log_of
@@ -78,7 +79,7 @@ def saved_config(folder: RunFolder, words: list[str]) -> TrainConfig:
     """
     for word in words:
         key = word.partition("=")[0]
-        if "=" not in word or not any(key == free or key.startswith(f"{free}.") for free in NEUTRAL):
+        if "=" not in word or not is_neutral(key):
             allowed = ", ".join(sorted(NEUTRAL))
             raise UserError(f"a rerun takes {allowed}, got '{word}': for another run use experiments.train")
     try:
