@@ -30,7 +30,7 @@ MS = 1e-3
 
 
 def model_of(config: TrainConfig) -> nn.Module:
-    return build_model(config, 1, 10)
+    return build_model(config, {"in_channels": 1, "num_classes": 10, "image_size": 8})
 
 
 def measured(folder: Path, *, world_size: int = 2, turned: bool = False) -> dict[str, Path]:

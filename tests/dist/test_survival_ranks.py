@@ -68,21 +68,15 @@ def to_parent(number: int) -> Callable[[int, Path], None]:
     return lambda pid, folder: os.kill(pid, number)
 
 
-def kill_rank_1(pid: int, folder: Path) -> None:
-    os.kill(int((folder / "ranks/rank1/pid").read_text()), signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("name", "cluster", "strike", "code"),
     [
         ("simulated", SIMULATED, to_parent(signal.SIGKILL), -signal.SIGKILL),
-        ("simulated", SIMULATED, to_parent(signal.SIGUSR1), EXIT_SAVED),
         ("local", LOCAL, to_parent(signal.SIGKILL), -signal.SIGKILL),
-        ("local", LOCAL, kill_rank_1, 1),
         ("local", LOCAL, to_parent(signal.SIGTERM), 128 + signal.SIGTERM),
         ("local", LOCAL, to_parent(signal.SIGUSR1), EXIT_SAVED),
     ],
-    ids=["simulated-kill", "simulated-usr1", "all-kill", "rank-kill", "all-term", "all-usr1"],
+    ids=["simulated-kill", "all-kill", "all-term", "all-usr1"],
 )
 def test_a_killed_run_ends_with_the_same_weights(
     tmp_path: Path,
