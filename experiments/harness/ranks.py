@@ -83,19 +83,21 @@ def first_host(nodelist: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group() if first else "")
 
 
-def die_with_parent(parent: int | None = None) -> None:
+def die_with_parent(parent: int | None = None, *, how: int = signal.SIGTERM) -> None:
     """Ask Linux to end this process when its parent dies, even by SIGKILL; elsewhere do nothing.
 
     Args:
+        how: The signal that ends it. A rank takes SIGKILL: it may hang in a collective, where it heeds nothing else,
+            and another attempt may be under way.
         parent: Process id that the parent had when it started this process, to notice a parent that died before
             this call; by default the parent of this moment.
     """
     if sys.platform != "linux":
         return
     expected = os.getppid() if parent is None else parent
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != expected:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(how)
 
 
 class StopSignals:
@@ -106,15 +108,13 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.number = 0
-        self.parent: int | None = None
         self._depth = 0
 
     @contextmanager
     def heeded(self, *numbers: int) -> Iterator[None]:
         """Note these signals, or all that ask to stop, in this context; in a thread, where none can be had, do nothing.
 
-        Where ``parent`` is the process id of a launcher that is gone, SIGTERM ends this process at once: another
-        attempt may be under way. A context inside another keeps what was noted before it.
+        A context inside another keeps what was noted before it.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -131,8 +131,6 @@ class StopSignals:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and self.parent is not None and os.getppid() != self.parent:
-            os._exit(128 + number)
         self.number = number
 
 
@@ -241,9 +239,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def _run_worker(module: str, run_dir: str) -> None:
     """Run ``python -m module run_dir`` as the program of this process, which the launcher started."""
     launcher = os.environ.pop(LAUNCHER_PID, None)  # not for the processes that the worker starts
-    parent = int(launcher) if launcher else None
-    die_with_parent(parent)
-    stop_signals.parent = parent
+    die_with_parent(int(launcher) if launcher else None, how=signal.SIGKILL)
     # Python's own answer to SIGINT waits for the end of a collective, which may never come.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [module, run_dir]

@@ -112,7 +112,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
         False where the run was finished before.
     """
     ranks.export()
-    die_with_parent()
+    die_with_parent(how=signal.SIGKILL)
     start_group(config)
     folder = folder_of(config)
     finished = True
