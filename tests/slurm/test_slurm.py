@@ -81,8 +81,9 @@ def study(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def stop_and_release(site: Site, task: str, study: Study) -> None:
     """Do to a run what its time limit would, and let it start again at once."""
-    job, folder = site.job(task)["JobId"], study.folders[1]
+    folder = study.folders[1]
     wait_until(lambda: num_rows(folder) >= 25, "25 steps", timeout_s=100)
+    job = site.job(task)["JobId"]  # not before it runs: until then it may be that of the whole array
     site.ask("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@S does before the time limit
     wait_until(lambda: site.job(job)["Restarts"] == "1" and not site.watchers(job), "a requeue", timeout_s=60)
     assert site.job(job)["JobState"] == "PENDING", study.logs()
