@@ -72,6 +72,8 @@ def _run(composed: DictConfig) -> None:
             traceback.print_exc()
             leave(1)
         failures.append(f"error: {name}{error}")
+        if not HydraConfig.get().launcher._target_.endswith("BasicLauncher"):
+            raise  # the run is a job of its own: who started it hears of nothing else
         return
     except Exception:
         if ranks is None:

@@ -376,7 +376,8 @@ def build_schedule(config: TrainConfig) -> Schedule | None:
     return micro.build(Schedule, {"name": given.name, **given.settings})
 
 
-def _choice(key: str, known: dict[str, Any], given: str) -> Any:
+def choice(key: str, known: dict[str, Any], given: str) -> Any:
+    """Return what ``given`` names among ``known``, or raise UserError with what is allowed."""
     if given not in known:
         raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
     return known[given]
@@ -432,6 +433,8 @@ def _check_numbers(config: TrainConfig) -> None:
     _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 0)
     _at_least("checkpoint.keep", config.checkpoint.keep, 1)
     _at_least("cluster.max_restarts", config.cluster.max_restarts, 0)
+    if config.cluster.max_restarts and config.cluster.simulated:
+        raise UserError("cluster.max_restarts restarts real workers, simulated ones have none: leave it out")
     for key in ("lr_warmup_epochs", "lr_warmup_start"):
         value = getattr(config, key)
         if not (math.isfinite(value) and value >= 0):
@@ -443,7 +446,7 @@ def _check_numbers(config: TrainConfig) -> None:
     if not config.checkpoint.every_s >= 0:
         raise UserError(f"checkpoint.every_s must be at least 0, got {config.checkpoint.every_s}")
     for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():
-        _choice(key, dict.fromkeys(known), getattr(config, key))
+        choice(key, dict.fromkeys(known), getattr(config, key))
     if config.lr_shape != "steps" and config.lr_milestones:
         raise UserError(f"lr_milestones are of lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")
     if config.resize != "refuse" and config.start_from is None:

@@ -77,8 +77,12 @@ def check_optimizer(config: OptimizerConfig) -> None:
         raise UserError(f"optimizer.betas must be two numbers in [0, 1), got {config.betas}")
     if config.clip is not None and not config.clip > 0:
         raise UserError(f"optimizer.clip must be positive, got {config.clip}: leave it out to clip nothing")
+    if config.clip is None and config.clip_at != OptimizerConfig.clip_at:
+        raise UserError(f"optimizer.clip_at={config.clip_at} needs a clip: set optimizer.clip, or leave it out")
     if config.name == "adam":
         _refuse_of_adam(config)
+    elif list(config.betas) != OptimizerConfig(name="adam").betas:
+        raise UserError(f"optimizer.betas are of adam, got {config.betas} for {config.name}: leave them out")
     if config.nesterov == "pytorch" and not config.momentum:
         raise UserError("optimizer.nesterov=pytorch needs a momentum above 0, got 0")
     if config.momentum_at == "gradient" and not config.momentum:

@@ -95,6 +95,8 @@ def test_weight_decay_is_of_what_it_says(decay_of: str, free: set[str]) -> None:
         ({"name": "sgd", "momentum_at": "gradient"}, "needs a momentum above 0"),
         ({"name": "sgd", "clip": 0.0}, "optimizer.clip must be positive"),
         ({"name": "sgd", "betas": [0.9]}, "betas must be two numbers"),
+        ({"name": "sgd", "betas": [0.25, 0.5]}, "betas are of adam"),
+        ({"name": "sgd", "clip_at": "update"}, "clip_at=update needs a clip"),
         ({"name": "sgd", "nesterov": "publishd"}, "did you mean 'published'"),
         ({"name": "sgd", "weight_decay": -1.0}, "weight_decay must be at least 0"),
     ],
@@ -163,6 +165,8 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         configured(tmp_path, "model=neumf_small", "dataset=latent")
     with pytest.raises(UserError, match="precision must be one of float32, bfloat16, got 'float16'"):
         configured(tmp_path, *IMAGES, "precision=float16")
+    with pytest.raises(UserError, match="simulated ones have none"):
+        configured(tmp_path, *IMAGES, "cluster.max_restarts=1")
     with pytest.raises(UserError, match="lr_milestones are of lr_shape=steps"):
         configured(tmp_path, *IMAGES, "lr_shape=cosine", "lr_milestones=[1]")
 

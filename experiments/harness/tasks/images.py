@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import data
 from data.augment import AUGMENTATIONS
-from experiments.harness.config import TrainConfig, _choice
+from experiments.harness.config import TrainConfig, choice
 from experiments.harness.tasks.base import Batch, Carry, Task, refuse_settings
 
 EVAL_BATCH = 500
@@ -66,7 +66,7 @@ class ImageTask(Task):
     @staticmethod
     def check(config: TrainConfig) -> None:
         """Raise UserError for an augmentation that does not exist, or settings of other data."""
-        _choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
+        choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
         refuse_settings(config, sequence_length=None, negatives=None)
 
     @staticmethod
