@@ -98,9 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     options = parser().parse_args(words)
     try:
-        _check(options)
-        methods = build_methods(options.methods, options.density)
-        comparison = measure(options, methods)
+        check_options(options)
+        comparison = measure(options, build_methods(options.methods, options.density))
         written = write(comparison, options, words)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -326,7 +325,8 @@ def _write_report(
     return Path(path)
 
 
-def _check(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
+    """Check what the command line asks for, and bring its lists into order. Raises: UserError."""
     options.methods = chosen([name for name in options.methods.split(",") if name], known_methods(), "methods")
     options.streams = chosen(options.streams, list(TITLES), "streams")
     if options.equal_bytes:
@@ -344,6 +344,7 @@ def _check(options: argparse.Namespace) -> None:
             check_density(density)
     except ValueError as error:
         raise UserError(str(error)) from None
+    build_methods(options.methods, options.density)
 
 
 def parser() -> argparse.ArgumentParser:

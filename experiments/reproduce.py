@@ -114,10 +114,14 @@ def _check_words(part: Part) -> None:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            module.parser().parse_args(part.words[1:])
+            options = module.parser().parse_args(part.words[1:])
+        if hasattr(module, "check_options"):
+            module.check_options(options)
     except SystemExit:
         told = said.getvalue().splitlines() or ["its command asks for help alone"]
         raise UserError(f"part {part.name}: {told[-1]}") from None
+    except UserError as error:
+        raise UserError(f"part {part.name}: {error}") from None
 
 
 def _waits_for_files(part: Part) -> bool:

@@ -66,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def check_options(options: argparse.Namespace) -> None:
+    """Check what the command line asks for: the methods, schedules, traces and networks. Raises: UserError."""
+    study_of(options)
+
+
 def compute(study: Study, console: Console) -> Frames:
     """Return a frame of rows for each question, those without rows left out, and say how long each took."""
     questions = {"steps": _steps, "borders": _borders, "headline": _headline, "trees": _trees}

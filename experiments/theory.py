@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(words)
     console = Console(stderr=True)
     try:
-        _check(options)
+        check_options(options)
         with console.status("training"):
             vectors = accumulators(options.record, options.world_size, options.density, options.steps)
         checks = [check(vector) for vector in [*vectors, Vector(EQUAL, torch.ones(vectors[0].values.numel()))]]
@@ -219,7 +219,8 @@ def _verdict(row: Row) -> str:
     return f"{how}, worst ratio {row['worst_ratio']:.4g} at k/d = {row['worst_share']:.3g}"
 
 
-def _check(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
+    """Check the numbers of the command line. Raises: UserError."""
     for key in ("steps", "numel", "world_size", "repeats"):
         given = getattr(options, key)
         least = min(given, default=1) if isinstance(given, list) else given

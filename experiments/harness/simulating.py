@@ -23,7 +23,7 @@ NetworkOf = Callable[[int], Network]  # of a number of workers
 DENSE = "dense"
 EXACT, SPARSE_EXACT = "exact", "sparse_exact"
 
-SORTED, SLICED = ("topk",), ("micro", "exdyna")
+SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while all others wait for it
 SCANNED = ("reused", "threshold", "gaussiank", "dgc", "redsync", "sidco", "sage")
 SORT_S = 2.18896957e-10  # s of s x log2(x) for the top-k of a P102-100, literal in the public code of OMGS-SGD
 SCAN_BYTES, KEEP_BYTES = 4, 16  # read once to compare; residual + gradient, kept (12), and the gradient cleared (4)

@@ -119,9 +119,18 @@ def test_bad_files_are_told_with_their_name(tiny: Path, tmp_path: Path, text: st
         load_paper("tiny", "small", out=tmp_path, root="data")
 
 
-def test_a_wrong_command_is_told_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"part some: .*--nonsense"):
-        reproduce.check(paper_of(part_of(tmp_path, "figures", "--nonsense")))
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["figures", "--nonsense"], "--nonsense"),
+        (["compare", "--methods", "micor"], "did you mean 'micro'"),
+        (["theory", "--steps", "-1"], "--steps must be at least 0"),
+        (["simulate", "--methods", "randomk"], "no formula for the selection of randomk"),
+    ],
+)
+def test_a_wrong_command_is_told_before_anything_runs(words: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"part some: .*{said}"):
+        reproduce.check(paper_of(part_of(tmp_path, *words)))
 
 
 def test_page_escapes_what_it_is_given_and_loads_nothing(tmp_path: Path) -> None:
