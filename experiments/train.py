@@ -5,7 +5,7 @@
 
 The command starts its own workers. Under torchrun or srun it joins the ranks that it is given. A run that is finished
 is not run again; one that was broken off goes on from its last checkpoint, and what it recorded after that is put aside
-under attempts/. SIGTERM and SIGUSR1 save it first.
+under attempts/. SIGTERM and SIGUSR1 save it first. With hydra/launcher=submitit_slurm each run of -m is a job of SLURM.
 """
 
 import sys
@@ -21,7 +21,9 @@ from experiments.harness.config import typed
 from experiments.harness.errors import UserError
 from experiments.harness.launch import RankFailure
 from experiments.harness.ranks import RankEnvironment, joined, leave
+from experiments.harness.records import RunFolder
 from experiments.harness.run import execute, folder_of, join
+from experiments.harness.states import reason_of, state_of
 from micro import NonFiniteGradient
 
 failures: list[str] = []
@@ -33,28 +35,40 @@ def main() -> None:
     flags = [word for word in words if word.startswith("-")]
     multirun = bool({"-m", "--multirun"} & set(flags))
     ranks = joined()
+    folders: list[RunFolder] = []
     if not set(flags) - {"-m", "--multirun"}:  # with --help, --cfg and the like hydra only shows something
         try:
-            _check(words, multirun=multirun, ranks=ranks)
+            folders = _check(words, multirun=multirun, ranks=ranks)
         except UserError as error:
             sys.exit(
                 _say(f"error: {error}", 2)
             )  # each rank says so: a launcher kills the others when the first one ends
     _run()
+    if multirun and not failures:  # a launcher may have run them elsewhere
+        failures.extend(
+            f"error: {folder.path.name}: {_unfinished(folder)}" for folder in folders if not folder.is_done()
+        )
     if failures:
         sys.exit(_say("\n".join(failures), 1))
 
 
-def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -> None:
+def _unfinished(folder: RunFolder) -> str:
+    return reason_of(folder) or f"is {state_of(folder)}, not done; see what its launcher left"
+
+
+def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -> list[RunFolder]:
+    """Check all runs before the first starts; return their folders."""
     if multirun and ranks:
         raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
     overrides = [word for word in words if not word.startswith("-")]
     jobs = expand(overrides, multirun=multirun)
     configs = compose_all(jobs, joined_world_size=ranks.world_size if ranks else None)
-    names = [str(folder_of(config).path) for config in configs]
+    folders = [folder_of(config) for config in configs]
+    names = [str(folder.path) for folder in folders]
     for name, config in zip(names, configs, strict=True):
         if names.count(name) > 1 and config.sparsifier.selector is not None:  # dense is one run at every density
             raise UserError(f"two runs of this sweep are the same, {name}: name each combination once")
+    return folders
 
 
 @hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
@@ -72,8 +86,6 @@ def _run(composed: DictConfig) -> None:
             traceback.print_exc()
             leave(1)
         failures.append(f"error: {name}{error}")
-        if not HydraConfig.get().launcher._target_.endswith("BasicLauncher"):
-            raise  # the run is a job of its own: who started it hears of nothing else
         return
     except Exception:
         if ranks is None:

@@ -88,6 +88,7 @@ class ClusterConfig:
     rdzv_endpoint: str = "localhost:0"
     world_size: int | None = None
     device: str = "auto"
+    num_threads: int | None = None
     max_restarts: int = 0
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
@@ -403,6 +404,8 @@ def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> No
     """Check the numbers of the cluster and fill in its world size."""
     _at_least("cluster.nproc_per_node", cluster.nproc_per_node, 1)
     _at_least("cluster.nnodes", cluster.nnodes, 1)
+    if cluster.num_threads is not None:
+        _at_least("cluster.num_threads", cluster.num_threads, 1)
     if cluster.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"cluster.device must be one of auto, cpu, cuda, got '{cluster.device}'")
     check_slurm(cluster.slurm)

@@ -219,7 +219,7 @@ def draw_methods(numbers: pd.DataFrame, metric: Metric, title: str) -> Figure:
     plain_log(right.xaxis)
     right.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
     handles = [Line2D([], [], label=f"density {usual:g}, or everything", color=BLACK, marker="o", linestyle="none")]
-    if len(lines) < len(names) or (numbers["density"] < 1).any():
+    if not numbers["density"].isin([1.0, usual]).all():
         hollow: LineSettings = {"color": BLACK, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
         handles.append(Line2D([], [], label="the density beside it", **hollow))
     head(figure, title, handles)

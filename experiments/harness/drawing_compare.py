@@ -92,8 +92,8 @@ def draw_volume(numbers: pd.DataFrame, title: str) -> Figure:
         _scale_workers(axes, sizes)
 
     extra = [
-        Line2D([], [], label="6", **TARGET_LINE),
-        Line2D([], [], label="2 (workers - 1)", color=GREY, linewidth=0.6),
+        Line2D([], [], label="6: the bound of Ok-Topk", **TARGET_LINE),
+        Line2D([], [], label="2 (workers - 1): k pairs from each", color=GREY, linewidth=0.6),
     ]
     handles = [*_stream_handles(_streams(numbers), markers=True), *extra]
     return _panels(numbers, draw, title, handles, ("workers", "bytes sent / (4 k)"))
@@ -208,8 +208,8 @@ def _panels(
 ) -> Figure:
     """Draw one small panel per method on common axes."""
     methods = in_order(numbers["method"])
-    columns = min(COLUMNS, len(methods))
-    num_rows = math.ceil(len(methods) / columns)
+    num_rows = math.ceil(len(methods) / COLUMNS)
+    columns = math.ceil(len(methods) / num_rows)
     figure = new_figure(PAGE_INCHES, 1.0 + 1.05 * num_rows)
     grid = figure.subplots(num_rows, columns, sharex=True, sharey=True, squeeze=False)
     for axes, method in zip(grid.flat, methods, strict=False):
@@ -239,9 +239,15 @@ def _limit_ticks(axes: Axes) -> None:
     low, high = axes.get_ylim()
     if axes.get_yscale() == "log":
         axes.set_ylim(max(low, 0.02 if axes.get_xscale() == "linear" else low), high)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 8 * low else (1, 2, 5), numticks=5))
+        axes.yaxis.set_major_locator(LogLocator(subs=_ticks_of_a_decade(high / low), numticks=5))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _ticks_of_a_decade(span: float) -> tuple[float, ...]:
+    if span > 300:
+        return (1,)
+    return (1, 3) if span > 30 else (1, 2, 5)
 
 
 def _streams(numbers: pd.DataFrame) -> list[str]:

@@ -3,6 +3,7 @@
 NEUTRAL = frozenset(
     {
         *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "cluster.slurm"),
+        "cluster.num_threads",
         *("checkpoint", "save_weights", "tracking", "measure_residual_every"),
         "scale",  # which has chosen its values by then
     }

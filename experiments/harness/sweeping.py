@@ -90,7 +90,8 @@ def num_at_once(configs: list[TrainConfig], asked: str) -> int:
 
     Args:
         asked: A number, or auto: as many as the cores carry, counting each worker's process (simulated workers are one
-            process) with OMP_NUM_THREADS threads, 1 where that is not set; one on a GPU, and one across nodes.
+            process) with cluster.num_threads or OMP_NUM_THREADS threads, 1 where neither is set; one on a GPU, and one
+            across nodes.
 
     Raises:
         UserError: no such number, or several runs of several nodes, which would not meet.
@@ -103,8 +104,9 @@ def num_at_once(configs: list[TrainConfig], asked: str) -> int:
         return max(1, min(int(asked), len(configs)))
     if several_nodes or any(choose_device(config).type != "cpu" for config in configs):
         return 1
-    widest = max((num_processes(config) for config in configs), default=1) * _asked_threads(os.environ)
-    return max(1, min(num_cores() // widest, len(configs)))
+    threads = _asked_threads(os.environ)
+    wide = (num_processes(config) * (config.cluster.num_threads or threads) for config in configs)
+    return max(1, min(num_cores() // max(wide, default=1), len(configs)))
 
 
 def check_jobs(asked: str) -> None:

@@ -31,7 +31,7 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
         False where a signal stopped the run, which is saved and can go on.
     """
     device, store = start_group(config)
-    with _team(config, device) as team:
+    with _threads(config.cluster.num_threads), _team(config, device) as team:
         trainer = Trainer(config, team, folder, store)
         if team.is_main:
             write_json(folder.manifest_path, _manifest(config, team, trainer, command))
@@ -46,6 +46,17 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
             digest = weights_digest(weights)
             folder.mark_done(last | {"weights_sha256": digest, "wall_s": time.perf_counter() - started})
     return last is not None
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Give torch's operations that many threads, None for as many as they have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:

@@ -1,6 +1,9 @@
 """Studies on a real SLURM of two nodes: an array of two-node runs, a row that fails, a requeue, a resubmission."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,3 +144,20 @@ def test_what_sbatch_refuses_is_one_line(site: Site, tmp_path: Path, words: list
         submit_array("study", jobs, compose_all(jobs), dry_run=False)
     assert "\n" not in str(caught.value)
     assert not site.queue()
+
+
+def test_hydras_own_launcher_sends_runs_through_the_queue(site: Site, tmp_path: Path) -> None:
+    words = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=256", "batch_size=8", "epochs=1"]
+    words += ["cluster=simulated", "cluster.world_size=2", f"output={tmp_path}/runs", "lr=0.1,1e30"]
+    asked = {"partition": "test", "timeout_min": 5, "mem_gb": 1, "cpus_per_task": 1}
+    launcher = ["hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}/sweep"]
+    launcher += [f"hydra.launcher.{key}={value}" for key, value in asked.items()]
+    command = [sys.executable, "-m", "experiments.train", "-m", *launcher, *words]
+    ran = subprocess.run(command, env=os.environ, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 1, ran.stderr
+    good, bad = (folder_of(config) for config in compose_all([[*words[:-1], "lr=0.1"], [*words[:-1], "lr=1e30"]]))
+    assert good.is_done()
+    assert not bad.is_done()
+    (told,) = [line for line in ran.stderr.splitlines() if line.startswith("error:")]
+    assert told.startswith(f"error: {bad.path.name}: NonFiniteGradient")
+    assert sorted(path.name for path in (tmp_path / "sweep/.submitit").iterdir() if path.is_dir())  # SLURM ran them

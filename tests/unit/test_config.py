@@ -80,6 +80,7 @@ def test_a_mistake_is_one_line(word: str) -> None:
         (("density_warmup.steps=5", "density_warmup.stages=6"), r"stages of the warm-up must be in \[0, 5\]"),
         (("sparsifier=dgc", "optimizer.nesterov=pytorch"), "set optimizer.momentum=0 optimizer.nesterov=none$"),
         (("cluster=simulated", "cluster.world_size=0"), "cluster.world_size must be at least 1"),
+        (("cluster.num_threads=0",), "cluster.num_threads must be at least 1, got 0"),
         (("optimizer.nesterov=pytorch", "optimizer.momentum=0"), "nesterov=pytorch needs a momentum"),
         (("cluster=nodes",), "rdzv_endpoint"),
         (("dataset=cifar10", "model=resnet20", "dataset.root=/nowhere"), "/nowhere"),

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import figures, reproduce, sweep
 from experiments.harness import papers
@@ -163,8 +164,10 @@ def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
     (conf / "sweep" / "tiny.yaml").write_text(TINY_STUDY)
     monkeypatch.setattr(sweep, "CONF", conf)
     monkeypatch.setattr(reproduce, "_call", in_this_process)
-    words = ["tiny", "--out", str(out), "seed=3"]
+    words = ["tiny", "--out", str(out), "seed=3", "cluster.num_threads=1"]
+    threads = torch.get_num_threads()
     assert reproduce.main(words) == 0
+    assert torch.get_num_threads() == threads
     page = (out / "index.html").read_bytes()
     assert b"data:image/png;base64," in page
     assert b"Top-k" in page
@@ -173,6 +176,7 @@ def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
     assert name in (out / "curves" / f"{stem}.runs.txt").read_text()
     steps = [json.loads(line) for line in (out / "runs" / name / "steps.jsonl").read_text().splitlines()]
     assert all(row["residual_norm"] > 0 for row in steps)
+    assert json.loads((out / "runs" / name / "manifest.json").read_text())["num_threads"] == 1
     loads = Loads()
     loads.feed(page.decode())
     assert loads.found

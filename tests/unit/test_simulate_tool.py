@@ -230,7 +230,10 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
         (["--workers", "0"], "--workers must be whole numbers of at least 1 with commas between, got '0'"),
         (["--schedules", "exat"], "got 'exat'; did you mean 'exact'?"),
         (["--methods", "micr"], "got 'micr'; did you mean 'micro'?"),
-        (["--methods", "powersgd"], "no formula for the selection of powersgd (powersgd), only for topk, leader, micro"),
+        (
+            ["--methods", "powersgd"],
+            "no formula for the selection of powersgd (powersgd), only for topk, leader, micro",
+        ),
         (["--algorithm", "rings"], "got 'rings'; did you mean 'ring'?"),
         (["--ranks-per-node", "4"], "--ranks-per-node is for --algorithm hierarchical: add that, or leave"),
         (

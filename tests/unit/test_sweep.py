@@ -197,6 +197,7 @@ def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch
     assert num_at_once([*one_process, *four], "auto") == 2
     assert num_at_once(four, "5") == 5
     assert num_at_once([], "auto") == 1
+    assert num_at_once(composed(["cluster=simulated", "cluster.num_threads=3"], words=words) * 20, "auto") == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert num_at_once(one_process, "auto") == 2
     assert num_at_once(four, "auto") == 1
