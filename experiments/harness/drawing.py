@@ -258,13 +258,24 @@ def draw_rules(frame: pd.DataFrame, title: str) -> Figure:
 
 
 def _curves(numbers: pd.DataFrame) -> list[Curve]:
-    """The methods of ``numbers`` in their fixed order."""
+    """The methods of ``numbers`` in their fixed order; variants of one method alone are told apart by colour."""
     curves = []
-    for sparsifier in in_order(numbers["sparsifier"]):
+    methods = in_order(numbers["sparsifier"])
+    for sparsifier in methods:
         variants = numbers[numbers["sparsifier"] == sparsifier].groupby("variant")
         for place, (variant, rows) in enumerate(variants):
-            curves.append(Curve(name=label(sparsifier, str(variant)), line=_line(sparsifier, place), rows=rows))
+            line = _variant_line(place) if len(methods) == 1 and len(variants) > 1 else _line(sparsifier, place)
+            curves.append(Curve(name=label(sparsifier, str(variant)), line=line, rows=rows))
     return curves
+
+
+def _variant_line(place: int) -> LineSettings:
+    colors = (BLACK, *PALETTE[:-1])
+    return {
+        "color": colors[place % len(colors)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
 
 
 def _line(sparsifier: str, place: int) -> LineSettings:
