@@ -565,13 +565,12 @@ def test_attaching_takes_these_lines_alone() -> None:
     assert changes == [f"+ {line}" for line in NEW_LINES]
 
 
-def test_scripts_train() -> None:
-    for process in [train_script("plain_ddp.py"), train_script("sparse_ddp.py")]:
-        output = output_of(process)
-        losses = [float(line.split()[-1]) for line in output.splitlines() if line.startswith("step")]
-        # Not the exit status: torch's gloo can abort a process that has done all its work and is leaving.
-        assert len(losses) == 6, output
-        assert losses[-1] < losses[0] / 5
+def test_the_script_trains() -> None:
+    output = output_of(train_script("sparse_ddp.py"))
+    losses = [float(line.split()[-1]) for line in output.splitlines() if line.startswith("step")]
+    # Not the exit status: torch's gloo can abort a process that has done all its work and is leaving.
+    assert len(losses) == 6, output
+    assert losses[-1] < losses[0] / 5
 
 
 # The same on a GPU

@@ -14,7 +14,7 @@ from experiments.harness.launch import RankFailure
 
 ROOT = Path(__file__).parents[2]
 REASON = unavailable()
-NUM_HOSTS = 4
+NUM_HOSTS = 3
 WORDS = ["-m", "experiments.train", "model=mlp", "dataset=digits", "batch_size=64", "epochs=1"]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 

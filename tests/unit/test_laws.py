@@ -33,7 +33,7 @@ def is_prompt(row: Row) -> bool:
 every_row = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 every_world = pytest.mark.parametrize("world_size", WORLDS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-CASES = [*((n, torch.float64) for n in (1, 2, 3, 5, 8)), *((n, torch.float32) for n in (1, 4, 7))]
+CASES = [*((n, torch.float64) for n in (1, 3, 8)), *((n, torch.float32) for n in (2, 5))]
 every_case = pytest.mark.parametrize(("world_size", "dtype"), CASES, ids=str)
 mass_rows = pytest.mark.parametrize("row", [row for row in TABLE if row.conserves_mass], ids=lambda row: row.name)
 banded_rows = pytest.mark.parametrize("row", [row for row in TABLE if row.band], ids=lambda row: row.name)
