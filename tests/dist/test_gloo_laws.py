@@ -92,10 +92,9 @@ def test_processes_equal_the_simulation(name: str, world_size: int, numel: int) 
 
 
 @over_methods
-@over_worlds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_replicas_are_equal_bit_for_bit(name: str, world_size: int, dtype: torch.dtype) -> None:
-    first, *others = ranks(world_size).run(reduce_here, name, 1009, dtype)
+def test_replicas_are_equal_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    first, *others = ranks(3).run(reduce_here, name, 1009, dtype)
     for other in others:
         for (update, _, stats), (expected, _, first_stats) in zip(other, first, strict=True):
             assert torch.equal(update, expected)

@@ -46,14 +46,9 @@ def test_a_trace_has_every_parameter_once_with_rising_times(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("started_by", ["us", "torchrun"])
-def test_a_link_holds_every_collective_at_the_sizes_that_travel(tmp_path: Path, started_by: str) -> None:
+def test_a_link_holds_every_collective_at_the_sizes_that_travel(tmp_path: Path) -> None:
     path = tmp_path / "link.json"
-    words = ["link", "--sizes", *map(str, SIZES), "--repeats", "3", "--out", str(path)]
-    if started_by == "us":
-        assert main([*words, "--nproc", "3"]) == 0
-    else:
-        under_torchrun(words, nproc=3)
+    under_torchrun(["link", "--sizes", *map(str, SIZES), "--repeats", "3", "--out", str(path)], nproc=3)
     link = LinkTable.load(path)
     assert set(link.collectives) == set(OPS)
     assert (link.world_size, link.backend) == (3, "gloo")

@@ -178,7 +178,7 @@ def draw(stream: str, world_size: int, step: int, numel: int = NUMEL) -> Tensor:
 
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001, 0.0001])  # innermost, so that draws are shared
 @every_stream
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 16, 64])
+@pytest.mark.parametrize("world_size", [1, 3, 8, 64])
 def test_agreed_has_no_density_error_at_any_step(stream: str, world_size: int, density: float) -> None:
     scales, numel = (JUMPS, NUMEL) if world_size <= 8 else ((1.0, 10.0, 1.0), NUMEL // 2)
     grads = draw(stream, world_size, 0, numel)
