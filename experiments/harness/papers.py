@@ -27,6 +27,7 @@ class Part:
     Attributes:
         name: of its folder.
         shows: what it shows, in words.
+        claim: what the paper says of that, where it is known; empty otherwise.
         words: the command, a module of experiments first.
         folder: what it writes, unless it trains, is in here.
     """
@@ -35,6 +36,7 @@ class Part:
     shows: str
     words: tuple[str, ...]
     folder: Path
+    claim: str = ""
 
     @property
     def trains(self) -> bool:
@@ -95,7 +97,8 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
             if words[0] not in MODULES:
                 raise UserError(f"{path}: a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
             words += overrides if words[0] == SWEEP else ()
-            parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name))
+            claim = given.get("claim", "")
+            parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name, claim=claim))
     return Paper(key=key, name=content["name"], source=content["source"], scale=scale, parts=tuple(parts))
 
 

@@ -62,7 +62,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def part_of(folder: Path, *words: str, name: str = "some") -> Part:
-    return Part(name=name, shows="<i>shown</i>", words=words, folder=folder / name)
+    return Part(name=name, shows="<i>shown</i>", words=words, folder=folder / name, claim="best <b>of all</b>")
 
 
 def paper_of(*parts: Part) -> Paper:
@@ -145,6 +145,7 @@ def test_page_escapes_what_it_is_given_and_loads_nothing(tmp_path: Path) -> None
     assert not loads.found
     assert "Name &amp; co" in text
     assert "<i>shown" not in text
+    assert "The paper: best &lt;b&gt;of all" in text
     assert "<h3>Head</h3>" in text
     assert write_page(paper_of(part), tmp_path).read_text() == text
 
