@@ -92,8 +92,10 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
         *slurm.setup,
         f"export {LAUNCH}=node  # each task of srun starts the workers of its node",
         "",
-        _RUN.format(srun=_srun(array, python)),
     ]
+    if slurm.requeue:
+        parts.append(_SAVED.format(output=shlex.quote(str(Path(array.config.output).resolve()))))
+    parts.append(_RUN.format(srun=_srun(array, python)))
     if slurm.requeue:
         parts.append(_REQUEUE.format(saved=EXIT_SAVED))
     return "\n".join([*parts, 'exit "$code"', ""])
@@ -141,10 +143,19 @@ wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done  # a signal ends a wait, not the run
 """
 
+_SAVED = """\
+saved() {{ find {output}/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort | tail -n 1; }}
+before=$(saved)
+"""
+
 _REQUEUE = """\
 if [ "$code" -eq {saved} ] || {{ [ "$asked" ] && [ "$code" -ne 0 ]; }}; then
-  echo "$run was stopped before its end and is queued again"
-  scontrol requeue "$SLURM_JOB_ID"
+  if [ "$(saved)" != "$before" ]; then
+    echo "$run was stopped before its end and is queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "$run was stopped before it saved anything new, and is not queued again: raise cluster.slurm.time_limit" >&2
+  fi
 fi
 """
 

@@ -87,6 +87,30 @@ def test_bash_reads_the_words_of_a_row_as_they_were_given(tmp_path: Path) -> Non
     assert shown.stdout.splitlines() == [array.runs[0], *TINY, *words, "cluster=simulated"]
 
 
+@pytest.mark.parametrize(("saves", "again"), [("step-000000007", True), ("", False)])
+def test_a_run_that_its_time_limit_stops_is_queued_again_where_it_got_on(
+    tmp_path: Path, saves: str, again: bool
+) -> None:
+    (array,) = arrays(["cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}"])
+    array.folder.mkdir(parents=True)
+    array.rows_path.write_text(array.rows)
+    checkpoints = tmp_path / array.runs[0] / "checkpoints"
+    (checkpoints / "step-000000003").mkdir(parents=True)
+    commands = {"srun": f"mkdir -p {checkpoints}/{saves}; exit 75", "scontrol": f'echo "$*" > {tmp_path}/asked'}
+    for name, words in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{words}\n")
+        (tmp_path / name).chmod(0o755)
+    places = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "12", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["bash", "-c", script(array, [1])], env={**os.environ, **places}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 75
+    assert (tmp_path / "asked").exists() == again
+    assert ("raise cluster.slurm.time_limit" in ran.stderr) == (not again)
+    if again:
+        assert (tmp_path / "asked").read_text() == "requeue 12\n"
+
+
 def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]

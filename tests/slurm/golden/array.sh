@@ -30,6 +30,9 @@ module load cuda
 source $HOME/micro/.venv/bin/activate
 export MICRO_LAUNCH=node  # each task of srun starts the workers of its node
 
+saved() { find /disk/runs/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort | tail -n 1; }
+before=$(saved)
+
 echo "$run"
 asked= step=
 trap 'asked=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit: srun passes it on, the run saves
@@ -40,8 +43,12 @@ wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done  # a signal ends a wait, not the run
 
 if [ "$code" -eq 75 ] || { [ "$asked" ] && [ "$code" -ne 0 ]; }; then
-  echo "$run was stopped before its end and is queued again"
-  scontrol requeue "$SLURM_JOB_ID"
+  if [ "$(saved)" != "$before" ]; then
+    echo "$run was stopped before its end and is queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "$run was stopped before it saved anything new, and is not queued again: raise cluster.slurm.time_limit" >&2
+  fi
 fi
 
 exit "$code"
