@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from data.seeding import generator
+from data.shares import check_ranks, dealt, share_of
 
 NUM_COLUMNS = 32  # of the test text, whatever the world size
 
@@ -103,7 +104,7 @@ class EvalColumns:
     ) -> None:
         _check(tokens, rank, world_size, num_columns=num_columns, sequence_length=sequence_length)
         _enough(tokens, 2 * num_columns, "2 * num_columns")
-        share = _share(num_columns, rank, world_size)
+        share = share_of(num_columns, rank, world_size)
         self._columns = _in_columns(tokens, num_columns)[share].to(device or tokens.device)
         self._sequence_length = sequence_length
 
@@ -180,8 +181,7 @@ class MaskedBatches:
     def indices(self, epoch: int) -> Tensor:
         """Return the segments of this rank in an epoch: (num_batches, batch_size) int64 on the CPU."""
         order = torch.randperm(len(self._segments), generator=generator(self._seed, epoch))
-        used = order[: self.num_batches * self._world_size * self._batch_size]
-        return used.view(self.num_batches, self._world_size, self._batch_size)[:, self._rank]
+        return dealt(order, self._batch_size, self._rank, self._world_size)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (batch_size, sequence_length) int64 inputs, and targets that are -100 where nothing is asked.
@@ -237,7 +237,7 @@ class EvalMasked:
         _enough(tokens, sequence_length, "sequence_length")
         segments = _in_segments(tokens, sequence_length)
         masked = _masked(segments, num_words, mask_word, generator(EVAL_SEED))
-        share = _share(len(segments), rank, world_size)
+        share = share_of(len(segments), rank, world_size)
         self._inputs, self._targets = (part[share].to(device or tokens.device) for part in masked)
         self._batch_size = batch_size
 
@@ -291,10 +291,6 @@ def _window(columns: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
     return columns[:, start:stop].contiguous(), columns[:, start + 1 : stop + 1].contiguous()
 
 
-def _share(num: int, rank: int, world_size: int) -> slice:
-    return slice(num * rank // world_size, num * (rank + 1) // world_size)
-
-
 def _ceil(num: int, size: int) -> int:
     return -(-num // size)
 
@@ -302,11 +298,10 @@ def _ceil(num: int, size: int) -> int:
 def _check(tokens: Tensor, rank: int, world_size: int, **sizes: int) -> None:
     if tokens.ndim != 1 or tokens.dtype != torch.int64:
         raise ValueError(f"tokens must be (num,) int64, got {tuple(tokens.shape)} {tokens.dtype}")
-    for name, value in (sizes | {"world_size": world_size}).items():
+    for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in 0..{world_size - 1}, got {rank}")
+    check_ranks(rank, world_size)
 
 
 def _check_words(tokens: Tensor, num_words: int, mask_word: int) -> None:

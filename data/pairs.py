@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from data.seeding import generator
+from data.shares import check_ranks, dealt, share_of
 from data.source import Interactions
 from data.untaken import Untaken
 
@@ -47,7 +48,7 @@ class PairBatches:
         seed: int,
         device: torch.device | str | None = None,
     ) -> None:
-        _check_ranks(rank, world_size)
+        check_ranks(rank, world_size)
         if negatives < 0:
             raise ValueError(f"negatives must be at least 0, got {negatives}")
         positives, rest = divmod(batch_size, negatives + 1)
@@ -78,8 +79,7 @@ class PairBatches:
     def indices(self, epoch: int) -> Tensor:
         """Return the positive pairs of this rank in an epoch: (num_batches, positives) int32 on the CPU."""
         order = torch.randperm(len(self._users), generator=generator(self._seed, epoch), dtype=torch.int32)
-        used = order[: self.num_batches * self._world_size * self._positives]
-        share = used.view(self.num_batches, self._world_size, self._positives)[:, self._rank]
+        share = dealt(order, self._positives, self._rank, self._world_size)
         return share.clone()  # without the other ranks' shares
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -127,11 +127,11 @@ class EvalUsers:
         world_size: int,
         device: torch.device | str | None = None,
     ) -> None:
-        _check_ranks(rank, world_size)
+        check_ranks(rank, world_size)
         if batch_size_users < 1:
             raise ValueError(f"batch_size_users must be at least 1, got {batch_size_users}")
         tested = (content.test_items >= 0).nonzero().squeeze(1)
-        share = tested[len(tested) * rank // world_size : len(tested) * (rank + 1) // world_size]
+        share = tested[share_of(len(tested), rank, world_size)]
         ranked = torch.cat([content.test_items[share].unsqueeze(1), content.test_negatives[share]], dim=1)
         self._users, self._items, self._batch_size = share.to(device), ranked.to(device), batch_size_users
 
@@ -179,10 +179,3 @@ def ranking_sums(scores: Tensor, top: int = 10) -> Tensor:
     hit = ((place < top) & ~held_out.squeeze(1).isnan()).double()
     gain = hit / (place.double() + 2).log2()
     return torch.stack([hit.sum(), gain.sum(), torch.ones_like(hit).sum()])
-
-
-def _check_ranks(rank: int, world_size: int) -> None:
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be in 0..{world_size - 1}, got {rank}")
