@@ -153,7 +153,20 @@ class _FolderRun:
         return yaml.safe_load((self.path / "config.yaml").read_text()) or {}
 
     def rows(self, kind: str) -> list[Row]:
-        return read_records(self.path / f"{kind}.jsonl")
+        rows = read_records(self.path / f"{kind}.jsonl")
+        end = {"steps": self._ending("step") - 1, "epochs": self._ending("epoch")}[kind]
+        last = rows[-1].get(kind[:-1], end) if rows else end  # no rows at all are told where they are missed
+        if end >= 0 and last != end:
+            raise UserError(f"{self.place(kind)} ends at {kind[:-1]} {last}, the run at {end}; {self.remedy}")
+        return rows
+
+    def _ending(self, key: str) -> int:
+        """Return what DONE says of the end; -1 where it says nothing."""
+        path = self.path / "DONE"
+        try:
+            return int(json.loads(path.read_text()).get(key, -1))
+        except (OSError, ValueError, AttributeError, TypeError):
+            raise UserError(f"{path} is not whole; {self.remedy}") from None
 
     def place(self, kind: str) -> str:
         return str(self.path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl"))

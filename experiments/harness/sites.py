@@ -58,8 +58,11 @@ def check_slurm(slurm: SlurmConfig) -> None:
         if not re.fullmatch(r"-[^\n]*", line):
             raise UserError(f"cluster.slurm.extra must be settings of sbatch such as --exclusive, got {line!r}")
     for key in ("partition", "account", "qos", "constraint"):
-        if "\n" in (getattr(slurm, key) or ""):
-            raise UserError(f"cluster.slurm.{key} must be one line, got {getattr(slurm, key)!r}")
+        value = getattr(slurm, key)
+        if value is not None and (not value.strip() or "\n" in value):
+            raise UserError(
+                f"cluster.slurm.{key} must be a name in one line, or null for the site's own, got {value!r}"
+            )
     if slurm.time_limit is not None and _seconds(slurm.time_limit) <= slurm.signal_s:
         given = f"signal_s {slurm.signal_s} and time_limit {slurm.time_limit}"
         raise UserError(f"cluster.slurm.signal_s must be shorter than the time limit, got {given}")

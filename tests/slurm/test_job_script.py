@@ -132,6 +132,7 @@ def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.Monk
     ("words", "message"),
     [
         (["cluster.slurm.partiton=gpu"], "'partiton' is not a key of cluster.slurm, .*did you mean 'partition'"),
+        (["cluster.slurm.partition=''"], "cluster.slurm.partition must be a name in one line, or null .*, got ''"),
         (["cluster.slurm.throttle=0"], "cluster.slurm.throttle must be at least 1, got 0"),
         (["cluster.slurm.gpus_per_node=-1"], "cluster.slurm.gpus_per_node must be at least 0, got -1"),
         (["cluster.slurm.signal_s=70000"], "cluster.slurm.signal_s must be at most 65535, got 70000"),

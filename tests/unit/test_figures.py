@@ -91,7 +91,7 @@ def write_run(
     steps = _step_rows(rng, sparsifier, density, epochs * per_epoch, per_epoch, sends=world_size > 1)
     _write_rows(folder / "steps.jsonl", steps)
     _write_rows(folder / "epochs.jsonl", _epoch_rows(rng, sparsifier, steps, per_epoch, STUDIES[task]))
-    (folder / "DONE").write_text("{}")
+    (folder / "DONE").write_text(json.dumps({"step": epochs * per_epoch, "epoch": epochs - 1}))
     return folder
 
 
@@ -345,7 +345,7 @@ def test_a_study_that_is_nowhere_finite_is_drawn_all_the_same(tmp_path: Path) ->
 
 def test_epochs_that_measured_nothing_are_named(tmp_path: Path) -> None:
     path = write_run(tmp_path, "micro") / "epochs.jsonl"
-    _write_rows(path, [{"epoch": 0, "step": 20, "time_s": 1.0, "train_loss": 2.0}])
+    _write_rows(path, [{"epoch": 2, "step": 60, "time_s": 1.0, "train_loss": 2.0}])
     with pytest.raises(UserError, match=r"epochs\.jsonl: none of accuracy, perplexity, .* was measured; delete"):
         frames.load(tmp_path)
 
@@ -426,12 +426,6 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path, capsys: pytest.C
     assert out == "left out, not finished: cltk-d0.01-s0 (failed), micro-d0.01-s0\n"
 
 
-def test_a_torn_last_line_is_tolerated(tmp_path: Path) -> None:
-    path = write_run(tmp_path, "topk") / "steps.jsonl"
-    path.write_text(path.read_text()[:-9])
-    assert list(frames.steps(tmp_path)["step"]) == list(range(59))
-
-
 @pytest.mark.parametrize("num_unfinished", [0, 1])
 def test_nothing_finished_is_one_line_and_exit_code_1(
     num_unfinished: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -457,6 +451,23 @@ def test_a_place_that_cannot_be_written_is_one_line(
 def test_an_empty_record_is_named(tmp_path: Path) -> None:
     (write_run(tmp_path, "topk") / "epochs.jsonl").write_text("")
     with pytest.raises(UserError, match=r"epochs\.jsonl has no rows"):
+        frames.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "said"),
+    [
+        ("steps.jsonl", 0.5, r"steps\.jsonl ends at step \d+, the run at 59; delete the folder .* and run it again$"),
+        ("epochs.jsonl", 0.5, r"epochs\.jsonl ends at epoch 0, the run at 2; delete"),
+        ("DONE", 0.5, r"DONE is not whole; delete the folder"),
+        ("DONE", 0.0, r"DONE is not whole; delete the folder"),
+    ],
+)
+def test_a_torn_file_of_a_finished_run_is_told_by_its_name(tmp_path: Path, name: str, kept: float, said: str) -> None:
+    path = write_run(tmp_path, "micro") / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(UserError, match=said):
         frames.load(tmp_path)
 
 
