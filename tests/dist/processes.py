@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import gc
 import multiprocessing
 import pickle
 import tempfile
@@ -118,7 +119,17 @@ def _serve(end: Connection, backend: str, store: str, rank: int, world_size: int
     )
     end.send_bytes(pickle.dumps((True, "is up")))
     while True:
-        end.send_bytes(pickle.dumps(_answer(*pickle.loads(end.recv_bytes()))))
+        asked = pickle.loads(end.recv_bytes())
+        _leave_groups()  # not before: another rank may have been in one
+        end.send_bytes(pickle.dumps(_answer(*asked)))
+
+
+def _leave_groups() -> None:
+    """Give up the groups that the last test made: each has threads that wake many times a second for ever."""
+    gc.collect()
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def _answer(work: Callable[..., Any], args: tuple[Any, ...]) -> tuple[bool, Any]:
