@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import gc
 import multiprocessing
 import pickle
 import tempfile
@@ -126,7 +125,6 @@ def _serve(end: Connection, backend: str, store: str, rank: int, world_size: int
 
 def _leave_groups() -> None:
     """Give up the groups that the last test made: each has threads that wake many times a second for ever."""
-    gc.collect()
     for group in list(dist.distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
