@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,25 @@ def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) 
     again = run(*words)
     assert again.returncode == 0
     assert again.stdout.startswith("already done")
+
+
+def test_simulated_ranks_equal_real_ones(tmp_path: Path) -> None:
+    words = ["-m", "sparsifier=dense,micro", "epochs=1", "density=0.02", "batch_size=40"]
+    real = run(*words, "cluster.nproc_per_node=3", f"output={tmp_path / 'real'}")
+    simulated = run(*words, "cluster=simulated", "cluster.world_size=3", f"output={tmp_path / 'simulated'}")
+    assert real.returncode == simulated.returncode == 0, real.stderr + simulated.stderr
+    for method in ("dense", "micro"):
+        first, second = (records_of(tmp_path / kind, method) for kind in ("real", "simulated"))
+        assert len(first) == len(second) == 11
+        for one, other in zip(first, second, strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
+            assert one["density"] == pytest.approx(other["density"], rel=0.02)
+            assert one["counts_bytes"] == other["counts_bytes"]
+
+
+def records_of(output: Path, method: str) -> list[dict[str, Any]]:
+    (folder,) = output.glob(f"*-{method}-*")
+    return read_records(folder / "steps.jsonl")
 
 
 def test_a_sweep_makes_one_folder_per_run_and_goes_on_after_a_failure(tmp_path: Path) -> None:
