@@ -8,18 +8,18 @@ import difflib
 import inspect
 
 from data.batches import EvalBatches, ShardedBatches
+from data.character_vocabulary import spelling
 from data.cifar import Cifar10, Cifar100
-from data.columns import NOT_ASKED, EvalColumns, EvalMasked, MaskedBatches, TextBatches
 from data.digits import Digits
 from data.imagenet import ImageNet
+from data.interaction_batches import EvalUsers, PairBatches, ranking_sums
 from data.latent import Latent
 from data.movielens import Movielens1m, Movielens20m, Movielens100k
-from data.pairs import EvalUsers, PairBatches, ranking_sums
 from data.seeding import generator, mix
 from data.source import Batches, Classification, Content, DatasetInfo, Interactions, Source, Text
-from data.spelling import spelling
 from data.synthetic import Synthetic
 from data.text import UNKNOWN, Manuals, Ptb, WikiText2
+from data.text_batches import NOT_ASKED, EvalColumns, EvalMasked, MaskedBatches, TextBatches
 
 __all__ = [
     "NOT_ASKED",

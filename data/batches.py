@@ -7,7 +7,7 @@ from torch import Tensor
 
 from data.augment import AUGMENTATIONS, DRAW_RANGE
 from data.seeding import generator
-from data.shares import check_ranks, dealt, share_of
+from data.sharding import check_ranks, dealt, share_of
 
 EPOCH_DRAWS = 3  # random integers per image that are drawn for a whole epoch; what needs more draws it batch by batch
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from data.heldout import leave_one_out
+from data.leave_one_out import leave_one_out
 from data.seeding import generator
 from data.source import DatasetInfo, Interactions, sha256
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.heldout import leave_one_out, tested_users
+from data.leave_one_out import leave_one_out, tested_users
 from data.source import DatasetInfo, Interactions
 
 

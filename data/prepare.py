@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data import imagenet
-from data.archives import CATALOGUE, Archive, Entry
+from data.catalogue import CATALOGUE, Archive, Entry
 from data.convert import convert
 from data.fetch import fetch
 from data.progress import progress

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.character_vocabulary import spelling
 from data.source import DatasetInfo, Text
-from data.spelling import spelling
 
 SPLITS = ("train", "valid", "test")
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.benchmarks import loading, loop, network, rules, select, step, transform
-from experiments.harness.errors import UserError
-from experiments.harness.launch import RankFailure
+from experiments.config.errors import UserError
+from experiments.launching.launch import RankFailure
 
 
 def main() -> None:

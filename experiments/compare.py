@@ -22,8 +22,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 import micro
-from experiments.harness import drawing_compare as drawing
-from experiments.harness.comparing import (
+from experiments.config.errors import UserError
+from experiments.reports.markdown import opening, table, write_csv
+from experiments.reports.plot_style import in_order, label, save
+from experiments.studies import comparison_figures as drawing
+from experiments.studies.equal_bytes import match_bytes
+from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES, Gradients, synthetic
+from experiments.studies.method_comparison import (
     Row,
     build_methods,
     chosen,
@@ -33,12 +38,7 @@ from experiments.harness.comparing import (
     timing_gradient,
     trial,
 )
-from experiments.harness.equal_bytes import match_bytes
-from experiments.harness.errors import UserError
-from experiments.harness.plotting import in_order, label, save
-from experiments.harness.recorded import record
-from experiments.harness.reports import opening, table, write_csv
-from experiments.harness.streams import RECORDED, SHAPES, TITLES, Gradients, synthetic
+from experiments.studies.recorded_gradients import record
 from micro import kernels
 from micro.density import check_density
 

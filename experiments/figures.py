@@ -11,7 +11,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.harness.drawing import (
+from experiments.config.errors import UserError, suggestion
+from experiments.reports.figures import (
     RULES,
     draw_convergence,
     draw_density,
@@ -21,12 +22,11 @@ from experiments.harness.drawing import (
     draw_throughput,
     draw_times,
 )
-from experiments.harness.errors import UserError, suggestion
-from experiments.harness.frames import EXPERIMENT, METHOD, Frames, parse_selection
-from experiments.harness.metrics import Metric, metric_of
-from experiments.harness.plotting import human, label, save
-from experiments.harness.sources import read
-from experiments.harness.tables import markdown, of_study, print_tables, spread, stage_times, study_name, summarise
+from experiments.reports.frames import EXPERIMENT, METHOD, Frames, parse_selection
+from experiments.reports.measures import Metric, metric_of
+from experiments.reports.plot_style import human, label, save
+from experiments.reports.tables import markdown, of_study, print_tables, spread, stage_times, study_name, summarise
+from experiments.tracking.sources import read
 
 STUDY = EXPERIMENT[:3]  # what the rows of one table have in common
 KINDS = ("convergence", "time", "density", "residual", "rules", "methods", "throughput")

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.harness.errors import UserError
-from experiments.harness.launch import RankFailure
-from experiments.harness.ranks import RankEnvironment, joined
+from experiments.config.errors import UserError
+from experiments.launching.launch import RankFailure
+from experiments.launching.rank_process import RankEnvironment, joined
 from experiments.profiles import backward, link, select
 from experiments.profiles.ranks import DEVICES, check_device, join, measure
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from types import FrameType
 
 from experiments import sweep
-from experiments.harness.compose import compose_all
-from experiments.harness.config import SCALES, TrainConfig
-from experiments.harness.errors import UserError
-from experiments.harness.page import write_page
-from experiments.harness.papers import Paper, Part, load_paper, papers
-from experiments.harness.records import write_json
-from experiments.harness.run import folder_of
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.config.schema import SCALES, TrainConfig
+from experiments.reports.html_page import write_page
+from experiments.runs.records import write_json
+from experiments.studies.paper_studies import Paper, Part, load_paper, papers
+from experiments.training.runner import folder_of
 
 STAMPS = "parts"  # a file per part: what it was made of, and what it left
 

@@ -19,12 +19,13 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from experiments.harness import drawing_simulate as drawing
-from experiments.harness import simulating
-from experiments.harness.errors import UserError
-from experiments.harness.plotting import save
-from experiments.harness.reports import write_csv
-from experiments.harness.simulated_study import (
+from experiments.config.errors import UserError
+from experiments.reports.markdown import write_csv
+from experiments.reports.plot_style import save
+from experiments.studies import simulated_steps as simulating
+from experiments.studies import simulation_figures as drawing
+from experiments.studies.simulated_steps import DENSE, PUBLISHED, Row
+from experiments.studies.simulation_study import (
     ALGORITHMS,
     COMPUTES,
     INTRA,
@@ -38,8 +39,7 @@ from experiments.harness.simulated_study import (
     Study,
     study_of,
 )
-from experiments.harness.simulating import DENSE, PUBLISHED, Row
-from experiments.harness.tables_simulate import print_speedups, report
+from experiments.studies.simulation_tables import print_speedups, report
 
 RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
 TREE_SCHEDULES = ("layerwise", "single", "mgwfbp")

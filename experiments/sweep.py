@@ -17,16 +17,16 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from yaml import YAMLError
 
-from experiments.harness.cleaning import removable, removal_table, remove
-from experiments.harness.compose import CONF, compose_all, compose_checked
-from experiments.harness.config import TrainConfig
-from experiments.harness.errors import UserError, suggestion
-from experiments.harness.overview import failure_table, plan_table, show, status_table
-from experiments.harness.ranks import joined
-from experiments.harness.rerunning import compare, find_run, rerun
-from experiments.harness.run import folder_of
-from experiments.harness.states import state_of
-from experiments.harness.sweeping import ON_ERROR, Outcome, check_jobs, num_at_once, run_all
+from experiments.config.compose import CONF, compose_all, compose_checked
+from experiments.config.errors import UserError, suggestion
+from experiments.config.schema import TrainConfig
+from experiments.launching.rank_process import joined
+from experiments.runs.cleaning import removable, removal_table, remove
+from experiments.runs.rerun import compare, find_run, rerun
+from experiments.runs.status import state_of
+from experiments.sweeps.local_sweep import ON_ERROR, Outcome, check_jobs, num_at_once, run_all
+from experiments.sweeps.summaries import failure_table, plan_table, show, status_table
+from experiments.training.runner import folder_of
 
 BACKENDS = ("local", "slurm")
 _STUDY = "a yaml file, or a study of conf/sweep/"
@@ -148,7 +148,7 @@ def _list(name: str, configs: list[TrainConfig]) -> int:
 
 
 def _submit(name: str, grid: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> int:
-    from experiments.harness.slurm import submit_array  # only where there is a cluster
+    from experiments.sweeps.slurm_queue import submit_array  # only where there is a cluster
 
     print(submit_array(name, grid, configs, dry_run=dry_run))
     return 0

@@ -23,8 +23,11 @@ from rich.console import Console
 from torch import Tensor
 
 import micro
-from experiments.harness import drawing_theory as drawing
-from experiments.harness.comparing import (
+from experiments.config.errors import UserError
+from experiments.reports.markdown import opening, table, write_csv
+from experiments.reports.plot_style import label, save
+from experiments.studies import theory_figures as drawing
+from experiments.studies.method_comparison import (
     Row,
     build_methods,
     known_methods,
@@ -32,12 +35,10 @@ from experiments.harness.comparing import (
     time_selection,
     timing_gradient,
 )
-from experiments.harness.errors import UserError
-from experiments.harness.plotting import label, save
-from experiments.harness.recorded import Training, training_config
-from experiments.harness.reports import opening, table, write_csv
-from micro import kernels, theory
+from experiments.studies.recorded_gradients import Training, training_config
+from micro import kernels
 from micro.density import check_density
+from micro.planning import theory
 
 EQUAL = "equal magnitudes"
 NUM_SHARES = 200

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from experiments.harness.errors import UserError
-from experiments.harness.records import RunFolder, read_records
-from experiments.harness.tracking import MODES, TrackingConfig, check_tracking, mirror
+from experiments.config.errors import UserError
+from experiments.runs.records import RunFolder, read_records
+from experiments.tracking.wandb_mirror import MODES, TrackingConfig, check_tracking, mirror
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,15 +15,15 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.harness.checks import check_content
-from experiments.harness.compose import CONF, compose_all, expand, take_whole_
-from experiments.harness.config import typed
-from experiments.harness.errors import UserError
-from experiments.harness.launch import RankFailure
-from experiments.harness.ranks import RankEnvironment, joined, leave
-from experiments.harness.records import RunFolder
-from experiments.harness.run import execute, folder_of, join
-from experiments.harness.states import reason_of, state_of
+from experiments.config.compose import CONF, compose_all, expand, take_whole_
+from experiments.config.errors import UserError
+from experiments.config.schema import typed
+from experiments.launching.launch import RankFailure
+from experiments.launching.rank_process import RankEnvironment, joined, leave
+from experiments.runs.records import RunFolder
+from experiments.runs.status import reason_of, state_of
+from experiments.training.preflight import check_content
+from experiments.training.runner import execute, folder_of, join
 from micro import NonFiniteGradient
 
 failures: list[str] = []

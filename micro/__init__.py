@@ -29,8 +29,8 @@ from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
 from micro.flat import Layout
-from micro.health import NonFiniteGradient
 from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
+from micro.nonfinite import NonFiniteGradient
 from micro.parts import build, known
 from micro.reducers.base import Reducer
 from micro.reducers.dense import DenseReducer

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro.traces import Op
+from micro.operations import Op
 
 Kind = Literal["counts", "indices", "values"]
 
@@ -27,7 +27,7 @@ class Traffic:
     Attributes:
         num_bytes: bytes sent, by kind.
         elapsed_s: seconds spent inside collectives.
-        calls: each operation in turn, with its size as micro.traces.LinkTable counts it.
+        calls: each operation in turn, with its size as micro.planning.traces.LinkTable counts it.
     """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})

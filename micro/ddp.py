@@ -16,8 +16,8 @@ from micro.clipping import check_clip, clip_
 from micro.comm import GroupComm, private_group
 from micro.exchanges.in_pieces import InPieces
 from micro.flat import Layout
-from micro.health import NonFiniteGradient
 from micro.lane import Lane
+from micro.nonfinite import NonFiniteGradient
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.sparse import SparseReducer
 from micro.selectors.per_tensor import PerTensor

@@ -1,1 +1,4 @@
-"""What ``python -m experiments.bench`` measures, one file per benchmark."""
+"""What ``python -m experiments.bench`` measures, one file per benchmark.
+
+May import: config to studies. Begin reading at step.py.
+"""

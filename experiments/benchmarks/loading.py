@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig
-from experiments.harness.tasks import load_task
+from experiments.config.compose import compose_all
+from experiments.config.schema import TrainConfig
+from experiments.training.tasks import load_task
 
 NAME = "loading"
 WARMUP = 2

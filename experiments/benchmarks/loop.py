@@ -19,13 +19,13 @@ from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.benchmarks.processes import Row, measure, serve, slowest
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig, from_yaml, to_yaml
-from experiments.harness.loop import Trainer
-from experiments.harness.optimizers import build_optimizer
-from experiments.harness.records import RunFolder
-from experiments.harness.tasks import load_task
-from experiments.harness.teams import ProcessTeam
+from experiments.config.compose import compose_all
+from experiments.config.optimizers import build_optimizer
+from experiments.config.schema import TrainConfig, from_yaml, to_yaml
+from experiments.runs.records import RunFolder
+from experiments.training.loop import Trainer
+from experiments.training.tasks import load_task
+from experiments.training.workers import ProcessTeam
 
 NAME = "loop"
 WARMUP = 3

@@ -22,16 +22,16 @@ from rich.table import Table
 import micro
 from experiments.benchmarks.network_ranks import DDP, FP16, POWERSGD, config_of
 from experiments.benchmarks.processes import Row
-from experiments.harness.config import TrainConfig, build_reducer
-from experiments.harness.crew import Crew
-from experiments.harness.errors import UserError, suggestion
-from experiments.harness.hosts import Hosts, bits_per_s
-from experiments.harness.planning import problem_of
-from experiments.harness.plotting import BLUE, PAGE_INCHES, VERMILLION, head, label, new_figure, save, style
-from experiments.harness.simulating import rescaled
+from experiments.config.errors import UserError, suggestion
+from experiments.config.schema import TrainConfig, build_reducer
+from experiments.launching.crew import Crew
+from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.profiles import backward, link, select
-from micro.schedules.base import Problem, Schedule
-from micro.traces import Curve, LinkTable, SelectTable, Trace
+from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, head, label, new_figure, save, style
+from experiments.studies.simulated_steps import rescaled
+from experiments.training.schedule_problem import problem_of
+from micro.planning.schedules.base import Problem, Schedule
+from micro.planning.traces import Curve, LinkTable, SelectTable, Trace
 
 NAME = "network"
 RANKS = "experiments.benchmarks.network_ranks"

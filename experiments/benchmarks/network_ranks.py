@@ -14,14 +14,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from experiments.harness.bucketing import bucket_caps
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig, build_reducer
-from experiments.harness.crew import serve
-from experiments.harness.tasks import Batch, Task, load_task
+from experiments.config.compose import compose_all
+from experiments.config.schema import TrainConfig, build_reducer
+from experiments.launching.crew import serve
 from experiments.profiles import backward, link, select
+from experiments.training.bucketing import bucket_caps
+from experiments.training.tasks import Batch, Task, load_task
 from micro import kernels
-from micro.schedules.base import Plan
+from micro.planning.schedules.base import Plan
 
 DDP, FP16, POWERSGD = "ddp", "torch_fp16", "torch_powersgd"  # torch's own; everything else is ours
 POWERSGD_RANK, POWERSGD_STARTS, POWERSGD_LEAST = 4, 2, 2  # as in micro's; the first step that hook may start at

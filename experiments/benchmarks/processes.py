@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from experiments.harness.launch import launch
-from experiments.harness.records import write_json
+from experiments.launching.launch import launch
+from experiments.runs.records import write_json
 from micro.comm import GroupComm
 
 Row = dict[str, Any]

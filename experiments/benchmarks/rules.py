@@ -13,9 +13,9 @@ from rich.table import Table
 from torch import Tensor
 
 import micro
-from experiments.harness import streams
-from experiments.harness.drawing import draw_rules
-from experiments.harness.plotting import save
+from experiments.reports.figures import draw_rules
+from experiments.reports.plot_style import save
+from experiments.studies import gradient_sources as streams
 from micro.randomness import generator
 
 NAME = "rules"

@@ -18,8 +18,8 @@ from rich.table import Table
 
 import micro
 from experiments.benchmarks.processes import Row, measure, serve, slowest
-from experiments.harness.comparing import build_methods, chosen, known_methods
-from experiments.harness.streams import fitting_scale, layered
+from experiments.studies.gradient_sources import fitting_scale, layered
+from experiments.studies.method_comparison import build_methods, chosen, known_methods
 from micro.comm import GroupComm
 from micro.density import target_count
 from micro.partition import equal_slice

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from experiments.harness.errors import UserError
-from experiments.harness.reports import write_csv
+from experiments.config.errors import UserError
+from experiments.reports.markdown import write_csv
 from micro.randomness import generator
 from micro.transforms import padded_length, to_spectrum
 

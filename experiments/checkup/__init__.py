@@ -1,1 +1,4 @@
-"""What a machine can do: checks that stand alone, a link that is measured, and what follows for sparsifying."""
+"""What ``python -m experiments.doctor`` checks: the machine, a measured link, and what follows for sparsifying.
+
+May import: config to studies. Begin reading at findings.py, then verdict.py.
+"""

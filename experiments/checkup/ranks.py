@@ -16,7 +16,7 @@ import torch.distributed as dist
 import micro
 import models
 from experiments.checkup.pair import ANSWER, MEETING, PATIENCE_S, WORLD_SIZE, Measured
-from experiments.harness.ranks import die_with_parent, leave
+from experiments.launching.rank_process import die_with_parent, leave
 from micro import kernels
 from micro.comm import GroupComm
 

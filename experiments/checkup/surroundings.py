@@ -80,7 +80,7 @@ def disks() -> Iterator[Finding]:
 def datasets() -> Iterator[Finding]:
     """Data sets that were prepared; whether their files are whole is for `data.prepare` and a run to check."""
     from data import imagenet
-    from data.archives import CATALOGUE
+    from data.catalogue import CATALOGUE
 
     folders = {name: entry.folder for name, entry in CATALOGUE.items()} | {imagenet.FOLDER: imagenet.FOLDER}
     found = [name for name, folder in folders.items() if (DATA_ROOT / folder).is_dir()]

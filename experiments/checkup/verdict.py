@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 import micro
 from experiments.checkup.findings import Finding
 from experiments.checkup.pair import WORLD_SIZE, Measured
-from micro import costs
-from micro.traces import Curve
-from micro.volumes import calls_of
+from micro.planning import costs
+from micro.planning.traces import Curve
+from micro.planning.volumes import calls_of
 
 ELEMENT_BYTES = 4
 ASSUMED = (

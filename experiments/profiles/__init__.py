@@ -1,1 +1,4 @@
-"""What ``python -m experiments.profile`` measures, one file per command."""
+"""What ``python -m experiments.profile`` measures, one file per command.
+
+May import: config to studies. Begin reading at backward.py.
+"""

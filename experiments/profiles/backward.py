@@ -21,15 +21,15 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from experiments.benchmarks.processes import Row
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig
-from experiments.harness.errors import UserError
-from experiments.harness.optimizers import build_optimizer
-from experiments.harness.seeding import seed_step
-from experiments.harness.tasks import Batch, Task, load_task
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.config.optimizers import build_optimizer
+from experiments.config.schema import TrainConfig
 from experiments.profiles.ranks import Report, Settings, device_name, serve
+from experiments.training.seeding import seed_step
+from experiments.training.tasks import Batch, Task, load_task
 from micro.comm import gather_objects
-from micro.traces import Layer, Trace
+from micro.planning.traces import Layer, Trace
 
 NAME = "backward"
 WARMUP = 3

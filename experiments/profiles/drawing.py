@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from experiments.harness.plotting import MARKERS, PALETTE, head, new_figure, plain_ticks, style
-from micro.traces import Curve
+from experiments.reports.plot_style import MARKERS, PALETTE, head, new_figure, plain_ticks, style
+from micro.planning.traces import Curve
 
 WIDTH_INCHES = 4.0
 

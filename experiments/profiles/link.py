@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks.processes import Row, slowest
-from experiments.harness.errors import UserError
-from experiments.harness.plotting import save
+from experiments.config.errors import UserError
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.ranks import Report, Settings, serve
+from experiments.reports.plot_style import save
 from micro.comm import GroupComm
-from micro.traces import OPS, Curve, LinkTable, Op
+from micro.operations import OPS, Op
+from micro.planning.traces import Curve, LinkTable
 
 NAME = "link"
 SMALLEST, LARGEST, FACTOR = 64, 64 * 2**20, 4

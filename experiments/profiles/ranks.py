@@ -13,12 +13,12 @@ import torch.distributed as dist
 from rich.console import Console
 
 from experiments.benchmarks.processes import Row
-from experiments.harness.errors import UserError
-from experiments.harness.launch import launch
-from experiments.harness.manifest import collect_manifest
-from experiments.harness.progress import watch
-from experiments.harness.ranks import RankEnvironment, die_with_parent
-from experiments.harness.records import RecordWriter, RunFolder, write_json
+from experiments.config.errors import UserError
+from experiments.launching.launch import launch
+from experiments.launching.rank_process import RankEnvironment, die_with_parent
+from experiments.runs.manifest import collect_manifest
+from experiments.runs.records import RecordWriter, RunFolder, write_json
+from experiments.tracking.progress import watch
 
 Settings = dict[str, Any]
 Report = Callable[[], None]  # says that one of settings["num_parts"] is done

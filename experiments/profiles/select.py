@@ -17,17 +17,17 @@ from rich.table import Table
 
 import micro
 from experiments.benchmarks.processes import Row, slowest
-from experiments.harness.comparing import build_methods, chosen, known_methods
-from experiments.harness.errors import UserError
-from experiments.harness.plotting import label, save
-from experiments.harness.streams import fitting_scale, layered
+from experiments.config.errors import UserError
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.ranks import Report, Settings, device_name, serve
+from experiments.reports.plot_style import label, save
+from experiments.studies.gradient_sources import fitting_scale, layered
+from experiments.studies.method_comparison import build_methods, chosen, known_methods
 from micro import kernels
 from micro.comm import GroupComm
 from micro.density import check_density
+from micro.planning.traces import Curve, SelectTable
 from micro.randomness import generator
-from micro.traces import Curve, SelectTable
 
 NAME = "select"
 WARMUP = 10  # steps in which thresholds settle

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from micro.comm import Comm, GroupComm, Traffic
 from micro.flat import Layout
-from micro.health import Policy, check_policy, mean_not_finite
 from micro.kernels.reference import first_nonfinite
+from micro.nonfinite import Policy, check_policy, mean_not_finite
 from micro.reducers.base import BucketState, Reducer
 from micro.stats import StepStats, traffic_fields
 

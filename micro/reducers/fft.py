@@ -16,8 +16,8 @@ from micro.comm import Comm
 from micro.density import Constant, Density, target_count
 from micro.feedback import Feedback, NoFeedback
 from micro.flat import Layout
-from micro.health import Policy, check_policy, report
 from micro.index_codecs import Bitmap, IndexCodec
+from micro.nonfinite import Policy, check_policy, report
 from micro.parts import as_part
 from micro.reducers.base import BucketState, Reducer
 from micro.stats import StepStats, traffic_fields

@@ -11,7 +11,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.feedback import ErrorFeedback
 from micro.flat import Layout
-from micro.health import Policy, check_policy, report
+from micro.nonfinite import Policy, check_policy, report
 from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
 from micro.stats import StepStats, traffic_fields

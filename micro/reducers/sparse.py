@@ -15,8 +15,8 @@ from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
 from micro.flat import Layout
-from micro.health import Policy, check_policy, report
 from micro.index_codecs import IndexCodec, Int32
+from micro.nonfinite import Policy, check_policy, report
 from micro.reducers.base import BucketState, Reducer
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything

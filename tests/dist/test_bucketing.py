@@ -10,13 +10,13 @@ from processes import ranks
 from test_train import run
 from torch import nn
 
-from experiments.harness.bucketing import agreed_plan, check_buckets, gradient_bytes
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig, build_model
-from experiments.harness.errors import UserError
+from experiments.training.bucketing import agreed_plan, check_buckets, gradient_bytes
+from experiments.config.compose import compose_all
+from experiments.config.schema import TrainConfig, build_model
+from experiments.config.errors import UserError
 from micro.comm import GroupComm
-from micro.schedules.base import Plan
-from micro.traces import Curve, Layer, LinkTable, SelectTable, Trace
+from micro.planning.schedules.base import Plan
+from micro.planning.traces import Curve, Layer, LinkTable, SelectTable, Trace
 
 WORDS = (
     "dataset=synthetic",

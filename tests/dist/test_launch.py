@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from experiments.harness.errors import UserError
-from experiments.harness.launch import Failure, Kind, RankFailure, launch, root_cause
-from experiments.harness.ranks import LAUNCHER_PID
+from experiments.config.errors import UserError
+from experiments.launching.launch import Failure, Kind, RankFailure, launch, root_cause
+from experiments.launching.rank_process import LAUNCHER_PID
 
 WORKERS = Path(__file__).parent / "workers"
 ENVIRONMENT = {"PYTHONPATH": str(WORKERS)}

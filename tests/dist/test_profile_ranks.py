@@ -9,7 +9,8 @@ import pytest
 
 import models
 from experiments.profile import main
-from micro.traces import OPS, Curve, LinkTable, SelectTable, Trace
+from micro.operations import OPS
+from micro.planning.traces import Curve, LinkTable, SelectTable, Trace
 
 pytestmark = pytest.mark.dist
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.records import read_records
+from experiments.runs.records import read_records
 from tests.dist.test_train import ROOT, only_run, run
 
 pytestmark = pytest.mark.dist

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.records import RunFolder
-from experiments.harness.states import State, saved_step, state_of
+from experiments.runs.records import RunFolder
+from experiments.runs.status import State, saved_step, state_of
 from tests.dist.test_train import ROOT, run
 
 pytestmark = pytest.mark.dist

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.errors import UserError
-from experiments.harness.hosts import Counter, Exit, Hosts, bits_per_s, unavailable
+from experiments.config.errors import UserError
+from experiments.launching.namespaces import Counter, Exit, Hosts, bits_per_s, unavailable
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "workers/collectives.py"
@@ -133,7 +133,7 @@ def break_down(started: list[subprocess.Popen[str]]) -> None:
 def test_a_signal_leaves_nothing_for_long(number: signal.Signals) -> None:
     """A killed process cannot tidy up: the next hosts do."""
     program = (
-        "import time\nfrom experiments.harness.hosts import Hosts\n"
+        "import time\nfrom experiments.launching.namespaces import Hosts\n"
         "with Hosts(2) as hosts:\n"
         "    print(hosts.start(0, ['sleep', '600']).pid, flush=True)\n"
         "    time.sleep(600)"

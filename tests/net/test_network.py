@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.crew import Crew
-from experiments.harness.hosts import Exit, Hosts, unavailable
-from experiments.harness.launch import RankFailure
+from experiments.launching.crew import Crew
+from experiments.launching.launch import RankFailure
+from experiments.launching.namespaces import Exit, Hosts, unavailable
 
 ROOT = Path(__file__).parents[2]
 REASON = unavailable()

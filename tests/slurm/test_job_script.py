@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.compose import compose_all
-from experiments.harness.config import from_yaml, run_name, to_yaml
-from experiments.harness.errors import UserError
-from experiments.harness.job_script import Array, arrays_of, ranges, script
-from experiments.harness.ranks import RankEnvironment, joined
-from experiments.harness.slurm import submit_array
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.config.schema import from_yaml, run_name, to_yaml
+from experiments.launching.rank_process import RankEnvironment, joined
+from experiments.sweeps.job_script import Array, arrays_of, ranges, script
+from experiments.sweeps.slurm_queue import submit_array
 
 GOLDEN = Path(__file__).parent / "golden/array.sh"
 TINY = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=4096"]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.compose import compose_all
-from experiments.harness.errors import UserError
-from experiments.harness.records import RunFolder, read_records
-from experiments.harness.run import folder_of
-from experiments.harness.slurm import in_queue, submit_array
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.runs.records import RunFolder, read_records
+from experiments.sweeps.slurm_queue import in_queue, submit_array
+from experiments.training.runner import folder_of
 from tests.slurm.site import Site, unavailable, wait_until
 
 ROOT = Path(__file__).parents[2]

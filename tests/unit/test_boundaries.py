@@ -10,6 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("micro", "models", "data", "experiments")
+LEVELS = (  # the packages of experiments/: each imports from the levels above it in this list; entry points import all
+    ("config",),
+    ("runs",),
+    ("launching", "reports"),
+    ("tracking",),
+    ("training",),
+    ("sweeps", "studies"),
+    ("profiles", "checkup"),
+    ("benchmarks",),
+)
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 OPTIONAL = ("timm", "torchvision", "transformers")  # for models/, where a function that needs one imports it
 COLLECTIVES = {
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
@@ -105,7 +116,23 @@ def may_import(module: str, name: str) -> bool:
         return is_own_or_standard(name, "models", "torch")
     if is_in(module, "data"):
         return not is_in(name, "torch.distributed", "micro", "models", "experiments", "hydra", "omegaconf", "wandb")
+    if is_in(name, "experiments"):
+        return experiments_may_import(module, name)
     return not is_in(name, "tests", "notebooks")
+
+
+def experiments_may_import(module: str, name: str) -> bool:
+    """Packages of experiments/ import from lower levels and from themselves; nothing imports an entry point."""
+    importer, imported = package_of(module), package_of(name)
+    if importer is None or name == "experiments":  # an entry point, or what ``from experiments import NAME`` names too
+        return True
+    return imported is not None and (imported == importer or LEVEL[imported] < LEVEL[importer])
+
+
+def package_of(name: str) -> str | None:
+    """Return the package of experiments/ in which a dotted name lies, None for an entry point."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in LEVEL else None
 
 
 def micro_may_import(module: str, name: str) -> bool:
@@ -113,6 +140,8 @@ def micro_may_import(module: str, name: str) -> bool:
         return module in ("micro.comm", "micro.ddp")
     if is_in(module, "micro.kernels"):
         return is_own_or_standard(name, "micro.kernels", "micro", "torch", "numpy", "numba", "llvmlite", "triton")
+    if is_in(name, "micro.planning") and not is_in(module, "micro.planning"):
+        return False
     if is_in(module, "micro.selectors") and is_in(name, "micro.exchanges"):
         return False
     if is_in(module, "micro.exchanges") and is_in(name, "micro.selectors"):
@@ -141,7 +170,7 @@ def test_every_package_is_looked_at() -> None:
         ("micro.reducers.sparse", "def late():\n    import pandas.io"),
         ("micro.reducers.sparse", "from hydra import main"),
         ("micro.stats", "import wandb"),
-        ("micro.stats", "from experiments.harness import records"),
+        ("micro.stats", "from experiments.runs import records"),
         ("micro.stats", "import models"),
         ("micro.stats", "from data import batches"),
         ("micro.stats", "import scipy"),
@@ -158,7 +187,7 @@ def test_every_package_is_looked_at() -> None:
         ("micro.ddp", "import torch\ntorch.distributed.barrier()"),
         ("micro.ddp", "from torch.distributed import all_gather"),
         ("micro.ddp", "import torch.distributed as dist\ndist.barrier()"),
-        ("experiments.harness.run", "import torch.distributed as dist\ndist.all_reduce(x)"),
+        ("experiments.training.runner", "import torch.distributed as dist\ndist.all_reduce(x)"),
         ("models.mlp", "import torchvision"),
         ("models.mlp", "import timm\ndef late():\n    import timm"),
         ("models.mlp", "if True:\n    from transformers import BertConfig"),
@@ -168,8 +197,15 @@ def test_every_package_is_looked_at() -> None:
         ("data.batches", "import torch.distributed"),
         ("data.batches", "from torch import distributed"),
         ("data.batches", "import micro"),
-        ("data.batches", "from experiments.harness.errors import UserError"),
+        ("data.batches", "from experiments.config.errors import UserError"),
         ("experiments.train", "from tests.sparsifiers import TABLE"),
+        ("experiments.config.schema", "from experiments.runs import records"),
+        ("experiments.launching.launch", "from experiments.reports.tables import markdown"),
+        ("experiments.runs.status", "def late():\n    from experiments.tracking import progress"),
+        ("experiments.sweeps.local_sweep", "from experiments import train"),
+        ("experiments.studies.networks", "import experiments.sweeps.slurm_queue"),
+        ("micro.comm", "from micro.planning.traces import LinkTable"),
+        ("micro", "from micro.planning import costs"),
     ],
 )
 def test_a_planted_crossing_is_caught(module: str, source: str) -> None:
@@ -191,7 +227,13 @@ def test_a_planted_crossing_is_caught(module: str, source: str) -> None:
         ("models.mlp", "from torch import nn\nfrom models.registry import build"),
         ("models.mlp", "class A:\n    def late(self):\n        from transformers import BertConfig"),
         ("data.digits", "import numpy, sklearn.datasets, torch"),
-        ("experiments.harness.worker", "import hydra, torch.distributed as dist\ndist.init_process_group('gloo')"),
+        (
+            "experiments.studies.networks",
+            "from experiments.config import errors\nfrom experiments.studies import papers",
+        ),
+        ("experiments.reproduce", "from experiments import sweep"),
+        ("micro.planning.volumes", "from micro.exchanges.oktopk import Oktopk"),
+        ("experiments.training.rank_main", "import hydra, torch.distributed as dist\ndist.init_process_group('gloo')"),
     ],
 )
 def test_what_is_allowed_is_not_caught(module: str, source: str) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.harness.checkpoints import (
+from experiments.config.errors import UserError
+from experiments.runs.checkpoints import (
     Checkpoint,
     Checkpoints,
     PartDigest,
     TornCheckpoint,
     open_checkpoint,
 )
-from experiments.harness.errors import UserError
 
 WORLD_SIZE = 2
 

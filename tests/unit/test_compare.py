@@ -15,14 +15,14 @@ from rich.console import Console
 import micro
 from experiments import compare
 from experiments.benchmarks import select, transform
-from experiments.harness import drawing_compare as drawing
-from experiments.harness.comparing import build_methods, known_methods, trial
-from experiments.harness.equal_bytes import match_bytes
-from experiments.harness.errors import UserError
-from experiments.harness.labelling import front
-from experiments.harness.plotting import LOOKS, label
-from experiments.harness.recorded import Training, record, training_config
-from experiments.harness.streams import SHAPES, TITLES, Gradients, layered, synthetic
+from experiments.config.errors import UserError
+from experiments.reports.label_placement import front
+from experiments.reports.plot_style import LOOKS, label
+from experiments.studies import comparison_figures as drawing
+from experiments.studies.equal_bytes import match_bytes
+from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic
+from experiments.studies.method_comparison import build_methods, known_methods, trial
+from experiments.studies.recorded_gradients import Training, record, training_config
 
 N, NUMEL, STEPS, DENSITY = 4, 500, 5, 0.1
 

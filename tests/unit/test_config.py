@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hydra import initialize_config_dir
 
-from experiments.harness.compose import CONF, compose_all, compose_checked, expand
-from experiments.harness.config import build_reducer, from_yaml, run_name, to_yaml
-from experiments.harness.errors import UserError
+from experiments.config.compose import CONF, compose_all, compose_checked, expand
+from experiments.config.errors import UserError
+from experiments.config.schema import build_reducer, from_yaml, run_name, to_yaml
 from experiments.sweep import jobs, studies
 
 

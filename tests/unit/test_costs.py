@@ -6,8 +6,20 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from micro.costs import Affine, Best, Flat, Hierarchical, Link, Network, best_of, gather_part, reduce_part, scaled
-from micro.traces import OPS, LinkTable, Op
+from micro.operations import OPS, Op
+from micro.planning.costs import (
+    Affine,
+    Best,
+    Flat,
+    Hierarchical,
+    Link,
+    Network,
+    best_of,
+    gather_part,
+    reduce_part,
+    scaled,
+)
+from micro.planning.traces import LinkTable
 
 LINK = Link(3e-5, 2e-9, 5e-10)
 ALGORITHMS = ("ring", "halving_doubling", "double_tree", "binary_tree", "recursive_doubling")

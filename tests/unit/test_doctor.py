@@ -17,7 +17,7 @@ from experiments.checkup.pair import Measured, Pair
 from experiments.checkup.rendering import show_plain, to_json
 from experiments.checkup.surroundings import datasets, disks, slurm, wandb
 from experiments.checkup.verdict import asked_links, in_words, judge, measured_link
-from micro import costs
+from micro.planning import costs
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef" * 2

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import micro
-from experiments.harness.loop import step_row
-from experiments.harness.teams import Reduced
+from experiments.training.loop import step_row
+from experiments.training.workers import Reduced
 from micro.codecs.range_float import RangeFloat
 from micro.density import Accordion
 from micro.index_codecs import Packed

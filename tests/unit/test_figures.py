@@ -18,11 +18,11 @@ import yaml
 from rich.console import Console
 
 from experiments import figures
-from experiments.harness import frames, tables
-from experiments.harness.drawing import draw_convergence, draw_methods, draw_rules
-from experiments.harness.errors import UserError
-from experiments.harness.metrics import METRICS, in_words, metric_of
-from experiments.harness.plotting import LOOKS, look, save, style
+from experiments.config.errors import UserError
+from experiments.reports import frames, tables
+from experiments.reports.figures import draw_convergence, draw_methods, draw_rules
+from experiments.reports.measures import METRICS, in_words, metric_of
+from experiments.reports.plot_style import LOOKS, look, save, style
 
 Row = dict[str, Any]
 NUMEL = 270_000

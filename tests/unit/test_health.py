@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import micro
-from micro.health import check_policy, mean_not_finite, report
 from micro.kernels.reference import first_nonfinite
+from micro.nonfinite import check_policy, mean_not_finite, report
 from micro.simulate import SimulatedGroup
 
 LAYOUT = micro.Layout(("a", "b"), ((4,), (6,)))

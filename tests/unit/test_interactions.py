@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.heldout import leave_one_out
+from data.interaction_batches import EvalUsers, PairBatches, ranking_sums
 from data.latent import Latent
+from data.leave_one_out import leave_one_out
 from data.movielens import Movielens1m, Movielens20m, Movielens100k
-from data.pairs import EvalUsers, PairBatches, ranking_sums
+from data.negative_sampling import Untaken
 from data.source import Interactions
-from data.untaken import Untaken
 
 SETS = {"movielens100k": Movielens100k, "movielens1m": Movielens1m, "movielens20m": Movielens20m}
 TINY = Latent(num_users=30, num_items=40, num_taken=6, num_negatives=12)

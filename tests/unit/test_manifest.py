@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.harness.manifest import collect_manifest, git_state
+from experiments.runs.manifest import collect_manifest, git_state
 
 NOTHING = {"revision": None, "dirty": None, "diff_sha256": None}
 

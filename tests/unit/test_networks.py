@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.errors import UserError
-from experiments.harness.networks import Nodes, known_networks, load_network
-from micro.costs import Flat, Link
-from micro.traces import OPS, Op
+from experiments.config.errors import UserError
+from experiments.studies.networks import Nodes, known_networks, load_network
+from micro.planning.costs import Flat, Link
+from micro.planning.traces import OPS, Op
 
 NEEDED = {"rate_bps": 1e9, "alpha_s": 5e-5}
 GOOD = "name: x\ninterconnect: y\nsource: z\n"

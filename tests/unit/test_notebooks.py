@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.papers import papers
+from experiments.studies.paper_studies import papers
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")

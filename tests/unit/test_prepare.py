@@ -22,7 +22,7 @@ import torch
 
 import data
 from data import convert, prepare, unpack
-from data.archives import CATALOGUE, Archive, Entry, File
+from data.catalogue import CATALOGUE, Archive, Entry, File
 from data.fetch import ATTEMPTS, fetch
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.harness import progress
-from experiments.harness.progress import LastRow, Snapshot, SweepProgress, watch
-from experiments.harness.records import RecordWriter
+from experiments.runs.records import RecordWriter
+from experiments.tracking import progress
+from experiments.tracking.progress import LastRow, Snapshot, SweepProgress, watch
 
 
 class Terminal(io.StringIO):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.errors import UserError
-from experiments.harness.ranks import RankEnvironment, first_host, is_lost_peer, joined, recorded_errors
+from experiments.config.errors import UserError
+from experiments.launching.rank_process import RankEnvironment, first_host, is_lost_peer, joined, recorded_errors
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}
 SRUN = {

@@ -10,9 +10,9 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 import data
-from experiments.harness.compose import CONF, compose_checked
-from experiments.harness.config import TrainConfig, build_model, typed
-from experiments.harness.errors import UserError
+from experiments.config.compose import CONF, compose_checked
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, build_model, typed
 
 STUDIES = {"cifar10_small", "cifar10_resnet20", "digits"}  # of no paper: they have one form
 RECIPES = sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - STUDIES)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from experiments.harness.errors import UserError
-from experiments.harness.records import RecordError, RecordWriter, RunFolder, read_records, write_atomic, write_json
+from experiments.config.errors import UserError
+from experiments.runs.records import RecordError, RecordWriter, RunFolder, read_records, write_atomic, write_json
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -99,7 +99,7 @@ def test_a_row_that_fits_in_part_is_taken_back(file: Path) -> None:
     program = """
 import resource, signal, sys
 from pathlib import Path
-from experiments.harness.records import RecordError, RecordWriter
+from experiments.runs.records import RecordError, RecordWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = RecordWriter(Path(sys.argv[1]))
 writer.append({"step": 0})
@@ -153,7 +153,7 @@ def test_only_one_process_owns_a_folder(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from experiments.harness.records import RunFolder
+from experiments.runs.records import RunFolder
 with RunFolder(Path(sys.argv[1])).claim():
     print("mine", flush=True)
     sys.stdin.read()

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from experiments import figures, reproduce, sweep
-from experiments.harness import papers
-from experiments.harness.compose import compose_all
-from experiments.harness.config import SCALES
-from experiments.harness.errors import UserError
-from experiments.harness.page import write_page
-from experiments.harness.papers import Paper, Part, load_paper
-from experiments.harness.run import execute
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.config.schema import SCALES
+from experiments.reports.html_page import write_page
+from experiments.studies import paper_studies as papers
+from experiments.studies.paper_studies import Paper, Part, load_paper
+from experiments.training.runner import execute
 
 TINY = """\
 name: Tiny <b>

@@ -12,13 +12,13 @@ import torch
 from torch.distributed import _compute_bucket_assignment_by_size
 
 from micro.parts import build, known
-from micro.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, timeline
-from micro.schedules.dear import Dear, used_s
-from micro.schedules.exact import Exact
-from micro.schedules.mgwfbp import MgWfbp
-from micro.schedules.omgs import Omgs
-from micro.schedules.sparse_exact import Search, SparseExact
-from micro.traces import Curve, Layer, Trace
+from micro.planning.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, timeline
+from micro.planning.schedules.dear import Dear, used_s
+from micro.planning.schedules.exact import Exact
+from micro.planning.schedules.mgwfbp import MgWfbp
+from micro.planning.schedules.omgs import Omgs
+from micro.planning.schedules.sparse_exact import Search, SparseExact
+from micro.planning.traces import Curve, Layer, Trace
 
 MIB = 2**20
 ALL = sorted(known(Schedule))

@@ -10,12 +10,12 @@ import pytest
 
 import micro
 from experiments import simulate
-from experiments.harness import simulating
-from experiments.harness.planning import problem_of
-from experiments.harness.simulating import Formula, Methods, Published, Way
-from micro.costs import Flat, Link
-from micro.traces import Curve, Layer, LinkTable, SelectTable, Trace
-from micro.volumes import calls_of
+from experiments.studies import simulated_steps as simulating
+from experiments.studies.simulated_steps import Formula, Methods, Published, Way
+from experiments.training.schedule_problem import problem_of
+from micro.planning.costs import Flat, Link
+from micro.planning.traces import Curve, Layer, LinkTable, SelectTable, Trace
+from micro.planning.volumes import calls_of
 
 LINK = Link(1e-3, 2e-9)
 WAYS = [Way("dense", name) for name in ("layerwise", "single", "mgwfbp", "exact")]

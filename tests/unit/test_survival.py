@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import micro
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig, run_name, to_yaml
-from experiments.harness.errors import UserError
-from experiments.harness.loop import Trainer
-from experiments.harness.ranks import stop_signals
-from experiments.harness.records import RunFolder, read_records
-from experiments.harness.tasks import load_task
-from experiments.harness.teams import SimulatedTeam
-from experiments.harness.weights import weights_digest
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, run_name, to_yaml
+from experiments.launching.rank_process import stop_signals
+from experiments.runs.records import RunFolder, read_records
+from experiments.runs.weights import weights_digest
+from experiments.training.loop import Trainer
+from experiments.training.tasks import load_task
+from experiments.training.workers import SimulatedTeam
 from micro.resizing import average
 
 CPU = torch.device("cpu")

@@ -11,18 +11,18 @@ import pytest
 from rich.console import Console
 
 from experiments import sweep
-from experiments.harness import sweeping
-from experiments.harness.board import Board
-from experiments.harness.cleaning import removable, remove
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig, to_yaml
-from experiments.harness.errors import UserError
-from experiments.harness.overview import plan_table, status_table
-from experiments.harness.records import RunFolder
-from experiments.harness.rerunning import compare, differences, find_run, free_folder, saved_config
-from experiments.harness.run import folder_of
-from experiments.harness.states import State, is_held, log_of, state_of, told
-from experiments.harness.sweeping import Outcome, num_at_once
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, to_yaml
+from experiments.runs.cleaning import removable, remove
+from experiments.runs.records import RunFolder
+from experiments.runs.rerun import compare, differences, find_run, free_folder, saved_config
+from experiments.runs.status import State, is_held, log_of, state_of, told
+from experiments.sweeps import local_sweep as sweeping
+from experiments.sweeps.live_table import Board
+from experiments.sweeps.local_sweep import Outcome, num_at_once
+from experiments.sweeps.summaries import plan_table, status_table
+from experiments.training.runner import folder_of
 
 WORDS = ["model=mlp", "dataset=synthetic", "cluster=simulated", "cluster.world_size=2"]
 
@@ -296,8 +296,8 @@ def test_the_board_tells_of_each_run_and_of_all(
     tmp_path: Path, kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("experiments.harness.board._REDRAW_S", 0.0)
-    monkeypatch.setattr("experiments.harness.board._LINES_EVERY_S", 0.0)
+    monkeypatch.setattr("experiments.sweeps.live_table._REDRAW_S", 0.0)
+    monkeypatch.setattr("experiments.sweeps.live_table._LINES_EVERY_S", 0.0)
     console = Console(file=kind(), width=120)
     make(tmp_path / "one", {"steps.jsonl": '{"step": 2, "loss": 1.5}\n', "epochs.jsonl": '{"accuracy": 0.25}\n'})
     with Board(console, total=5, done=1, num_at_once=2) as board:

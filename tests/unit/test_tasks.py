@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import data
-from experiments.harness.tasks import Task, load_task, steps_per_epoch
+from experiments.training.tasks import Task, load_task, steps_per_epoch
 from tests.unit.test_survival import IMAGES, configured
 
 CPU = torch.device("cpu")

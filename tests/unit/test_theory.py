@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.theory import (
+from micro.planning.theory import (
     bound_holds,
     is_below_line,
     is_convex,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from micro.schedules.base import Plan
-from micro.traces import BadFile, Curve, Document, Layer, LinkTable, SelectTable, Trace
+from micro.planning.schedules.base import Plan
+from micro.planning.traces import BadFile, Curve, Document, Layer, LinkTable, SelectTable, Trace
 
 TRACE = Trace(
     model="net",

@@ -20,14 +20,14 @@ pytest.importorskip("wandb")
 import wandb
 
 from experiments import figures, track
-from experiments.harness.compose import compose_all
-from experiments.harness.config import TrainConfig, run_name
-from experiments.harness.errors import UserError
-from experiments.harness.frames import Frames
-from experiments.harness.records import RunFolder
-from experiments.harness.run import execute, folder_of
-from experiments.harness.sources import from_folders, from_wandb_files, from_wandb_server, read
-from experiments.harness.tracking import TrackingConfig, group_of, mirror, mirrored
+from experiments.config.compose import compose_all
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, run_name
+from experiments.reports.frames import Frames
+from experiments.runs.records import RunFolder
+from experiments.tracking.sources import from_folders, from_wandb_files, from_wandb_server, read
+from experiments.tracking.wandb_mirror import TrackingConfig, group_of, mirror, mirrored
+from experiments.training.runner import execute, folder_of
 from tests.wandb_server import WandbServer, serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -142,7 +142,7 @@ def test_a_killed_mirror_does_not_hurt_the_run(tmp_path: Path, capsys: pytest.Ca
 
     @contextmanager
     def killer(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
-        (mirror_pid,) = children_of(os.getpid(), "experiments.harness.tracking")
+        (mirror_pid,) = children_of(os.getpid(), "experiments.tracking.wandb_mirror")
         os.kill(mirror_pid, signal.SIGKILL)
         yield
 

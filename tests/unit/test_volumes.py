@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import micro
-from experiments.harness.comparing import build_methods, known_methods
-from experiments.harness.streams import fitting_scale, layered
+from experiments.studies.gradient_sources import fitting_scale, layered
+from experiments.studies.method_comparison import build_methods, known_methods
 from micro.exchanges.in_pieces import InPieces
 from micro.flat import Layout
+from micro.planning.volumes import Calls, calls_of
 from micro.randomness import generator
 from micro.selectors.per_tensor import PerTensor
-from micro.volumes import Calls, calls_of
 
 NUMEL, DENSITY, NUM_STEPS = 4608, 0.04, 11  # 8 matrices of 24 x 24
 LAYOUT = layered(NUMEL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from experiments.harness.ranks import recorded_errors
+from experiments.launching.rank_process import recorded_errors
 
 
 def end(job: str) -> None:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from experiments.harness.launch import launch
+from experiments.launching.launch import launch
 
 for number in range(3):
     run_dir = Path(sys.argv[1]) / str(number)

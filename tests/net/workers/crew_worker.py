@@ -6,7 +6,7 @@ import signal
 import torch
 import torch.distributed as dist
 
-from experiments.harness.crew import serve
+from experiments.launching.crew import serve
 from micro.comm import GroupComm
 
 

@@ -1,0 +1,181 @@
+"""Batches of users and items: pairs that were taken, and for each some that were not."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from data.negative_sampling import Untaken
+from data.seeding import generator
+from data.sharding import check_ranks, dealt, share_of
+from data.source import Interactions
+
+
+class PairBatches:
+    """One rank's share of the positive pairs, shuffled anew in every epoch, each followed by its negatives.
+
+    All ranks shuffle the positives by (seed, epoch) alike and take disjoint shares of equal size, so each rank's batch
+    holds positives and negatives 1:negatives. Together the ranks' positives of one step are the next ones of the
+    shuffled order, whatever the world size; the tail that fills no such step is left out of that epoch. Negatives are
+    drawn from (seed, epoch, rank, step), uniformly and with replacement, among the items that the user did not take in
+    training. The held-out item is one of those, since training cannot know it.
+
+    Args:
+        content: kept, never modified.
+        batch_size: pairs per rank and step, positives and negatives together.
+        negatives: negatives per positive.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        seed: the run's seed.
+        device: where batches are wanted; None leaves them where content is.
+
+    Raises:
+        ValueError: a setting is out of range, there are too few pairs for one step, or a user took every item.
+
+    Source: He et al., Neural Collaborative Filtering, WWW 2017, arXiv 1708.05031, sections 3.1 and 4.1. Differences
+    from public code that joins positives and negatives and cuts the whole into contiguous shares: there the first ranks
+    hold all positives.
+    """
+
+    def __init__(
+        self,
+        content: Interactions,
+        *,
+        batch_size: int,
+        negatives: int = 4,
+        rank: int,
+        world_size: int,
+        seed: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_ranks(rank, world_size)
+        if negatives < 0:
+            raise ValueError(f"negatives must be at least 0, got {negatives}")
+        positives, rest = divmod(batch_size, negatives + 1)
+        if rest or positives < 1:
+            fitting = (max(positives, 0) + 1) * (negatives + 1)
+            raise ValueError(
+                f"batch_size must be a multiple of negatives + 1 = {negatives + 1}, got {batch_size}: take {fitting}"
+            )
+        if len(content.users) < world_size * positives:
+            raise ValueError(
+                f"world_size * batch_size must be at most {len(content.users)} positive pairs with {negatives} "
+                f"negatives each = {len(content.users) * (negatives + 1)}, got {world_size} * {batch_size}"
+            )
+        self._users, self._items = content.users.to(device), content.items.to(device)
+        sizes = {"num_users": content.num_users, "num_items": content.num_items}
+        self._untaken = Untaken(self._users, self._items, **sizes)
+        if negatives and not self._untaken.counts.all():
+            user = int(self._untaken.counts.argmin())
+            raise ValueError(f"every user must leave an item for negatives, user {user} took all {content.num_items}")
+        self._positives, self._negatives = positives, negatives
+        self._rank, self._world_size, self._seed = rank, world_size, seed
+
+    @property
+    def num_batches(self) -> int:
+        """Steps in an epoch, equal on all ranks."""
+        return len(self._users) // (self._world_size * self._positives)
+
+    def indices(self, epoch: int) -> Tensor:
+        """Return the positive pairs of this rank in an epoch: (num_batches, positives) int32 on the CPU."""
+        order = torch.randperm(len(self._users), generator=generator(self._seed, epoch), dtype=torch.int32)
+        share = dealt(order, self._positives, self._rank, self._world_size)
+        return share.clone()  # without the other ranks' shares
+
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield (batch_size,) int64 users, int64 items and float32 labels, 1 for a pair that was taken, else 0.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+        """
+        labels = torch.zeros(self._positives, self._negatives + 1, device=self._users.device)
+        labels[:, 0] = 1
+        for step, chosen in enumerate(self.indices(epoch)[start:], start):
+            users, items = self._step(chosen.to(self._users.device), generator(self._seed, epoch, self._rank, step))
+            yield users, items, labels.flatten().clone()
+
+    def _step(self, chosen: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        users, taken = self._users[chosen].long(), self._items[chosen].long()
+        left = self._untaken.draw(users, self._negatives, random)
+        return users.repeat_interleave(self._negatives + 1), torch.cat([taken.unsqueeze(1), left], dim=1).flatten()
+
+
+class EvalUsers:
+    """One rank's share of the users with a held-out item, in order, without overlap and without one left out.
+
+    Shares differ by at most one user, so ranks may have different numbers of batches, even none: sum `ranking_sums`
+    over the ranks after the loop, never inside it.
+
+    Args:
+        content: kept, never modified.
+        batch_size_users: users per batch; the last one may be smaller.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        device: where batches are wanted; None leaves them where content is.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        content: Interactions,
+        *,
+        batch_size_users: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_ranks(rank, world_size)
+        if batch_size_users < 1:
+            raise ValueError(f"batch_size_users must be at least 1, got {batch_size_users}")
+        tested = (content.test_items >= 0).nonzero().squeeze(1)
+        share = tested[share_of(len(tested), rank, world_size)]
+        ranked = torch.cat([content.test_items[share].unsqueeze(1), content.test_negatives[share]], dim=1)
+        self._users, self._items, self._batch_size = share.to(device), ranked.to(device), batch_size_users
+
+    @property
+    def num_samples(self) -> int:
+        """Users of this rank; over the ranks they sum to the users with a held-out item."""
+        return len(self._users)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of this rank; ranks may differ."""
+        return -(-self.num_samples // self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (at most batch_size_users, 1 + num_negatives) int64 users and items, the held-out item first."""
+        for start in range(0, self.num_samples, self._batch_size):
+            items = self._items[start : start + self._batch_size].long()
+            users = self._users[start : start + self._batch_size]
+            yield users.unsqueeze(1).repeat(1, items.shape[1]), items
+
+
+def ranking_sums(scores: Tensor, top: int = 10) -> Tensor:
+    """Return what the hit ratio and NDCG are made of, so that it can be summed over batches and ranks.
+
+    An item that scores the same as the held-out one is ranked before it, and so is one that scores NaN: a model that
+    scores all alike gets nothing as long as there are top negatives. A held-out item that scores NaN is a miss.
+
+    Args:
+        scores: (users, 1 + num_negatives), the held-out item first. Not modified.
+        top: length of the list in which the held-out item is looked for.
+    Returns:
+        (3,) float64: users whose held-out item is in the list, the sum of 1 / log2(2 + its place from 0) over these,
+        and users. The first two over the third are HR@top and NDCG@top.
+    Raises:
+        ValueError: scores are not of that shape, or top is less than 1.
+
+    Source: He et al., WWW 2017, arXiv 1708.05031, section 4.1.
+    """
+    if scores.ndim != 2 or scores.shape[1] < 1:
+        raise ValueError(f"scores must be (users, 1 + num_negatives), got {tuple(scores.shape)}")
+    if top < 1:
+        raise ValueError(f"top must be at least 1, got {top}")
+    held_out = scores[:, :1]
+    place = (~(scores[:, 1:] < held_out)).sum(dim=1)  # not >=, which is false for NaN
+    hit = ((place < top) & ~held_out.squeeze(1).isnan()).double()
+    gain = hit / (place.double() + 2).log2()
+    return torch.stack([hit.sum(), gain.sum(), torch.ones_like(hit).sum()])

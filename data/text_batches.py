@@ -1,0 +1,316 @@
+"""Batches of text, cut so that ranks neither overlap nor wait for each other."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from data.seeding import generator
+from data.sharding import check_ranks, dealt, share_of
+
+NUM_COLUMNS = 32  # of the test text, whatever the world size
+
+NOT_ASKED = -100  # the target of a place that counts for nothing, as torch's cross_entropy has it
+ASKED = 0.15  # of the places
+HIDDEN = 0.8  # of the places asked: the mask stands there
+RANDOM = 0.1  # of the places asked: some word stands there; in the others the right one
+EVAL_SEED = 15  # not the run's seed: runs that differ in seed are measured on the same masks
+
+
+class TextBatches:
+    """One rank's share of a text, to be read on from batch to batch.
+
+    The text is cut into world_size * batch_size columns of equal length, each of them contiguous; a rank has batch_size
+    neighbouring ones. Batch i of an epoch goes on in every column where batch i - 1 stopped, so that a recurrent model
+    may carry its state along. Nothing is random: all epochs are equal, and the ranks' batches of one step together
+    follow from world_size * batch_size alone. Left out are fewer than world_size * batch_size words at the end of the
+    text, and fewer than sequence_length + 1 at the end of each column.
+
+    Args:
+        tokens: (num,) int64 words in the order of the text; not modified.
+        batch_size: columns per rank.
+        sequence_length: words per column and batch.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        device: where batches are wanted; None leaves them with the tokens.
+
+    Raises:
+        ValueError: a setting is out of range, or there are too few words for one step.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        batch_size: int,
+        sequence_length: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        _check(tokens, rank, world_size, batch_size=batch_size, sequence_length=sequence_length)
+        columns = world_size * batch_size
+        _enough(tokens, columns * (sequence_length + 1), "world_size * batch_size * (sequence_length + 1)")
+        share = slice(rank * batch_size, (rank + 1) * batch_size)
+        self._columns = _in_columns(tokens, columns)[share].to(device or tokens.device)
+        self._sequence_length = sequence_length
+
+    @property
+    def num_batches(self) -> int:
+        """Steps in an epoch, equal on all ranks."""
+        return (self._columns.shape[1] - 1) // self._sequence_length
+
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (batch_size, sequence_length) int64 inputs, and as targets the words one place further on.
+
+        Args:
+            epoch: number of the epoch; it does not matter.
+            start: batches to leave out at the beginning.
+        """
+        for batch in range(start, self.num_batches):
+            yield _window(self._columns, batch * self._sequence_length, self._sequence_length)
+
+
+class EvalColumns:
+    """One rank's share of the test text, to be read on from batch to batch.
+
+    The text is cut into a fixed number of contiguous columns, of which each rank takes neighbouring ones: the words
+    asked and what comes before them are the same at every world size, so that sums over the ranks are as well. Shares
+    differ by at most one column, and with more ranks than columns some have nothing: sum losses and counts over the
+    ranks after the loop, never inside it. Left out are fewer than num_columns words at the end of the text; the first
+    word of a column is never asked.
+
+    Args:
+        tokens: (num,) int64 words in the order of the text; not modified.
+        num_columns: columns over all ranks.
+        sequence_length: words per column and batch; the last batch is shorter where they do not fit.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        device: where batches are wanted; None leaves them with the tokens.
+
+    Raises:
+        ValueError: a setting is out of range, or there are fewer than two words for each column.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        num_columns: int = NUM_COLUMNS,
+        sequence_length: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        _check(tokens, rank, world_size, num_columns=num_columns, sequence_length=sequence_length)
+        _enough(tokens, 2 * num_columns, "2 * num_columns")
+        share = share_of(num_columns, rank, world_size)
+        self._columns = _in_columns(tokens, num_columns)[share].to(device or tokens.device)
+        self._sequence_length = sequence_length
+
+    @property
+    def num_samples(self) -> int:
+        """Words asked of this rank."""
+        columns, length = self._columns.shape
+        return columns * (length - 1)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of this rank: 0 if it has nothing."""
+        return _ceil(self._columns.shape[1] - 1, self._sequence_length) if self.num_samples else 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (columns, at most sequence_length) int64 inputs, and as targets the words one place further on."""
+        for batch in range(self.num_batches):
+            yield _window(self._columns, batch * self._sequence_length, self._sequence_length)
+
+
+class MaskedBatches:
+    """One rank's share of a text, in shuffled segments with words to be guessed.
+
+    The text is cut into segments of sequence_length words. In every epoch all ranks shuffle them by (seed, epoch) alike
+    and take disjoint shares of equal size; the tail that fills no step, fewer than world_size * batch_size segments, is
+    left out of that epoch. In each segment 15 % of the places, rounded but at least one, are drawn from
+    (seed, epoch, rank) and asked; of these the mask hides 80 %, a random word replaces 10 %, and 10 % stay as they are.
+
+    Args:
+        tokens: (num,) int64 words in the order of the text; not modified.
+        num_words: random words are drawn from 0..num_words - 1.
+        mask_word: the word that stands for a hidden one.
+        batch_size: segments per rank and step.
+        sequence_length: words of a segment.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        seed: the run's seed.
+        device: where batches are wanted; None leaves them with the tokens.
+
+    Raises:
+        ValueError: a setting is out of range, or there are too few words for one step.
+
+    Source: Devlin, Chang, Lee & Toutanova, BERT, NAACL 2019, arXiv 1810.04805, section 3.1; the count per segment is
+    that of the authors' create_pretraining_data.py. Differences: segments are cut from the running text, without pairs
+    of sentences and their special words, and masks are drawn anew in every epoch.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        num_words: int,
+        mask_word: int,
+        batch_size: int,
+        sequence_length: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        _check(tokens, rank, world_size, batch_size=batch_size, sequence_length=sequence_length)
+        _check_words(tokens, num_words, mask_word)
+        _enough(tokens, world_size * batch_size * sequence_length, "world_size * batch_size * sequence_length")
+        self._segments = _in_segments(tokens, sequence_length)
+        self._num_words, self._mask_word = num_words, mask_word
+        self._batch_size, self._rank, self._world_size, self._seed = batch_size, rank, world_size, seed
+        self._device = device or tokens.device
+
+    @property
+    def num_batches(self) -> int:
+        """Steps in an epoch, equal on all ranks."""
+        return len(self._segments) // (self._world_size * self._batch_size)
+
+    def indices(self, epoch: int) -> Tensor:
+        """Return the segments of this rank in an epoch: (num_batches, batch_size) int64 on the CPU."""
+        order = torch.randperm(len(self._segments), generator=generator(self._seed, epoch))
+        return dealt(order, self._batch_size, self._rank, self._world_size)
+
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (batch_size, sequence_length) int64 inputs, and targets that are -100 where nothing is asked.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+        """
+        segments = self._segments[self.indices(epoch).flatten()]
+        random = generator(self._seed, epoch, self._rank)
+        inputs, targets = _masked(segments, self._num_words, self._mask_word, random)
+        shape = (self.num_batches, self._batch_size, -1)
+        batches = (part.view(shape)[start:].to(self._device) for part in (inputs, targets))
+        yield from zip(*batches, strict=True)
+
+
+class EvalMasked:
+    """One rank's share of the test text in order, in segments with words to be guessed.
+
+    Segments and masks are the same in every run and at every world size, so that sums over the ranks are as well.
+    Shares differ by at most one segment, so ranks may have different numbers of batches, even none: sum losses and
+    counts over the ranks after the loop, never inside it. Left out are fewer than sequence_length words at the end of
+    the text.
+
+    Args:
+        tokens: (num,) int64 words in the order of the text; not modified.
+        num_words: random words are drawn from 0..num_words - 1.
+        mask_word: the word that stands for a hidden one.
+        batch_size: segments per batch; the last one may have fewer.
+        sequence_length: words of a segment.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        device: where batches are wanted; None leaves them with the tokens.
+
+    Raises:
+        ValueError: a setting is out of range, or the text is shorter than one segment.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        num_words: int,
+        mask_word: int,
+        batch_size: int = NUM_COLUMNS,
+        sequence_length: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        _check(tokens, rank, world_size, batch_size=batch_size, sequence_length=sequence_length)
+        _check_words(tokens, num_words, mask_word)
+        _enough(tokens, sequence_length, "sequence_length")
+        segments = _in_segments(tokens, sequence_length)
+        masked = _masked(segments, num_words, mask_word, generator(EVAL_SEED))
+        share = share_of(len(segments), rank, world_size)
+        self._inputs, self._targets = (part[share].to(device or tokens.device) for part in masked)
+        self._batch_size = batch_size
+
+    @property
+    def num_samples(self) -> int:
+        """Words asked of this rank."""
+        segments, length = self._targets.shape
+        return segments * _num_asked(length)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of this rank; ranks may differ."""
+        return _ceil(len(self._inputs), self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (at most batch_size, sequence_length) int64 inputs, and targets, -100 where nothing is asked."""
+        for start in range(0, len(self._inputs), self._batch_size):
+            chosen = slice(start, start + self._batch_size)
+            yield self._inputs[chosen], self._targets[chosen]
+
+
+def _masked(segments: Tensor, num_words: int, mask_word: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of (num, length) segments, both (num, length) int64; all on the CPU."""
+    order = torch.rand(segments.shape, generator=random).argsort(dim=1, stable=True)
+    places = order[:, : _num_asked(segments.shape[1])]
+    asked = segments.gather(1, places)
+    targets = torch.full_like(segments, NOT_ASKED).scatter_(1, places, asked)
+    fate = torch.rand(asked.shape, generator=random)
+    words = torch.randint(num_words, asked.shape, generator=random)
+    shown = torch.where(fate < HIDDEN, mask_word, torch.where(fate < HIDDEN + RANDOM, words, asked))
+    return segments.scatter(1, places, shown), targets
+
+
+def _num_asked(sequence_length: int) -> int:
+    return max(1, round(ASKED * sequence_length))
+
+
+def _in_columns(tokens: Tensor, columns: int) -> Tensor:
+    length = len(tokens) // columns
+    return tokens[: columns * length].view(columns, length)
+
+
+def _in_segments(tokens: Tensor, length: int) -> Tensor:
+    """Return (num, length) segments on the CPU, where masks are drawn."""
+    num = len(tokens) // length
+    return tokens[: num * length].view(num, length).cpu()
+
+
+def _window(columns: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
+    stop = min(start + length, columns.shape[1] - 1)
+    return columns[:, start:stop].contiguous(), columns[:, start + 1 : stop + 1].contiguous()
+
+
+def _ceil(num: int, size: int) -> int:
+    return -(-num // size)
+
+
+def _check(tokens: Tensor, rank: int, world_size: int, **sizes: int) -> None:
+    if tokens.ndim != 1 or tokens.dtype != torch.int64:
+        raise ValueError(f"tokens must be (num,) int64, got {tuple(tokens.shape)} {tokens.dtype}")
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_ranks(rank, world_size)
+
+
+def _check_words(tokens: Tensor, num_words: int, mask_word: int) -> None:
+    if not 0 <= mask_word < num_words:
+        raise ValueError(f"mask_word must be in 0..{num_words - 1}, got {mask_word}")
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < num_words:
+        raise ValueError(f"tokens must be in 0..{num_words - 1}, got {tokens.min()}..{tokens.max()}")
+
+
+def _enough(tokens: Tensor, needed: int, what: str) -> None:
+    if len(tokens) < needed:
+        raise ValueError(f"{what} must be at most the {len(tokens)} words of the text, got {needed}")

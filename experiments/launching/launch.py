@@ -1,0 +1,378 @@
+"""Start the ranks of a run on this node, watch over them, and say in one line why they failed.
+
+torch's elastic agent starts and supervises the processes. What it leaves to its user is done here: a signal stops the
+caller's sweep as well as the run, no worker outlives this process, the terminal stays quiet, and the rank that is
+blamed for a failure is the one that caused it.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from experiments.config.errors import UserError
+from experiments.launching.rank_process import LAUNCHER_PID
+from experiments.runs.records import RunFolder, write_json
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher")
+_MAX_MESSAGE = 300  # characters of an error that still read as one line
+_SETTLE_S = 2  # a death this long after a rank's error follows from it: NCCL's abort, or SIGKILL at the shutdown
+
+
+class Kind(IntEnum):
+    """The ways a rank can fail, the likeliest to have caused the failure of the others first."""
+
+    KILLED = 0
+    ERROR = 1
+    EXIT = 2
+    LOST_PEER = 3
+    STOPPED = 4
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed.
+
+    Attributes:
+        rank: Global rank.
+        kind: What kind of failure it is.
+        message: One line, for the user.
+        time: Seconds since the epoch.
+        exit_code: Of the process; negative for a signal, None for a rank of another node.
+        log: The rank's standard error.
+        traceback: Of the error, where the rank reported one.
+    """
+
+    rank: int
+    kind: Kind
+    message: str
+    time: float
+    exit_code: int | None
+    log: str
+    traceback: str | None = None
+
+
+class RankFailure(RuntimeError):
+    """A rank failed, and the run with it; the text is one line.
+
+    Attributes:
+        failure: Of the rank that caused it.
+        rank, message, exit_code, log: The same as in ``failure``.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"rank {failure.rank} failed: {failure.message} (log: {failure.log})")
+        self.failure = failure
+        self.rank = failure.rank
+        self.message = failure.message
+        self.exit_code = failure.exit_code
+        self.log = Path(failure.log)
+
+
+def launch(
+    run_dir: Path,
+    *,
+    module: str,
+    nproc_per_node: int,
+    nnodes: int = 1,
+    rdzv_endpoint: str = "localhost:0",
+    run_id: str,
+    max_restarts: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run ``python -u -m module run_dir`` on every local rank and wait until all have finished.
+
+    The output of a rank is in ``ranks/rank<r>/{stdout,stderr}.log`` of the run folder and nowhere else. Each of
+    several nodes calls this function once, with the same folder.
+
+    Args:
+        run_dir: An existing folder, claimed by the caller.
+        module: Name of the worker's module; it gets the folder as its only argument.
+        nproc_per_node: Ranks to start here.
+        nnodes: Nodes that take part, this one included.
+        rdzv_endpoint: ``host:port`` where the nodes meet, the host being one of them; port 0 takes a free one, for a
+            single node.
+        run_id: The same on all nodes of a run, different for runs that meet at the same endpoint.
+        max_restarts: How often all ranks are started again, after one of them failed.
+        env: Environment variables of the workers, beside those of this process. Without OMP_NUM_THREADS in either,
+            the cores are shared out evenly.
+
+    Raises:
+        RankFailure: A rank failed; ``failure.json`` in the run folder tells about all that did.
+        UserError: An argument is out of its range, or the nodes could not meet.
+        KeyboardInterrupt: SIGINT came; all ranks were stopped.
+        SystemExit: Another signal came, with code 128 + its number; all ranks were stopped. Both kinds pass through
+            the ``except Exception`` of a sweep, so that the next run does not start.
+    """
+    _check(nproc_per_node, nnodes, rdzv_endpoint)
+    run_dir = run_dir.resolve()
+    folder = RunFolder(run_dir)
+    folder.ranks_path.mkdir(exist_ok=True)
+    if nnodes == 1:
+        _clear_reports(folder)
+    config = LaunchConfig(
+        min_nodes=nnodes,
+        max_nodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        run_id=run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint=rdzv_endpoint,
+        max_restarts=max_restarts,
+        monitor_interval=0.1,
+        logs_specs=_RankLogs(folder),
+        local_addr="127.0.0.1" if nnodes == 1 else None,  # a laptop's own name often does not resolve
+        signals_to_handle=",".join(number.name for number in _agent_signals()),
+    )
+    command = ("-u", "-m", "experiments.launching.rank_process", module, str(run_dir))
+    try:
+        with _environment(_worker_variables(nproc_per_node, env or {})), _agent_log(folder), _signals(folder):
+            elastic_launch(config, sys.executable)(*command)
+    except SignalException as stop:
+        # SignalException is an Exception: a sweep would take it for one more failed run and go on.
+        raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
+    except RendezvousError as error:
+        message = f"{nnodes} nodes could not meet at {rdzv_endpoint}: {_one_line(str(error))}; check host and port"
+        raise UserError(message) from None
+    except ChildFailedError as error:
+        raise RankFailure(_settle(folder, error.failures)) from None
+
+
+def root_cause(failures: list[Failure]) -> Failure:
+    """Return the failure that caused the others.
+
+    A process that died by a signal comes before a Python error, that before a bare exit code, and that before an error
+    of a collective, which only says that a peer went away; the earliest of a kind comes first. The times alone do not
+    tell, because the ranks fail within milliseconds of each other.
+    """
+    first_error = min((failure.time for failure in failures if failure.kind == Kind.ERROR), default=float("inf"))
+
+    def order(failure: Failure) -> tuple[Kind, float]:
+        followed = failure.kind == Kind.KILLED and failure.time > first_error + _SETTLE_S
+        return (Kind.STOPPED if followed else failure.kind), failure.time
+
+    return min(failures, key=order)
+
+
+class _RankLogs(LogsSpecs):
+    """One folder per rank, named by its global rank."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__(log_dir=str(folder.ranks_path), redirects=Std.ALL)
+        self._folder = folder
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._folder.ranks_path)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        folders = {local_rank: _rank_folder(self._folder, int(env["RANK"])) for local_rank, env in envs.items()}
+        for path in folders.values():
+            path.mkdir(parents=True, exist_ok=True)
+        return LogsDest(
+            stdouts={local_rank: str(path / "stdout.log") for local_rank, path in folders.items()},
+            stderrs={local_rank: str(path / "stderr.log") for local_rank, path in folders.items()},
+            error_files={local_rank: str(path / "error.json") for local_rank, path in folders.items()},
+        )
+
+
+def _check(nproc_per_node: int, nnodes: int, rdzv_endpoint: str) -> None:
+    for name, value in (("nproc_per_node", nproc_per_node), ("nnodes", nnodes)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+    host, _, port = rdzv_endpoint.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"rdzv_endpoint must be host:port, got {rdzv_endpoint!r}")
+    if nnodes > 1 and int(port) == 0:
+        raise UserError(f"rdzv_endpoint must name a port when nnodes is {nnodes}, got {rdzv_endpoint!r}")
+
+
+def _rank_folder(folder: RunFolder, rank: int) -> Path:
+    return folder.ranks_path / f"rank{rank}"
+
+
+def _clear_reports(folder: RunFolder) -> None:
+    """Forget the failure of an earlier launch in the same folder."""
+    for path in (folder.failure_path, *folder.errors_path.glob("rank*.json")):
+        path.unlink(missing_ok=True)
+
+
+def _worker_variables(nproc_per_node: int, env: Mapping[str, str]) -> dict[str, str]:
+    given = {**os.environ, **env}
+    path = [str(_REPOSITORY), *filter(None, [given.get("PYTHONPATH")])]
+    return {
+        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or str(max(1, num_cores() // nproc_per_node)),
+        **env,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each start of the ranks gets a store of its own
+        "PYTHONPATH": os.pathsep.join(path),  # the caller may have changed its working directory
+        LAUNCHER_PID: str(os.getpid()),
+    }
+
+
+def num_cores() -> int:
+    """Return the cores this process may use, which inside a SLURM job are fewer than the machine has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, which the agent hands to its workers, for the length of the context."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _agent_log(folder: RunFolder) -> Iterator[None]:
+    """Send what the agent has to say to ``ranks/launcher.log``: the user reads the same in one line."""
+    handler = logging.FileHandler(folder.ranks_path / "launcher.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    loggers = [logging.getLogger(name) for name in _AGENT_LOGGERS]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.propagate = propagate
+            logger.removeHandler(handler)
+        handler.close()
+
+
+def _agent_signals() -> list[signal.Signals]:
+    """Return the signals that the agent is to answer: not SIGINT where the caller has an answer of its own."""
+    answered = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN, None)
+    return [number for number in _AGENT_SIGNALS if answered or number != signal.SIGINT]
+
+
+@contextmanager
+def _signals(folder: RunFolder) -> Iterator[None]:
+    """Pass SIGUSR1 on to the ranks; put back the handlers that the agent replaces: nobody would take its exception."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the agent changes none either
+        return
+    before = {number: signal.getsignal(number) for number in (*_AGENT_SIGNALS, signal.SIGUSR1)}
+    signal.signal(signal.SIGUSR1, lambda number, frame: _pass_on(folder, number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _pass_on(folder: RunFolder, number: int) -> None:
+    """Send a signal to the ranks that this process started."""
+    for path in folder.ranks_path.glob("rank*/pid"):
+        with suppress(OSError, ValueError):  # not written yet, or gone
+            pid = int(path.read_text())
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
+                os.kill(pid, number)
+
+
+def _settle(folder: RunFolder, processes: Mapping[int, ProcessFailure]) -> Failure:
+    """Find the cause of a failed launch, write ``failure.json``, and return the cause."""
+    reports = _reports(folder)
+    failures = [_from_process(folder, rank, process) for rank, process in processes.items() if rank not in reports]
+    for rank, report in reports.items():
+        process = processes.get(rank)
+        failures.append(_from_report(folder, report, exit_code=process.exitcode if process else None))
+    failures += _told_by_another_node(folder, known={failure.rank for failure in failures})
+    failures.sort(key=lambda failure: failure.rank)
+    cause = root_cause(failures)
+    write_json(folder.failure_path, {**_to_row(cause), "failures": [_to_row(failure) for failure in failures]})
+    return cause
+
+
+def _reports(folder: RunFolder) -> dict[int, dict[str, Any]]:
+    """Return what ``recorded_errors`` wrote, by rank; ranks of other nodes included."""
+    reports = [_load(path) for path in sorted(folder.errors_path.glob("rank*.json"))]
+    return {report["rank"]: report for report in reports if report}
+
+
+def _told_by_another_node(folder: RunFolder, known: set[int]) -> list[Failure]:
+    """Return the failures of ranks that only their own node could see, where it has written already."""
+    told = _load(folder.failure_path).get("failures", ())
+    return [Failure(**{**row, "kind": Kind[row["kind"].upper()]}) for row in told if row["rank"] not in known]
+
+
+def _to_row(failure: Failure) -> dict[str, Any]:
+    return {**asdict(failure), "kind": failure.kind.name.lower()}
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _from_report(folder: RunFolder, report: Mapping[str, Any], exit_code: int | None) -> Failure:
+    return Failure(
+        rank=report["rank"],
+        kind=Kind.LOST_PEER if report["collective"] else Kind.ERROR,
+        message=_one_line(f"{report['type']}: {report['message']}"),
+        time=report["time"],
+        exit_code=exit_code,
+        log=str(_rank_folder(folder, report["rank"]) / "stderr.log"),
+        traceback=report["traceback"],
+    )
+
+
+def _from_process(folder: RunFolder, rank: int, process: ProcessFailure) -> Failure:
+    log = _rank_folder(folder, rank) / "stderr.log"
+    return Failure(
+        rank=rank,
+        kind=_kind_of(process.exitcode),
+        message=_killed(-process.exitcode) if process.exitcode < 0 else _exited(process.exitcode, log),
+        time=process.timestamp,
+        exit_code=process.exitcode,
+        log=str(log),
+    )
+
+
+def _kind_of(exit_code: int) -> Kind:
+    if exit_code >= 0:
+        return Kind.EXIT
+    return Kind.STOPPED if -exit_code in (signal.SIGTERM, signal.SIGINT) else Kind.KILLED
+
+
+def _killed(number: int) -> str:
+    known = {int(item): item.name for item in signal.Signals}
+    hint = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
+    return f"killed by {known.get(number, f'signal {number}')}{hint}"
+
+
+def _exited(code: int, log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return _one_line(f"exit code {code}" + (f", last words: {last}" if last else ""))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."

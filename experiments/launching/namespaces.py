@@ -1,0 +1,310 @@
+"""Hosts on one machine: network namespaces joined by a bridge, each link shaped to a rate in both directions.
+
+A host has an address, a name that all hosts know and a link of its own; cores, memory and disk are the machine's.
+Nothing of the machine's own network is touched. Needs Linux, root and iproute2.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from experiments.config.errors import UserError
+
+MAX_HOSTS = 200
+_TOOLS = ("ip", "tc", "unshare", "setpriv", "hostname")
+_NAMESPACES, _HOST_FILES = Path("/run/netns"), Path("/etc/netns")  # iproute2's; see ip-netns(8)
+_OWNED = re.compile(r"micro-(?P<pid>\d+)-(?P<started>\d+)-")
+_RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[kmg])bit")
+_SCALES = {"k": 1e3, "m": 1e6, "g": 1e9}
+_HEADER_BYTES = 66  # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12
+_BURST_S = 0.0021  # of the rate: long enough for a timer of 250 Hz on a fast link, and 256 KiB at 1 Gbit/s
+_LEAST_BURST_KB = 128  # below 64 KiB and headers the kernel would cut every packet that TCP hands over as one
+_LATENCY = "50ms"  # what may wait in the queue; only a limit, TCP keeps it shorter
+_SETTLE_S = 0.3  # after a barrier the last packets are still in the queues
+_EXIT_S = 5.0
+# A parent that died before the wish to die with it was heard is told by its number.
+_OWNED_START = 'hostname "$0" && [ "$PPID" = "$1" ] && shift && exec "$@"'
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process on a host ended: its exit code (negative for a signal), and what it wrote."""
+
+    code: int
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """What the kernel counted on a host's link: bytes and packets sent, headers included.
+
+    A packet here is what TCP hands over to the link, up to 64 KiB with one header.
+    """
+
+    num_bytes: int
+    num_packets: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes sent without the headers."""
+        return self.num_bytes - _HEADER_BYTES * self.num_packets
+
+    def __sub__(self, before: "Counter") -> "Counter":
+        return Counter(self.num_bytes - before.num_bytes, self.num_packets - before.num_packets)
+
+
+def unavailable() -> str | None:
+    """Return in one line why this machine can have no hosts; None where it can, which is tried out."""
+    try:
+        with Hosts(1, "1gbit") as hosts:
+            (done,) = hosts.run([["hostname"]], timeout_s=_EXIT_S)
+    except (UserError, OSError) as error:
+        return str(error)
+    return None if done.output.strip() == hosts.names[0] else f"a process on a host failed: {done.output.strip()}"
+
+
+def bits_per_s(rate: str) -> float:
+    """Return the bits per second of a rate such as 100mbit.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = _RATE.fullmatch(rate)
+    if not found or not float(found["number"]):
+        raise UserError(f"a rate must be a number and kbit, mbit or gbit, such as 100mbit, got '{rate}'")
+    return float(found["number"]) * _SCALES[found["unit"]]
+
+
+class Hosts:
+    """Some hosts, for the length of a ``with``; all that was made is removed at its end.
+
+    What a killed process left behind is removed when the next hosts are made.
+
+    Attributes:
+        names, addresses: of the hosts, in order. Every host can look up the names.
+
+    Args:
+        num_hosts: how many.
+        rate: of each link in both directions, such as 100mbit; unlimited when None.
+
+    Raises:
+        UserError: a number out of range, or, when entered, the machine cannot have hosts.
+    """
+
+    def __init__(self, num_hosts: int, rate: str | None = None) -> None:
+        if not 1 <= num_hosts <= MAX_HOSTS:
+            raise UserError(f"the number of hosts must be in 1..{MAX_HOSTS}, got {num_hosts}")
+        if rate is not None:
+            bits_per_s(rate)
+        self._rate = rate
+        self.names = tuple(f"node{i + 1}" for i in range(num_hosts))
+        self.addresses = tuple(f"10.77.0.{i + 1}" for i in range(num_hosts))
+        owner = f"micro-{os.getpid()}-{_start_of(os.getpid())}-{next(_serial)}"
+        self._bridge = f"{owner}-bridge"
+        self._spaces = tuple(f"{owner}-{name}" for name in self.names)
+
+    def __enter__(self) -> Self:
+        _check_machine()
+        _remove_leftovers()
+        with ExitStack() as undo:
+            undo.callback(self._remove)
+            undo.enter_context(_Terminated())
+            self._build()
+            if self._rate:
+                self.shape(self._rate)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.close()
+
+    def shape(self, rate: str | None) -> None:
+        """Set the rate of every link, in both directions; None takes the limit away.
+
+        Raises:
+            UserError: it is no rate.
+        """
+        limit = _limit(rate) if rate else None
+        for number, space in enumerate(self._spaces):
+            for where, link in ((space, "eth0"), (self._bridge, f"port{number}")):
+                if limit:
+                    _tool("tc", "-n", where, "qdisc", "replace", "dev", link, "root", *limit)
+                elif self._rate:
+                    _tool("tc", "-n", where, "qdisc", "delete", "dev", link, "root")
+        self._rate = rate
+
+    def start(
+        self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a process on a host; it is told to end when this process ends. The caller waits for it.
+
+        Args:
+            host: its number, from 0.
+            environment: beside this process's own.
+            settings: of subprocess.Popen.
+        """
+        enter = ["ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "setpriv", "--pdeathsig", "TERM"]
+        owned = ["sh", "-c", _OWNED_START, self.names[host], str(os.getpid())]
+        return subprocess.Popen([*enter, *owned, *command], env={**os.environ, **(environment or {})}, **settings)
+
+    def run(
+        self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]] = (), *, timeout_s: float
+    ) -> list[Exit]:
+        """Run one process on each host and return how they ended; those that take longer are killed.
+
+        Args:
+            commands, environments: one per host.
+        """
+        given = environments or [{}] * len(commands)
+        with ExitStack() as closing:
+            logs = [closing.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+            started: list[subprocess.Popen[Any]] = []
+            closing.callback(stop, started)
+            for host, (command, more, log) in enumerate(zip(commands, given, logs, strict=True)):
+                started.append(self.start(host, command, more, stdout=log, stderr=log))
+            end = time.monotonic() + timeout_s
+            for process in started:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
+            stop(started)
+            return [Exit(process.returncode, _content(log)) for process, log in zip(started, logs, strict=True)]
+
+    def counters(self) -> list[Counter]:
+        """Return what each host has sent since its start; call it when the hosts have fallen silent."""
+        time.sleep(_SETTLE_S)
+        found = []
+        for space in self._spaces:
+            (link,) = json.loads(_tool("ip", "-n", space, "-s", "-j", "link", "show", "eth0"))
+            found.append(Counter(link["stats64"]["tx"]["bytes"], link["stats64"]["tx"]["packets"]))
+        return found
+
+    def _build(self) -> None:
+        _tool("ip", "netns", "add", self._bridge)
+        _tool(*_ip(self._bridge), "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        _tool(*_ip(self._bridge), "link", "set", "br0", "up")
+        table = "".join(f"{ip} {name}\n" for ip, name in zip(self.addresses, self.names, strict=True))
+        for number, (space, address) in enumerate(zip(self._spaces, self.addresses, strict=True)):
+            self._build_host(f"port{number}", space, address)
+            folder = _HOST_FILES / space
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{table}")
+
+    def _build_host(self, port: str, space: str, address: str) -> None:
+        _tool("ip", "netns", "add", space)
+        _tool(*_ip(self._bridge), "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _tool(*_ip(self._bridge), "link", "set", port, "master", "br0", "up")
+        _tool(*_ip(space), "link", "set", "lo", "up")
+        _tool(*_ip(space), "address", "add", f"{address}/24", "dev", "eth0")
+        _tool(*_ip(space), "link", "set", "eth0", "up")
+        # The route names the congestion control, because a namespace inherits the machine's: under bbr, which paces
+        # itself, the same transfer takes a different time each time.
+        route = ("10.77.0.0/24", "dev", "eth0", "proto", "kernel", "scope", "link", "src", address, "congctl", "cubic")
+        _tool(*_ip(space), "route", "change", *route)
+
+    def _remove(self) -> None:
+        for space in (*self._spaces, self._bridge):
+            _remove_space(space)
+
+
+class _Terminated:
+    """Let SIGTERM and SIGHUP end this process as an exception does, so that what was made is removed."""
+
+    def __enter__(self) -> None:
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+            self._before = {number: signal.signal(number, _leave) for number in numbers}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """Kill the processes that still run, and collect all."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+def _check_machine() -> None:
+    if sys.platform != "linux":
+        raise UserError("hosts on one machine are Linux's network namespaces: this is no Linux")
+    if os.geteuid() != 0:
+        raise UserError("hosts on one machine are network namespaces, which only root can make: run as root")
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise UserError(f"hosts on one machine need the command {missing[0]}: install iproute2 and util-linux")
+
+
+def _limit(rate: str) -> tuple[str, ...]:
+    burst_kb = max(_LEAST_BURST_KB, math.ceil(bits_per_s(rate) / 8 * _BURST_S / 1024))
+    return ("tbf", "rate", rate, "burst", f"{burst_kb}kb", "latency", _LATENCY)
+
+
+def _ip(space: str) -> tuple[str, ...]:
+    return ("ip", "-n", space)
+
+
+def _tool(*words: str) -> str:
+    """Run a command of iproute2 and return what it writes."""
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"this machine can have no hosts: '{' '.join(words)}' failed: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def _content(log: Any) -> str:
+    log.seek(0)
+    return str(log.read())
+
+
+def _remove_leftovers() -> None:
+    """Remove the hosts of processes that are gone."""
+    places = [*_NAMESPACES.glob("micro-*"), *_HOST_FILES.glob("micro-*")]
+    for name in {place.name for place in places}:
+        owner = _OWNED.match(name)
+        if owner and _start_of(int(owner["pid"])) != owner["started"]:
+            _remove_space(name)
+
+
+def _remove_space(name: str) -> None:
+    """Remove a namespace if it is there, with its links, and kill what runs inside."""
+    if (_NAMESPACES / name).exists():
+        inside = subprocess.run(("ip", "netns", "pids", name), capture_output=True, text=True).stdout
+        for pid in inside.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        subprocess.run(("ip", "netns", "delete", name), capture_output=True)
+    shutil.rmtree(_HOST_FILES / name, ignore_errors=True)
+
+
+def _start_of(pid: int) -> str:
+    """Return when a process started, in ticks since the machine did: with its number, a name that is never reused."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

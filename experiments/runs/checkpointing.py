@@ -1,0 +1,258 @@
+"""Save a run now and then, stop it when it is asked to, and go on from what was saved: the same on all ranks."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, build_reducer, run_name
+from experiments.launching.rank_process import stop_signals
+from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, open_checkpoint
+from experiments.runs.records import RunFolder
+from experiments.training.workers import Team
+from micro.ddp import scoped
+from micro.reducers.base import Reducer
+from micro.resizing import average
+
+Verdict = Literal["go on", "save", "stop"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a run is: before step ``index`` of ``epoch``.
+
+    Attributes:
+        step: steps done since the start.
+        epoch, index: the step to take next, and the epoch that it is in.
+        loss_sum: of rank 0's losses in this epoch.
+        time_s: seconds that the steps took.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    loss_sum: float = 0.0
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a run goes on from.
+
+    Attributes:
+        position: where it was.
+        shared: model and optimizer, which are equal on all ranks.
+        ranks: what each rank alone knew; for this process's ranks, in order.
+        random: of this process's generators, None where they start anew.
+        world_size: of the run that saved it.
+        passed_over: why newer checkpoints were not taken, a line each.
+    """
+
+    position: Position
+    shared: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    random: dict[str, Tensor] | None
+    world_size: int
+    passed_over: tuple[str, ...] = ()
+
+
+class Keeper:
+    """Says when to save and when to stop, and does the saving, all ranks together.
+
+    A rank that got a signal, or rank 0 whose clock is due, notes in the store what is to happen before the next step:
+    no rank takes that step before all have begun this one, so all read the same note. That costs a step one look into
+    the store, and no collective.
+
+    Args:
+        store: where ranks leave notes for each other; None where this process is all of them.
+
+    Raises:
+        UserError: some node does not see the run's folder.
+    """
+
+    def __init__(self, config: TrainConfig, team: Team, folder: RunFolder, store: dist.Store | None) -> None:
+        self._config, self._team, self._store = config.checkpoint, team, store
+        self._world_size = config.world_size
+        self._files = Checkpoints(
+            folder.checkpoints_path, run=run_name(config), world_size=config.world_size, keep=self._config.keep
+        )
+        self._saved_at = time.monotonic()
+        self._first: int | None = None
+        if self._config.every_s or self._config.every_steps:
+            self._check_shared(folder)
+
+    def verdict(self, step: int) -> Verdict:
+        """Return what to do before ``step``, the same on all ranks; call it once before each."""
+        self._first = step if self._first is None else self._first
+        if self._store is None:
+            return "stop" if stop_signals.number else self._by_clock_or_steps(step)
+        note = self._note(step)
+        self._leave_note(step + 1)
+        return note if note != "go on" else self._by_steps(step)
+
+    def save(self, position: Position, shared: dict[str, Any]) -> None:
+        """Save every rank's state.
+
+        Args:
+            shared: what is equal on all ranks; rank 0's counts.
+
+        Raises:
+            UserError: on all ranks: some rank could not write.
+        """
+        draft = self._on_main(lambda: self._files.begin(position.step))
+        try:
+            written = self._everywhere(lambda: self._write(draft, {"position": asdict(position), **shared}))
+        except UserError:
+            self._on_main(lambda: self._files.discard(draft))
+            raise
+        self._on_main(lambda: self._files.publish(draft, position.step, [part for parts in written for part in parts]))
+        self._saved_at = time.monotonic()
+
+    def newest(self) -> Saved | None:
+        """Return the newest checkpoint that is whole on every rank, the same one on all; None where there is none."""
+        offered, passed_over = self._on_main(lambda: (self._files.candidates(), self._files.problems()))
+        for checkpoint in offered:
+            saved, problem = _attempt(lambda found=checkpoint: _read(found, self._team))  # type: ignore[misc]
+            problems = [told for told in self._team.agree(problem) if told]
+            if saved and not problems:
+                return replace(saved, passed_over=tuple(passed_over))
+            passed_over.append(problems[0])
+        return None
+
+    def forget_after(self, step: int) -> None:
+        """Remove checkpoints of steps beyond ``step``, where the run goes on."""
+        self._on_main(lambda: self._files.remove_after(step))
+
+    def forget(self) -> None:
+        """Remove the checkpoints of a finished run."""
+        self._on_main(self._files.remove_all)
+
+    def _write(self, draft: Path, shared: dict[str, Any]) -> list[PartDigest]:
+        random = random_state(self._team.task.device)
+        return [
+            self._files.write_part(draft, rank, {"own": own, "random": random, "shared": shared if rank == 0 else None})
+            for rank, own in zip(self._team.ranks, self._team.states(), strict=True)
+        ]
+
+    def _everywhere(self, work: Callable[[], T]) -> list[T]:
+        """Return what ``work`` gave in each process; an error of one is raised in all."""
+        result, problem = _attempt(work)
+        outcomes = self._team.agree((result, problem))
+        for _, told in outcomes:
+            if told:
+                raise UserError(told)
+        return [given for given, _ in outcomes]
+
+    def _on_main(self, work: Callable[[], T]) -> T:
+        """Return in all processes what ``work`` gave in rank 0's, or raise its error."""
+        return self._everywhere(lambda: work() if self._team.is_main else None)[0]  # type: ignore[return-value]
+
+    def _check_shared(self, folder: RunFolder) -> None:
+        for rank, sees in enumerate(self._team.agree(folder.config_path.exists())):
+            if not sees:
+                raise UserError(
+                    f"rank {rank} does not see {folder.path}, where checkpoints go: put output on a disk that all "
+                    "nodes share, or set checkpoint.every_s=0 checkpoint.every_steps=0"
+                )
+
+    # Notes to the other ranks
+
+    def _note(self, step: int) -> Verdict:
+        """Return what was noted during the step before."""
+        assert self._store is not None
+        if not self._store.check([f"before/{step}"]):
+            return "go on"
+        return "stop" if self._store.get(f"before/{step}") == b"stop" else "save"
+
+    def _leave_note(self, step: int) -> None:
+        """Note what this rank wants before ``step``; where two do, the later one counts and the other asks again."""
+        assert self._store is not None
+        if stop_signals.number:
+            self._store.set(f"before/{step}", "stop")
+        elif self._team.is_main and self._clock_is_due():
+            self._store.set(f"before/{step}", "save")
+
+    def _by_clock_or_steps(self, step: int) -> Verdict:
+        return "save" if self._clock_is_due() else self._by_steps(step)
+
+    def _clock_is_due(self) -> bool:
+        return bool(self._config.every_s) and time.monotonic() - self._saved_at >= self._config.every_s
+
+    def _by_steps(self, step: int) -> Verdict:
+        every = self._config.every_steps
+        return "save" if every and step % every == 0 and step != self._first else "go on"
+
+
+def saved_elsewhere(config: TrainConfig, team: Team) -> Saved | None:
+    """Return what ``start_from`` names, as this run's workers need it; None where it names nothing.
+
+    With another number of workers each begins with the mean of all residuals: the model is moved by the mean over
+    workers, so what it has yet to receive stays the same. Thresholds, boundaries and what texts carry start anew, and
+    the run goes on at the same place of the epoch.
+
+    Raises:
+        UserError: no whole checkpoint, or one of another number of workers without resize=average.
+    """
+    if config.start_from is None:
+        return None
+    checkpoint = open_checkpoint(Path(config.start_from))
+    if checkpoint.world_size == config.world_size:
+        return _read(checkpoint, team)
+    if config.resize == "refuse":
+        raise UserError(
+            f"start_from={config.start_from} had {checkpoint.world_size} workers, this run has {config.world_size}: "
+            "make them equal, or set resize=average"
+        )
+    parts = [Checkpoints.read_part(checkpoint, rank) for rank in range(checkpoint.world_size)]
+    buckets = average(_reducer(config), [part["own"]["buckets"] for part in parts])
+    own = {"buckets": buckets, "carry": None}
+    return _saved(parts[0]["shared"], [own] * len(team.ranks), None, checkpoint.world_size)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the state of torch's generators that a step may draw from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> None:
+    """Give torch's generators a state that ``random_state`` returned."""
+    if states is None:
+        return
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _read(checkpoint: Checkpoint, team: Team) -> Saved:
+    parts = {rank: Checkpoints.read_part(checkpoint, rank) for rank in sorted({0, *team.ranks})}
+    own = [parts[rank]["own"] for rank in team.ranks]
+    return _saved(parts[0]["shared"], own, parts[team.ranks[0]]["random"], checkpoint.world_size)
+
+
+def _saved(
+    shared: dict[str, Any], ranks: list[dict[str, Any]], random: dict[str, Tensor] | None, world_size: int
+) -> Saved:
+    shared = dict(shared)
+    return Saved(Position(**shared.pop("position")), shared, ranks, random, world_size)
+
+
+def _reducer(config: TrainConfig) -> Reducer:
+    return scoped(build_reducer(config), config.scope)
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return what ``work`` gives, or else what the user is to be told."""
+    try:
+        return work(), None
+    except UserError as error:
+        return None, str(error)

@@ -1,0 +1,419 @@
+"""What a run can go on from: the state of every rank on disk, complete or absent.
+
+A checkpoint is a folder with one part per rank and ``CHECKPOINT.json``, which tells the size and the SHA-256 of each
+part. It grows as a hidden draft and gets its name by a single rename when all of it is on the disk, so a crash at any
+moment leaves the checkpoints before it as they were, and at most a draft that the next one sweeps away. Nothing here
+talks to other ranks: rank 0 begins, all ranks write their parts, rank 0 publishes.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+
+from experiments.config.errors import UserError
+from experiments.runs.records import CHECKPOINT_FILE, RunFolder, cannot_write, flush_folder, reason, write_json
+
+FORMAT = 1
+_DRAFT, _OLD = ".draft-", ".old-"  # what is not a checkpoint yet, and what is none any more
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
+_DESCRIPTORS = (torch.Size, torch.dtype, torch.device)
+
+
+class TornCheckpoint(UserError):
+    """A checkpoint of which something is missing or damaged: the one before it may be whole."""
+
+
+class PartDigest(NamedTuple):
+    """What the bytes of one rank's part are known by."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that was published.
+
+    Args:
+        path: Its folder.
+        step: Steps done when it was taken, which is the step to go on with.
+        world_size: Number of its parts.
+        run: Name of the run it belongs to.
+    """
+
+    path: Path
+    step: int
+    world_size: int
+    run: str
+
+
+class Checkpoints:
+    """The checkpoints of one run: written by all ranks together, read by each for itself.
+
+    Args:
+        folder: Where they stand; it is made with the first of them.
+        run: Name of the run they belong to; those of another run are left alone.
+        world_size: Number of ranks, each with a part of its own.
+        keep: How many remain after a new one is published, the new one among them.
+
+    Raises:
+        ValueError: ``keep`` is less than 1.
+    """
+
+    def __init__(self, folder: Path, *, run: str, world_size: int, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}: a run needs a checkpoint to go on from")
+        self._folder, self._run, self._world_size, self._keep = folder, run, world_size, keep
+
+    def begin(self, step: int) -> Path:
+        """Make the folder that all ranks write their parts to; rank 0 calls this. What a crash left over goes.
+
+        Raises:
+            UserError: It cannot be made.
+        """
+        draft = self._folder / f"{_DRAFT}{_folder_name(step)}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            flush_folder(self._folder.parent)
+            self._sweep()
+            draft.mkdir()
+        except OSError as error:
+            raise cannot_write(draft, error) from None
+        return draft
+
+    def write_part(self, draft: Path, rank: int, state: Mapping[str, Any]) -> PartDigest:
+        """Write what ``rank`` needs to go on; every rank calls this with the folder that ``begin`` made.
+
+        No second copy of the state is made: one tensor at a time comes to the CPU. A tensor that is a view takes its
+        whole storage with it, once for all the views of it.
+
+        Args:
+            state: Dicts, lists, tuples and sets of tensors, numbers, strings and None.
+
+        Raises:
+            UserError: The disk is full, or the part cannot be written for another reason; nothing is left of it, and
+                rank 0 may ``discard`` the draft when no rank writes any more.
+            TypeError: A value is of another kind, and reading it back would be refused.
+        """
+        plain = dict(state)
+        _check_plain(plain, "state")
+        path = _part_path(draft, rank)
+        try:
+            with path.open("wb") as file:
+                digest = _save(plain, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink()
+            raise cannot_write(path, error) from None
+        return digest
+
+    def publish(self, draft: Path, step: int, parts: Sequence[PartDigest]) -> Checkpoint:
+        """Make the draft a checkpoint and remove all but the newest; rank 0 calls this when all parts are written.
+
+        A checkpoint of the same step, from which a run could not go on, stays until the new one is there beside it.
+        Those of later steps go as well: the run was taken back to before them.
+
+        Args:
+            parts: What ``write_part`` returned on each rank, in the order of ranks.
+
+        Raises:
+            UserError: It cannot be written, or a part is not on this disk; nothing is left of the draft then.
+        """
+        path = self._free_path(step)
+        try:
+            _check_parts(draft, parts, self._world_size)
+            write_json(draft / CHECKPOINT_FILE, self._description(step, parts))
+            draft.rename(path)
+            flush_folder(self._folder)
+        except OSError as error:
+            self.discard(draft)
+            raise cannot_write(path, error) from None
+        except UserError:
+            self.discard(draft)
+            raise
+        published = Checkpoint(path=path, step=step, world_size=self._world_size, run=self._run)
+        self._remove_all_but_newest(published)
+        return published
+
+    def discard(self, draft: Path) -> None:
+        """Remove a draft that will not be published, because a rank could not write its part."""
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def candidates(self) -> list[Checkpoint]:
+        """Return the run's checkpoints, newest first; ``problems`` tells which were left out and why."""
+        return self._survey()[0]
+
+    def problems(self) -> list[str]:
+        """Return one line for each folder that looks like a checkpoint and is not one to go on from."""
+        return self._survey()[1]
+
+    @staticmethod
+    def read_part(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
+        """Return the state that ``rank`` wrote, its tensors on the CPU.
+
+        Raises:
+            TornCheckpoint: The part is missing, or not what was written.
+            UserError: There is no part of that rank.
+        """
+        parts = _describe(checkpoint.path)[1]
+        if not 0 <= rank < len(parts):
+            raise UserError(f"{checkpoint.path} has parts of ranks 0 to {len(parts) - 1}, none of rank {rank}")
+        path = _part_path(checkpoint.path, rank)
+        try:
+            with path.open("rb") as file:
+                _verify(file, path, parts[rank])
+                return _load(file, path)
+        except OSError as error:
+            raise _torn(path, reason(error)) from None
+
+    def remove_after(self, step: int) -> None:
+        """Remove the run's checkpoints of later steps, which a run that goes back to ``step`` writes anew.
+
+        Raises:
+            UserError: One cannot be removed.
+        """
+        for checkpoint in self.candidates():
+            if checkpoint.step > step:
+                self._remove(checkpoint.path)
+
+    def remove_all(self) -> None:
+        """Remove what a finished run needs no longer; the checkpoints of other runs stay.
+
+        Raises:
+            UserError: One cannot be removed.
+        """
+        for path in _published(self._folder):
+            if self._is_ours_or_torn(path):
+                self._remove(path)
+        self._sweep()
+        with suppress(OSError):  # never made, or something else stands in it
+            self._folder.rmdir()
+
+    def _description(self, step: int, parts: Sequence[PartDigest]) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "run": self._run,
+            "step": step,
+            "world_size": self._world_size,
+            "parts": [part._asdict() for part in parts],
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "torch": torch.__version__,
+        }
+
+    def _survey(self) -> tuple[list[Checkpoint], list[str]]:
+        return _sort_out(self._folder, self._own)
+
+    def _own(self, path: Path) -> Checkpoint:
+        checkpoint, _ = _describe(path)
+        if checkpoint.run != self._run:
+            raise UserError(f"{path} belongs to run {checkpoint.run}, not to {self._run}; it is left alone")
+        if checkpoint.world_size != self._world_size:
+            ranks = f"{checkpoint.world_size} ranks, and this run has {self._world_size}"
+            raise UserError(f"{path} holds the state of {ranks}; it is left alone")
+        return checkpoint
+
+    def _is_ours_or_torn(self, path: Path) -> bool:
+        try:
+            self._own(path)
+        except TornCheckpoint:
+            return True
+        except UserError:
+            return False
+        return True
+
+    def _free_path(self, step: int) -> Path:
+        """Return a path that is free: of two checkpoints of one step, the second ends in -2."""
+        path, repetition = self._folder / _folder_name(step), 1
+        while path.exists():
+            repetition += 1
+            path = path.with_name(f"{_folder_name(step)}-{repetition}")
+        return path
+
+    def _remove_all_but_newest(self, published: Checkpoint) -> None:
+        others = [checkpoint for checkpoint in self.candidates() if checkpoint != published]
+        kept = [checkpoint for checkpoint in others if checkpoint.step < published.step][: self._keep - 1]
+        for checkpoint in others:
+            if checkpoint not in kept:
+                self._remove(checkpoint.path)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint so that a crash leaves none that lacks a part under its name."""
+        old = path.with_name(f"{_OLD}{path.name}")
+        try:
+            path.rename(old)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        shutil.rmtree(old, ignore_errors=True)  # the next draft sweeps up what is left
+
+    def _sweep(self) -> None:
+        for pattern in (f"{_DRAFT}*", f"{_OLD}*"):
+            for path in self._folder.glob(pattern):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return a checkpoint of any run: the newest of a run's folder, or the one whose folder ``path`` is.
+
+    Raises:
+        UserError: There is none.
+    """
+    if (path / CHECKPOINT_FILE).exists():
+        return _describe(path)[0]
+    found, problems = _sort_out(RunFolder(path).checkpoints_path, lambda folder: _describe(folder)[0])
+    if found:
+        return found[0]
+    if problems:
+        raise UserError(problems[-1])
+    wanted = "give the folder of a run, or one of the folders in its checkpoints/"
+    raise UserError(f"no checkpoint in {path}; {wanted}" if path.exists() else f"no folder {path}; {wanted}")
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def _part_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.pt"
+
+
+def _published(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def _sort_out(folder: Path, read: Callable[[Path], Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
+    """Return what can be read, newest first, and what is wrong with the rest."""
+    found, problems = [], []
+    for path in _published(folder):
+        try:
+            found.append(read(path))
+        except UserError as error:
+            problems.append(str(error))
+    return sorted(found, key=_age, reverse=True), problems
+
+
+def _age(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return what orders checkpoints: their steps, then how often the step was published."""
+    repeated = re.fullmatch(r"step-\d+-(\d+)", checkpoint.path.name)
+    return checkpoint.step, int(repeated[1]) if repeated else 1
+
+
+def _describe(folder: Path) -> tuple[Checkpoint, list[PartDigest]]:
+    """Read ``CHECKPOINT.json``."""
+    path = folder / CHECKPOINT_FILE
+    try:
+        told = json.loads(path.read_bytes())
+        version = int(told["format"])
+    except OSError as error:
+        raise _torn(path, reason(error)) from None
+    except (ValueError, KeyError, TypeError):
+        raise _torn(path, "not the description of a checkpoint") from None
+    if version > FORMAT:
+        can = f"this program reads up to {FORMAT}; update it, or remove the folder"
+        raise UserError(f"{folder} is a checkpoint of format {version}, and {can}")
+    return _parse(told, path)
+
+
+def _parse(told: dict[str, Any], path: Path) -> tuple[Checkpoint, list[PartDigest]]:
+    try:
+        parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in told["parts"]]
+        step, world_size, run = int(told["step"]), int(told["world_size"]), str(told["run"])
+    except (ValueError, KeyError, TypeError):
+        raise _torn(path, "not the description of a checkpoint") from None
+    if len(parts) != world_size:
+        raise _torn(path, f"{len(parts)} parts of {world_size} ranks")
+    return Checkpoint(path=path.parent, step=step, world_size=world_size, run=run), parts
+
+
+def _torn(path: Path, what: str) -> TornCheckpoint:
+    return TornCheckpoint(f"cannot use checkpoint {path.parent}: {path.name}: {what}; remove the folder")
+
+
+def _check_parts(draft: Path, parts: Sequence[PartDigest], world_size: int) -> None:
+    assert len(parts) == world_size, f"{len(parts)} parts of {world_size} ranks"
+    for rank, part in enumerate(parts):
+        path = _part_path(draft, rank)
+        if not path.exists() or path.stat().st_size != part.size:
+            remedy = "put the run's folder on a disk that all nodes share"
+            raise UserError(f"the part that rank {rank} wrote of a checkpoint is not at {path}; {remedy}")
+
+
+def _check_plain(value: Any, name: str) -> None:
+    """Refuse while writing what ``torch.load(weights_only=True)`` would refuse when it is needed."""
+    if type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            _check_plain(key, f"the key {key!r} of {name}")
+            _check_plain(item, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple, set):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{name}[{index}]")
+    elif type(value) not in _SCALARS and not isinstance(value, _DESCRIPTORS):
+        kinds = "a checkpoint holds tensors, numbers, strings, None, and dicts, lists, tuples and sets of them"
+        raise TypeError(f"{name} is of type {type(value).__name__}; {kinds}")
+
+
+class _HashedFile:
+    """A file that knows the digest of what is written to it, so that it need not be read again.
+
+    torch's writer replaces an error of the file by one of its own, so the first error is kept and the rest ignored.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._sha256, self._size = file, hashlib.sha256(), 0
+        self._error: OSError | None = None
+
+    def write(self, data: memoryview | bytes) -> int:
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
+            self._sha256.update(data)
+            self._size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing to do: who opened the file flushes it to the disk."""
+
+    def digest(self) -> PartDigest:
+        if self._error is not None:
+            raise self._error
+        return PartDigest(self._sha256.hexdigest(), self._size)
+
+
+def _save(state: dict[str, Any], file: BinaryIO) -> PartDigest:
+    hashed: Any = _HashedFile(file)
+    torch.save(state, hashed)
+    digest: PartDigest = hashed.digest()
+    return digest
+
+
+def _verify(file: BinaryIO, path: Path, part: PartDigest) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size != part.size:
+        raise _torn(path, f"{size} bytes long where {part.size} were written")
+    if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:  # type: ignore[arg-type] # it is readable
+        raise _torn(path, "not the bytes that were written (SHA-256 differs)")
+    file.seek(0)
+
+
+def _load(file: BinaryIO, path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        first = str(error).partition("\n")[0]
+        raise _torn(path, f"torch {torch.__version__} cannot read it: {first}") from None
+    return state

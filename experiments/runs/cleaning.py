@@ -1,0 +1,52 @@
+"""Remove the folders of runs that came to nothing."""
+
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+
+from rich.table import Table
+from rich.text import Text
+
+from experiments.config.errors import UserError
+from experiments.runs.records import FolderInUse, RunFolder, reason
+from experiments.runs.status import State, last_step, state_of, told
+
+
+def removable(folders: Iterable[RunFolder], *, finished_too: bool = False) -> list[RunFolder]:
+    """Return those of ``folders`` that failed or were broken off, and the finished ones where asked for."""
+    states = {State.FAILED, State.STOPPED, *([State.DONE] if finished_too else [])}
+    return [folder for folder in folders if state_of(folder) in states]
+
+
+def removal_table(folders: list[RunFolder]) -> Table:
+    """Return what would be lost: run, state, steps recorded, and a few words on it."""
+    table = Table("run", "state", "steps", "", title=f"{len(folders)} to remove")
+    for folder in folders:
+        words = Text(told(folder), overflow="fold")
+        table.add_row(Text(str(folder.path), overflow="fold"), str(state_of(folder)), str(last_step(folder)), words)
+    return table
+
+
+def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
+    """Remove the folders; return those that stayed, because a process took them in the meantime.
+
+    Raises:
+        UserError: a folder cannot be removed.
+    """
+    stayed = []
+    for folder in folders:
+        try:
+            with folder.claim():
+                _remove(folder)
+        except FolderInUse:
+            stayed.append(folder)
+    return stayed
+
+
+def _remove(folder: RunFolder) -> None:
+    try:
+        with suppress(FileNotFoundError):
+            folder.done_path.unlink()  # first: what is left if this breaks off must not pass for a finished run
+        shutil.rmtree(folder.path)
+    except OSError as error:
+        raise UserError(f"cannot remove {folder.path}: {reason(error)}; remove it by hand") from None

@@ -1,0 +1,107 @@
+"""What became of a run, told by its folder alone."""
+
+import fcntl
+import json
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from experiments.reports.measures import in_words
+from experiments.runs.records import CHECKPOINT_FILE, RunFolder
+from experiments.tracking.progress import LastRow
+
+
+class State(StrEnum):
+    """The states of a run; what a stopped one left counts when it goes on."""
+
+    DONE = "done"
+    RUNNING = "running"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    NEW = "not started"
+
+
+def state_of(folder: RunFolder) -> State:
+    """Return what became of the run in ``folder``, which may not exist."""
+    if folder.is_done():
+        return State.DONE
+    if is_held(folder):
+        return State.RUNNING
+    if folder.failure_path.exists() or _reports(folder):
+        return State.FAILED
+    return State.STOPPED if folder.config_path.exists() else State.NEW
+
+
+def is_held(folder: RunFolder) -> bool:
+    """Return whether a process owns the folder at this moment."""
+    try:
+        descriptor = os.open(folder.path / ".lock", os.O_RDONLY)
+    except OSError:
+        return False  # nobody has ever owned it
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def saved_step(folder: RunFolder) -> int | None:
+    """Return the step of the newest checkpoint, None where there is none."""
+    names = (path.parent.name for path in folder.checkpoints_path.glob(f"step-*/{CHECKPOINT_FILE}"))
+    found = (re.match(r"step-(\d+)", name) for name in names)
+    return max((int(match[1]) for match in found if match), default=None)
+
+
+def last_step(folder: RunFolder) -> int:
+    """Return how many steps are recorded."""
+    return int(LastRow(folder.steps_path).read().get("step", -1)) + 1
+
+
+def told(folder: RunFolder) -> str:
+    """Return in a few words what there is to say about a run: its measure, why it failed, or where it goes on."""
+    state = state_of(folder)
+    if state in (State.DONE, State.RUNNING):
+        return in_words(LastRow(folder.epochs_path).read())
+    if state == State.FAILED:
+        return reason_of(folder)
+    if state == State.NEW:
+        return ""
+    step = saved_step(folder)
+    return "no checkpoint: begins anew" if step is None else f"goes on from step {step}"
+
+
+def reason_of(folder: RunFolder) -> str:
+    """Return why the last attempt failed, in one line; empty where nobody told."""
+    failure = _load(folder.failure_path)
+    if failure:
+        return f"rank {failure.get('rank')} failed: {failure.get('message')}"
+    reports = [_load(path) for path in _reports(folder)]
+    return next((" ".join(f"{told.get('type')}: {told.get('message')}".split()) for told in reports if told), "")
+
+
+def log_of(folder: RunFolder) -> Path | None:
+    """Return the file that tells most about a failure; None where there is none."""
+    named = _load(folder.failure_path).get("log")
+    candidates = [*([Path(named)] if named else []), *_reports(folder), run_log(folder)]
+    return next((path for path in candidates if path.exists()), None)
+
+
+def run_log(folder: RunFolder) -> Path:
+    """Return the file in which a run of a sweep leaves what it prints, where it has a process of its own."""
+    return folder.ranks_path / "run.log"
+
+
+def _reports(folder: RunFolder) -> list[Path]:
+    return sorted(folder.errors_path.glob("rank*.json"))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}  # half of a file tells as much as none
+    return value if isinstance(value, dict) else {}

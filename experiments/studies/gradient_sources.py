@@ -1,0 +1,128 @@
+"""Gradients to compare methods on: drawn from known laws, or recorded from a training."""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from experiments.config.errors import UserError
+from micro import Layout
+from micro.density import target_count
+from micro.randomness import generator
+from micro.selectors.threshold import hard_threshold
+
+NUM_LAYERS = 8
+SHARED = -1  # stands for the rank in the seed of what all ranks have in common
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What every method is given: the same gradients, whatever it makes of them.
+
+    Attributes:
+        stream: the word for where they come from.
+        layout: names and shapes of the parameters.
+        rows: (num_steps, world_size, numel) float32; a smaller world takes the first ranks.
+    """
+
+    stream: str
+    layout: Layout
+    rows: Tensor
+
+    def of(self, step: int, world_size: int) -> Tensor:
+        """Return the gradients (world_size, numel) of a step, not copied."""
+        return self.rows[step, :world_size]
+
+
+def normal(numel: int, randomness: torch.Generator) -> Tensor:
+    """Draw (numel,) standard normal values."""
+    return torch.randn(numel, generator=randomness)
+
+
+def laplace(numel: int, randomness: torch.Generator) -> Tensor:
+    """Draw (numel,) Laplace values of scale 1."""
+    magnitudes = torch.empty(numel).exponential_(generator=randomness)
+    return magnitudes * (torch.randint(2, (numel,), generator=randomness) * 2 - 1)
+
+
+def student(numel: int, randomness: torch.Generator) -> Tensor:
+    """Draw (numel,) values of Student's t with 3 degrees of freedom: heavy tails."""
+    chi_squared = torch.randn(3, numel, generator=randomness).square().sum(0)
+    return torch.randn(numel, generator=randomness) / (chi_squared / 3).sqrt()
+
+
+def layers(numel: int, randomness: torch.Generator) -> Tensor:
+    """Draw (numel,) normal values in 8 layers whose scale rises from 0.01 to 1."""
+    scales = 10 ** torch.linspace(-2, 0, NUM_LAYERS)
+    return torch.randn(numel, generator=randomness) * scales.repeat_interleave(-(-numel // NUM_LAYERS))[:numel]
+
+
+SHAPES: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+    "normal": normal,
+    "laplace": laplace,
+    "student": student,
+    "layers": layers,
+    "correlated": laplace,
+}
+RECORDED = "recorded"
+TITLES = {
+    "normal": "normal",
+    "laplace": "Laplace",
+    "student": "Student t(3)",
+    "layers": "layers of different scale",
+    "correlated": "correlated ranks",
+    RECORDED: "recorded",
+}
+
+
+def synthetic(
+    stream: str, *, numel: int, num_steps: int, world_size: int, density: float, seed: int = 0, max_gb: float = 1.0
+) -> Gradients:
+    """Draw a stream of gradients, each by its own (seed, step, rank).
+
+    Their scale is the one at which 1 / (2 sqrt k), from where some methods start, selects about k of normal values:
+    at any other scale such a method would be compared at a density that nobody asked for.
+
+    Raises:
+        UserError: the gradients need more memory than allowed.
+    """
+    check_size(num_steps, world_size, numel, max_gb)
+    rows = torch.empty(num_steps, world_size, numel)
+    scale = fitting_scale(density, numel)
+    for step in range(num_steps):
+        shared = SHAPES[stream](numel, generator(seed, step, SHARED)) if stream == "correlated" else 0.0
+        for rank in range(world_size):
+            torch.mul(SHAPES[stream](numel, generator(seed, step, rank)) + shared, scale, out=rows[step, rank])
+    return Gradients(stream, layered(numel), rows)
+
+
+def layered(numel: int) -> Layout:
+    """Return a layout of 8 equal layers (fewer where numel is less), each a nearly square matrix and what is left."""
+    block = -(-numel // NUM_LAYERS)
+    named: dict[str, tuple[int, ...]] = {}
+    for place, start in enumerate(range(0, numel, block)):
+        size = min(block, numel - start)
+        height = math.isqrt(size)
+        named[f"layer{place}.weight"] = (height, size // height)
+        if size % height:
+            named[f"layer{place}.bias"] = (size % height,)
+    return Layout(tuple(named), tuple(named.values()))
+
+
+def fitting_scale(density: float, numel: int) -> float:
+    """Return the scale of normal gradients at which the threshold 1 / (2 sqrt k) selects about k of them."""
+    quantile = statistics.NormalDist().inv_cdf(1 - min(density, 0.999) / 2)
+    return hard_threshold(target_count(density, numel)) / quantile
+
+
+def check_size(num_steps: int, world_size: int, numel: int, max_gb: float) -> None:
+    """Raise UserError where that many gradients do not fit into the memory allowed."""
+    needed_gb = 4e-9 * num_steps * world_size * numel
+    if needed_gb > max_gb:
+        raise UserError(
+            f"{num_steps} steps x {world_size} ranks x {numel:,} elements need {needed_gb:.3g} GB, allowed are "
+            f"{max_gb:g}: lower --steps or --world-sizes, or raise --max-gb"
+        )

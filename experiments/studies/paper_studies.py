@@ -1,0 +1,120 @@
+"""What the reproduction of a paper is made of: conf/paper/NAME.yaml, read and checked."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from experiments.config.compose import CONF
+from experiments.config.errors import UserError, suggestion
+from experiments.config.schema import SCALES
+
+FOLDER = CONF / "paper"
+MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
+SWEEP = "sweep"
+KEYS = {"name", "source", "parts"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One command of a reproduction.
+
+    Attributes:
+        name: of its folder.
+        shows: what it shows, in words.
+        claim: what the paper says of that, where it is known; empty otherwise.
+        words: the command, a module of experiments first.
+        folder: what it writes, unless it trains, is in here.
+    """
+
+    name: str
+    shows: str
+    words: tuple[str, ...]
+    folder: Path
+    claim: str = ""
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is a study of conf/sweep."""
+        return self.words[0] == SWEEP
+
+    @property
+    def runs(self) -> Path | None:
+        """The folder of the runs that it trains."""
+        named = [word.removeprefix("output=") for word in self.words if word.startswith("output=")]
+        return Path(named[-1]) if named else None
+
+    @property
+    def command(self) -> str:
+        """What a user would type."""
+        return shlex.join(["python", "-m", f"experiments.{self.words[0]}", *self.words[1:]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """A paper's reproduction at one scale: what it is called, where it appeared, and the parts in their order."""
+
+    key: str
+    name: str
+    source: str
+    scale: str
+    parts: tuple[Part, ...]
+
+
+def papers() -> list[str]:
+    """Return the names of all papers."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequence[str] = ()) -> Paper:
+    """Return a paper's reproduction at a scale.
+
+    Args:
+        out: the folder that everything is written to.
+        root: the folder of data sets.
+        overrides: further settings of every run.
+
+    Raises:
+        UserError: no such paper or scale, or its file is not one.
+    """
+    for what, given, known in (("paper", key, papers()), ("scale", scale, list(SCALES))):
+        if given not in known:
+            raise UserError(f"{what} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
+    path = FOLDER / f"{key}.yaml"
+    content = _read(path)
+    parts = []
+    for name, given in content["parts"].items():
+        if not isinstance(given, dict) or "shows" not in given:
+            raise UserError(f"{path}: part {name} must say what it shows, and its command as {' or '.join(SCALES)}")
+        if scale in given:
+            places = {"out": out, "here": out / name, "runs": out / "runs", "root": root}
+            words = [_placed(word, places, path) for word in shlex.split(given[scale])]
+            if words[0] not in MODULES:
+                raise UserError(f"{path}: a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
+            words += overrides if words[0] == SWEEP else ()
+            claim = given.get("claim", "")
+            parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name, claim=claim))
+    return Paper(key=key, name=content["name"], source=content["source"], scale=scale, parts=tuple(parts))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or set(content) != KEYS or not isinstance(content["parts"], dict):
+        raise UserError(f"{path} must have the keys {', '.join(sorted(KEYS))}, parts being a mapping")
+    return {str(key): value for key, value in content.items()}
+
+
+def _placed(word: str, places: dict[str, Any], path: Path) -> str:
+    try:
+        return word.format(**places)
+    except (KeyError, IndexError, ValueError):
+        known = ", ".join(f"{{{name}}}" for name in places)
+        raise UserError(f"{path}: '{word}' may hold {known} alone in braces") from None

@@ -1,0 +1,133 @@
+"""Figures of the theory of top-k: a panel per vector, or a line per operator."""
+
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
+
+from experiments.reports.figures import LineSettings
+from experiments.reports.plot_style import (
+    BLUE,
+    COLUMN_INCHES,
+    DASHES,
+    GREY,
+    PAGE_INCHES,
+    VERMILLION,
+    head,
+    in_order,
+    look,
+    new_figure,
+    style,
+)
+from experiments.studies.comparison_figures import REFERENCES
+
+MEASURED: LineSettings = {"color": BLUE, "linestyle": "-"}
+PREDICTED: LineSettings = {"color": VERMILLION, "linestyle": DASHES[1]}
+RANDOM: LineSettings = {"color": GREY, "linestyle": DASHES[2]}
+
+
+@style()
+def draw_histogram(numbers: pd.DataFrame, title: str) -> Figure:
+    """Density of the values and of the fitted normal; columns vector, value (deviations), density, normal."""
+    lowest = numbers.loc[numbers["density"] > 0, "density"].min() / 2
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        axes.fill_between(rows["value"], rows["density"].clip(lower=lowest), lowest, step="mid", color=BLUE, alpha=0.4)
+        axes.plot(rows["value"], rows["normal"].where(rows["normal"] >= lowest), **PREDICTED)
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=lowest)
+
+    handles = [
+        Line2D([], [], label="accumulator", color=BLUE, alpha=0.4, linewidth=5),
+        Line2D([], [], label="fitted normal", **PREDICTED),
+    ]
+    return _panels(numbers, [draw], title, handles, "(value - mean) / deviation", ["density"])
+
+
+@style()
+def draw_curve(numbers: pd.DataFrame, title: str) -> Figure:
+    """Squared magnitudes in descending order beside the line; columns vector, share, pi_squared, line."""
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        positive = rows[rows["share"] > 0]
+        axes.plot(positive["share"], positive["pi_squared"], **MEASURED)
+        axes.plot(positive["share"], positive["line"], **PREDICTED)
+        axes.set_xscale("log")
+        axes.set_ylim(0, 1.05)
+
+    handles = [
+        Line2D([], [], label="accumulator", **MEASURED),
+        Line2D([], [], label="line from (0, 1) to (1, 0)", **PREDICTED),
+    ]
+    return _panels(numbers, [draw], title, handles, "place i / d", ["pi² = (|u|₍ᵢ₎ / |u|₍₁₎)²"])
+
+
+@style()
+def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
+    """Error of top-k beside its bound and random-k's, and the ratio; columns vector, share, top_k, bound, random_k."""
+
+    def draw(axes: Axes, rows: pd.DataFrame) -> None:
+        axes.plot(rows["share"], rows["top_k"], **MEASURED)
+        axes.plot(rows["share"], rows["bound"], **PREDICTED)
+        axes.plot(rows["share"], rows["random_k"], **RANDOM)
+        axes.set_ylim(0, 1.05)
+
+    def draw_ratio(axes: Axes, rows: pd.DataFrame) -> None:
+        axes.axhline(1, **PREDICTED)
+        axes.plot(rows["share"], rows["top_k"] / rows["bound"], **MEASURED)
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+
+    handles = [
+        Line2D([], [], label="top-k", **MEASURED),
+        Line2D([], [], label="bound (1 - k/d)²", **PREDICTED),
+        Line2D([], [], label="random-k, 1 - k/d", **RANDOM),
+    ]
+    return _panels(numbers, [draw, draw_ratio], title, handles, "k / d", ["||u - kept||² / ||u||²", "top-k / bound"])
+
+
+@style()
+def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) -> Figure:
+    """Milliseconds over the length, a line per operator; columns method, numel, select_s."""
+    figure = new_figure(COLUMN_INCHES, 3.9)
+    axes = figure.subplots()
+    handles = []
+    for method in [*REFERENCES, *(name for name in in_order(numbers["method"]) if name not in REFERENCES)]:
+        rows = numbers[numbers["method"] == method]
+        own = look(method)
+        line = REFERENCES.get(method) or {"color": own.color, "linestyle": own.dashes, "marker": own.marker}
+        axes.plot(rows["numel"], 1e3 * rows["select_s"], **line)
+        handles.append(Line2D([], [], label=names.get(method, method), **line))
+    axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    head(figure, title, handles)
+    return figure
+
+
+def _panels(
+    numbers: pd.DataFrame,
+    draws: list[Callable[[Axes, pd.DataFrame], None]],
+    title: str,
+    handles: list[Line2D],
+    x_name: str,
+    y_names: list[str],
+) -> Figure:
+    """Draw one column of panels per vector."""
+    vectors = list(dict.fromkeys(numbers["vector"]))
+    figure = new_figure(PAGE_INCHES, 0.8 + 1.7 * len(draws))
+    grid = figure.subplots(len(draws), len(vectors), sharey="row", sharex="row", squeeze=False)
+    for column, vector in enumerate(vectors):
+        for axes, draw in zip(grid[:, column], draws, strict=True):
+            draw(axes, numbers[numbers["vector"] == vector])
+        grid[0, column].set_title(vector)
+        grid[-1, column].set_xlabel(x_name)
+    for axes, name in zip(grid[:, 0], y_names, strict=True):
+        axes.set_ylabel(name)
+    head(figure, title, handles)
+    figure.get_layout_engine().set(wspace=0.03)  # type: ignore[union-attr, call-arg]
+    return figure

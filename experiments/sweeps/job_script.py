@@ -1,0 +1,207 @@
+"""A study as arrays of SLURM jobs: a script and a file of runs for each shape of cluster.
+
+Task N of an array runs line N of its file of runs. The file never changes once it is written: its folder is named by
+what it holds, so that a study that is submitted again, whole or in part, finds the same lines under the same numbers.
+"""
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from experiments.config.schema import TrainConfig
+from experiments.launching.rank_process import EXIT_SAVED, LAUNCH
+from experiments.training.runner import folder_of
+
+_MAX_ROWS = 1000  # SLURM takes array numbers up to 1000 where the site says nothing else
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """Runs that ask for the same nodes.
+
+    Attributes:
+        study: what the runs belong to.
+        config: of any of the runs: cluster and output are the same for all.
+        runs: the folder's name of each run.
+        words: the overrides of each run.
+    """
+
+    study: str
+    config: TrainConfig
+    runs: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+
+    @property
+    def rows(self) -> str:
+        """What stands in the file of runs: for each its folder's name and its overrides as bash reads them."""
+        pairs = zip(self.runs, self.words, strict=True)
+        return "".join(f"{run} {shlex.join(words)}\n" for run, words in pairs)
+
+    @property
+    def folder(self) -> Path:
+        """Where script, file of runs and logs stand."""
+        place = place_of(Path(self.config.output)).resolve()
+        digest = hashlib.sha256(f"{place}\n{self.rows}".encode()).hexdigest()[:8]
+        return place / f"{self.study}-{digest}"
+
+    @property
+    def script_path(self) -> Path:
+        """The job script, as it was last submitted."""
+        return self.folder / "array.sh"
+
+    @property
+    def rows_path(self) -> Path:
+        """The file of runs."""
+        return self.folder / "runs.txt"
+
+
+def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> list[Array]:
+    """Return the arrays that a study needs: runs that ask for other nodes cannot share one. A run counts once."""
+    found = {folder_of(config).path: (config, tuple(words)) for words, config in zip(jobs, configs, strict=True)}
+    shapes: dict[tuple[str, ...], list[tuple[TrainConfig, tuple[str, ...]]]] = {}
+    for config, words in found.values():
+        shapes.setdefault(_shape(config), []).append((config, words))
+    return [
+        _array(name, members[first : first + _MAX_ROWS])
+        for members in shapes.values()
+        for first in range(0, len(members), _MAX_ROWS)
+    ]
+
+
+def script(array: Array, rows: list[int], *, python: str | None = None, working: Path | None = None) -> str:
+    """Return the job script that runs some lines of an array.
+
+    Args:
+        rows: their numbers, from 1, ascending.
+        python: the interpreter; by default this one, or with lines of setup the one that they make available.
+        working: the folder to start in, by default this process's.
+    """
+    slurm = array.config.cluster.slurm
+    python = python or ("python" if slurm.setup else shlex.quote(sys.executable))
+    parts = [
+        "#!/bin/bash",
+        f"# Study {array.study}: task N runs line N of runs.txt, which holds the run's folder and then its settings.",
+        *(f"#SBATCH {option}" for option in _options(array, rows, working or Path.cwd())),
+        "",
+        _READ_ROW.format(rows=shlex.quote(str(array.rows_path))),
+        *([_MEETING] if array.config.cluster.nnodes > 1 else []),
+        *slurm.setup,
+        f"export {LAUNCH}=node  # each task of srun starts the workers of its node",
+        "",
+    ]
+    if slurm.requeue:
+        parts.append(_SAVED.format(output=shlex.quote(str(Path(array.config.output).resolve()))))
+    parts.append(_RUN.format(srun=_srun(array, python)))
+    if slurm.requeue:
+        parts.append(_REQUEUE.format(saved=EXIT_SAVED))
+    return "\n".join([*parts, 'exit "$code"', ""])
+
+
+def ranges(rows: list[int]) -> str:
+    """Return ascending numbers as SLURM writes them: 1,3-5."""
+    parts = []
+    for _, group in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
+        numbers = [row for _, row in group]
+        parts.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ",".join(parts)
+
+
+def place_of(output: Path) -> Path:
+    """Return the folder of all arrays of an output folder."""
+    return output / "slurm"
+
+
+def num_processes(config: TrainConfig) -> int:
+    """Return how many processes a run has on each node: simulated workers share one."""
+    return 1 if config.cluster.simulated else config.cluster.nproc_per_node
+
+
+_READ_ROW = """\
+row=$(sed -n "${{SLURM_ARRAY_TASK_ID:?submit this script with sbatch}}p" {rows})
+[ -n "$row" ] || {{ echo "runs.txt has no line $SLURM_ARRAY_TASK_ID" >&2; exit 2; }}
+run=${{row%% *}}
+eval "words=(${{row#* }})"
+"""
+
+_MEETING = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show node "$head" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')  # its name may not resolve
+port=$((20000 + SLURM_JOB_ID % 10000))  # each task of the array has a job id of its own
+"""
+
+_RUN = """\
+echo "$run"
+asked= step=
+trap 'asked=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit: srun passes it on, the run saves
+{srun} &
+step=$!
+wait "$step"; code=$?
+while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done  # a signal ends a wait, not the run
+"""
+
+_SAVED = """\
+saved() {{ find {output}/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort | tail -n 1; }}
+before=$(saved)
+"""
+
+_REQUEUE = """\
+if [ "$code" -eq {saved} ] || {{ [ "$asked" ] && [ "$code" -ne 0 ]; }}; then
+  if [ "$(saved)" != "$before" ]; then
+    echo "$run was stopped before its end and is queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "$run was stopped before it saved anything new, and is not queued again: raise cluster.slurm.time_limit" >&2
+  fi
+fi
+"""
+
+
+def _shape(config: TrainConfig) -> tuple[str, ...]:
+    cluster = config.cluster
+    return config.output, str((cluster.nnodes, num_processes(config), cluster.simulated, cluster.slurm))
+
+
+def _array(name: str, members: list[tuple[TrainConfig, tuple[str, ...]]]) -> Array:
+    configs, words = zip(*members, strict=True)
+    runs = tuple(folder_of(config).path.name for config in configs)
+    return Array(study=name, config=configs[0], runs=runs, words=words)
+
+
+def _options(array: Array, rows: list[int], working: Path) -> Iterator[str]:
+    cluster = array.config.cluster
+    slurm, cpus = cluster.slurm, num_processes(array.config) * cluster.slurm.cpus_per_worker
+    throttle = f"%{slurm.throttle}" if slurm.throttle else ""
+    yield f"--job-name={shlex.quote(array.folder.name)}"
+    yield f"--array={ranges(rows)}{throttle}"
+    yield f"--nodes={cluster.nnodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--cpus-per-task={cpus}"
+    if slurm.gpus_per_node:
+        yield f"--gpus-per-node={slurm.gpus_per_node}"
+    chosen = {key: getattr(slurm, key) for key in ("partition", "account", "qos", "constraint")}
+    for key, value in {**chosen, "time": slurm.time_limit}.items():
+        if value is not None:
+            yield f"--{key}={shlex.quote(value)}"
+    if slurm.signal_s:
+        yield f"--signal=B:USR1@{slurm.signal_s}"
+    yield "--requeue" if slurm.requeue else "--no-requeue"
+    yield "--open-mode=append"
+    yield f"--chdir={shlex.quote(str(working))}"
+    yield f"--output={shlex.quote(str(array.folder / 'logs/%A_%a.log'))}"
+    yield from slurm.extra
+
+
+def _srun(array: Array, python: str) -> str:
+    cluster = array.config.cluster
+    cpus = num_processes(array.config) * cluster.slurm.cpus_per_worker
+    words = [
+        f"srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=1 \\\n ",
+        f'{python} -m experiments.train "${{words[@]}}"',
+    ]
+    if not cluster.simulated:
+        words.append(f"cluster.rdzv_endpoint={'$head:$port' if cluster.nnodes > 1 else 'localhost:0'}")
+    return " ".join(words)

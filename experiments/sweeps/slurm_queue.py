@@ -1,0 +1,128 @@
+"""Queue a study at SLURM, and say what of it waits or runs there."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
+from experiments.runs.records import RunFolder, cannot_write, write_atomic
+from experiments.sweeps.job_script import Array, arrays_of, num_processes, place_of, ranges, script
+
+_ANSWER_S = 60
+
+
+def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> str:
+    """Queue the runs of a study that are neither finished nor in the queue; return what there is to tell the user.
+
+    Args:
+        name: of the study.
+        jobs: the overrides of each run.
+        configs: what they make, checked.
+        dry_run: only show the scripts and the runs; nothing is written or queued.
+
+    Raises:
+        UserError: sbatch is not there or refuses; an array that was queued before it is named.
+    """
+    arrays = arrays_of(name, jobs, configs)
+    for array in arrays:
+        check_gpus(array.config)
+    told: list[str] = []
+    for array in arrays:
+        queued = _in_queue_if_any(array) if dry_run else in_queue(Path(array.config.output))
+        done = {run for run in array.runs if RunFolder(Path(array.config.output) / run).is_done()}
+        missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
+        state = f"{len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
+        if not missing:
+            told.append(f"nothing to submit of {len(array.runs)} runs: {state}")
+        elif dry_run:
+            told.append(f"# {array.script_path}\n{script(array, missing)}\n# {array.rows_path}\n{array.rows}")
+        else:
+            told.append(f"{_submit(array, missing, told)} of {len(array.runs)} runs: {state}; {array.script_path}")
+    return "\n".join(told)
+
+
+def in_queue(output: Path) -> set[str]:
+    """Return the runs of an output folder that wait, run or end in SLURM's queue, by their folders' names.
+
+    Raises:
+        UserError: squeue is not there or does not answer.
+    """
+    place = place_of(output)
+    found: set[str] = set()
+    for line in _ask("squeue", "--noheader", "--array", "--format=%K %j").splitlines():
+        number, _, job = line.strip().partition(" ")
+        path = place / job / "runs.txt"
+        if number.isdecimal() and path.exists():
+            rows = path.read_text().splitlines()
+            found.update(row.split(" ", 1)[0] for row in rows[int(number) - 1 : int(number)])
+    return found
+
+
+def check_gpus(config: TrainConfig) -> None:
+    """Refuse a job whose workers would find too few GPUs.
+
+    Raises:
+        UserError: fewer GPUs than workers on a node.
+    """
+    cluster, needed = config.cluster, num_processes(config)
+    asked = cluster.slurm.gpus_per_node
+    if asked < needed and (cluster.device == "cuda" or (cluster.device == "auto" and asked)):
+        remedy = f"set it to {needed}" + ("" if cluster.device == "cuda" else ", or to 0 to train without")
+        raise UserError(f"cluster.slurm.gpus_per_node is {asked} for {needed} workers on a node: {remedy}")
+
+
+def _submit(array: Array, rows: list[int], told: list[str]) -> str:
+    if shutil.which("sbatch") is None:
+        raise UserError(_absent("sbatch"))
+    try:
+        (array.folder / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(array.folder, error) from None
+    write_atomic(array.rows_path, array.rows)
+    write_atomic(array.script_path, script(array, rows))
+    try:
+        job = _ask("sbatch", "--parsable", str(array.script_path)).strip().partition(";")[0]
+    except UserError as error:
+        before = f"; before it: {'; '.join(told)}" if told else ""
+        raise UserError(f"{error} ({array.script_path}){_partitions(str(error))}{before}") from None
+    return f"submitted {len(rows)} as array {job} (rows {ranges(rows)})"
+
+
+def _partitions(refusal: str) -> str:
+    """Return which partitions there are, where a refusal is about that."""
+    if "partition" not in refusal:
+        return ""
+    try:
+        known = sorted(set(_ask("sinfo", "--noheader", "--format=%R").split()))
+    except UserError:
+        return ""
+    return f"; set cluster.slurm.partition to one of {', '.join(known)}"
+
+
+def _in_queue_if_any(array: Array) -> set[str]:
+    """Return what is in the queue; nothing on a machine without SLURM, where a script can be looked at all the same."""
+    try:
+        return in_queue(Path(array.config.output))
+    except UserError:
+        return set()
+
+
+def _ask(*command: str) -> str:
+    """Return what a command of SLURM answers."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+    except FileNotFoundError:
+        raise UserError(_absent(command[0])) from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{command[0]} did not answer within {_ANSWER_S} s: is slurmctld up?") from None
+    if done.returncode:
+        lines = [line.removeprefix(f"{command[0]}: ").removeprefix("error: ") for line in done.stderr.splitlines()]
+        raise UserError(f"{command[0]} refused: {'; '.join(filter(None, lines))}")
+    return done.stdout
+
+
+def _absent(command: str) -> str:
+    return (
+        f"backend=slurm needs {command}, which is not on this machine: call it where jobs are submitted, or --dry-run"
+    )

@@ -1,0 +1,92 @@
+"""A study in tables: what it will run, what became of each run, and what failed."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from experiments.config.schema import TrainConfig
+from experiments.runs.records import RunFolder
+from experiments.runs.status import State, last_step, saved_step, state_of, told
+from experiments.sweeps.local_sweep import FailedRun
+from experiments.tracking.progress import is_terminal
+from experiments.training.runner import folder_of
+
+_STYLES = {State.DONE: "green", State.RUNNING: "cyan", State.FAILED: "red", State.STOPPED: "yellow", State.NEW: "dim"}
+_WIDE = 10_000  # columns where no screen limits them: a row stays one line
+Kind = tuple[str, str, str, str, str]
+
+
+def show(table: Table, console: Console) -> None:
+    """Print a table; in a file or a pipe every row is one line."""
+    screen = console if is_terminal(console) else Console(file=console.file, width=_WIDE)
+    screen.print(table)
+
+
+def plan_table(name: str, configs: list[TrainConfig]) -> Table:
+    """Return what a study will run: a row per model, data set, method, density and number of workers."""
+    plans: defaultdict[Kind, Counter[str]] = defaultdict(Counter)
+    for config in configs:
+        plans[_kind(config)][_plan(folder_of(config))] += 1
+    sums = sum(plans.values(), Counter())
+    table = Table(title=f"{name}: {len(configs)} runs", show_footer=True)
+    for heading in ("model", "dataset", "method", "density", "workers"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("done", "to go on with", "to run", "running"):
+        if sums[heading] or heading != "running":
+            table.add_column(heading, str(sums[heading]), justify="right")
+    for kind, counts in plans.items():
+        shown = ("done", "to go on with", "to run", *(["running"] if sums["running"] else []))
+        table.add_row(*kind, *(str(counts[heading] or "") for heading in shown))
+    return table
+
+
+def status_table(configs: list[TrainConfig]) -> Table:
+    """Return what became of each run: its state, the steps recorded, and a few words on it."""
+    folders = [folder_of(config) for config in configs]
+    counts = Counter(state_of(folder) for folder in folders)
+    table = Table("run", "state", "step", "", title=in_words(counts))
+    for folder in folders:
+        state = state_of(folder)
+        name = Text(folder.path.name, overflow="fold")
+        table.add_row(name, Text(state, _STYLES[state]), _steps(folder), Text(told(folder), overflow="fold"))
+    return table
+
+
+def in_words(counts: Counter[State]) -> str:
+    """Return how many runs are in which state, ``3 done, 1 failed``."""
+    return ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
+
+
+def failure_table(failures: Iterable[FailedRun]) -> Table:
+    """Return all failures: run, why, log."""
+    rows = list(failures)
+    table = Table("run", "why", "log", title=f"{len(rows)} failed")
+    for row in rows:
+        table.add_row(*(Text(str(part or ""), overflow="fold") for part in (row.run, row.why, row.log)))
+    return table
+
+
+def _kind(config: TrainConfig) -> Kind:
+    names = (config.model.name, config.dataset.name, config.sparsifier.name)
+    return (*names, f"{config.density:g}", str(config.world_size))
+
+
+def _plan(folder: RunFolder) -> str:
+    state = state_of(folder)
+    if state in (State.DONE, State.RUNNING):
+        return str(state)
+    return "to run" if saved_step(folder) is None else "to go on with"
+
+
+def _steps(folder: RunFolder) -> str:
+    """Return the steps recorded and those of the run, as far as its manifest tells."""
+    try:
+        total = json.loads(folder.manifest_path.read_text()).get("steps")
+    except (OSError, ValueError, AttributeError):
+        total = None
+    done = last_step(folder)
+    return f"{done}/{total}" if total else (str(done) if done else "")

@@ -1,0 +1,168 @@
+"""The same tidy tables from wherever the mirror of a run is: a run's folder, the files of W&B, or its server.
+
+W&B keeps numbers as JSON has them, so 1.0 comes back as 1, and a row's keys without their order: ``frames.tidy`` brings
+all sources to one form, and the tables of a run are equal whichever it is read from.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.config.errors import UserError, suggestion
+from experiments.reports.frames import FinishedRun, Frames, Selection, load, tidy
+from experiments.runs.records import Row
+from experiments.tracking.wandb_mirror import need_key, need_wandb
+
+NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_REMEDY = "make the mirror again with: python -m experiments.track RUN_FOLDER"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mirror:
+    """One mirrored run; the history is read when its rows are asked for."""
+
+    where: str
+    given: Mapping[str, Any]
+    history: Callable[[], Iterable[Row]]
+
+    @property
+    def remedy(self) -> str:
+        return _REMEDY
+
+    def config(self) -> Mapping[str, object]:
+        return {key: value for key, value in self.given.items() if key not in ("_wandb", "manifest")}
+
+    def rows(self, kind: str) -> list[Row]:
+        return [_own(row, kind) for row in self.history() if row.get(f"{kind}/step") is not None]
+
+    def place(self, kind: str) -> str:
+        return f"{self.where} ({kind})"
+
+
+def from_folders(root: Path | str, selection: Selection | None = None) -> Frames:
+    """Read the finished runs among the run folders under ``root``. Raises: UserError as ``frames.load`` does."""
+    return load(root, selection)
+
+
+def from_wandb_files(root: Path | str, selection: Selection | None = None) -> Frames:
+    """Read the finished runs among the files of W&B, ``run-ID.wandb``, anywhere under ``root``.
+
+    Raises:
+        UserError: no finished run, wandb not installed, a file that cannot be read, or as ``frames.tidy`` does.
+    """
+    need_wandb("--source wandb-files")
+    paths = sorted({path.resolve() for path in Path(root).rglob("*.wandb")}, key=lambda path: path.parent.name)
+    if not paths:
+        raise UserError(f"{root} holds no file of W&B (*.wandb): name a folder of runs made with tracking=wandb")
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        read = list(pool.map(_read_file, paths))
+    runs = {name: mirror for name, mirror, _ in read}  # of a run with several files the newest, which comes last
+    finished = {name: is_finished for name, _, is_finished in read}
+    return tidy(_finished(runs, finished, str(root)), selection)
+
+
+def from_wandb_server(project: str, selection: Selection | None = None) -> Frames:
+    """Read the finished runs of ``ENTITY/PROJECT`` at the server of W&B, every row of them.
+
+    Raises:
+        UserError: no finished run, no such project, no key, a server that does not answer, or as ``frames.tidy`` does.
+    """
+    entity, slash, name = project.partition("/")
+    if not (entity and slash and name):
+        raise UserError(f"a project of W&B is ENTITY/PROJECT, got '{project}'")
+    need_wandb("--source wandb")
+    need_key("--source wandb", "read the files with --source wandb-files DIR")
+    import wandb
+
+    try:
+        found = list(wandb.Api().runs(project, per_page=200, lazy=False))
+    except Exception as error:  # wandb raises what its parts raise: of the network, of the server, its own
+        raise UserError(f"cannot read {project} from W&B: {_first_line(error)}") from None
+    runs = {run.id: _Mirror(f"W&B run {project}/{run.id}", run.config, _scan(run)) for run in found}
+    return tidy(_finished(runs, {run.id: run.state == "finished" for run in found}, project), selection)
+
+
+SOURCES: dict[str, Callable[[str, Selection | None], Frames]] = {
+    "folders": from_folders,
+    "wandb-files": from_wandb_files,
+    "wandb": from_wandb_server,
+}
+
+
+def read(source: list[str], selection: Selection | None = None) -> Frames:
+    """Read finished runs from what ``--source`` names: its kind, and where.
+
+    Raises:
+        UserError: no such kind, or as its function does.
+    """
+    kind, *where = source
+    if kind not in SOURCES:
+        raise UserError(f"--source must be one of {', '.join(SOURCES)}, got '{kind}'{suggestion(kind, SOURCES)}")
+    if len(where) != 1:
+        raise UserError(f"--source {kind} takes one place, as in --source {kind} {_EXAMPLES[kind]}")
+    return SOURCES[kind](where[0], selection)
+
+
+_EXAMPLES = {"folders": "results/runs", "wandb-files": "results/runs", "wandb": "ENTITY/PROJECT"}
+
+
+def _finished(runs: Mapping[str, _Mirror], finished: Mapping[str, bool], where: str) -> dict[str, FinishedRun]:
+    unfinished = [name for name in sorted(runs) if not finished[name]]
+    if len(unfinished) == len(runs):
+        raise UserError(f"{where} holds no finished run at W&B ({len(unfinished)} unfinished); {_REMEDY}")
+    if unfinished:
+        print(f"left out, not finished: {', '.join(unfinished)}")
+    return {name: runs[name] for name in sorted(runs) if finished[name]}
+
+
+def _read_file(path: Path) -> tuple[str, _Mirror, bool]:
+    """Return the run of one file: its name, what it holds, and whether it came to its end."""
+    name, config, finished = "", dict[str, Any](), False
+    history: list[Row] = []
+    for record in _inspect(path):
+        content = record.get(record["type"]) or {}
+        if record["type"] == "run":
+            name, config = content["run_id"], (content.get("config") or {}).get("update") or {}
+        elif record["type"] == "history":
+            history.append(content["item"])
+        elif record["type"] == "exit":
+            finished = not content.get("exit_code")
+    return name or path.stem, _Mirror(str(path), config, lambda: history), finished
+
+
+def _inspect(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, as wandb's own reader prints them: one JSON object a line."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
+        raise UserError(f"cannot read {path}: {said}; {_REMEDY}")
+    return (json.loads(line) for line in done.stdout.splitlines())
+
+
+def _scan(run: Any) -> Callable[[], Iterable[Row]]:
+    @cache
+    def history() -> Iterable[Row]:
+        try:
+            return list(run.scan_history(use_cache=False))  # a run that was made again has other rows
+        except Exception as error:
+            raise UserError(f"cannot read the history of W&B run {run.id}: {_first_line(error)}") from None
+
+    return history
+
+
+def _own(row: Row, kind: str) -> Row:
+    """Return the part of a history's row that is of one kind of record, as the record had it."""
+    own = {key.partition("/")[2]: value for key, value in row.items() if key.startswith(f"{kind}/")}
+    return {key: NOT_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in own.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

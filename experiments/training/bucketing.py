@@ -1,0 +1,108 @@
+"""From a schedule to the buckets of a training: planned once on rank 0, the same on all ranks, checked twice."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, build_reducer, build_schedule
+from experiments.training.schedule_problem import problem_of
+from micro.comm import Comm, gather_objects
+from micro.planning.schedules.base import Plan
+from micro.planning.schedules.ddp import Ddp
+from micro.planning.schedules.single import Single
+from micro.planning.traces import LinkTable, SelectTable, Trace
+
+
+def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
+    """Return the plan that the configured schedule makes from its files, or None where it needs no files.
+
+    Raises:
+        UserError: a file is missing, torn, or of another model or number of workers.
+    """
+    schedule = build_schedule(config)
+    if schedule is None or not schedule.is_planned:
+        return None
+    files = config.schedule
+    try:
+        assert files.trace is not None
+        assert files.link is not None
+        trace, link = Trace.load(Path(files.trace)), LinkTable.load(Path(files.link))
+        select = SelectTable.load(Path(files.select)) if files.select else None
+        if link.world_size != config.world_size:
+            raise ValueError(
+                f"{files.link} was measured with {link.world_size} workers, the run has {config.world_size}: "
+                "measure the link with as many"
+            )
+        problem = problem_of(
+            trace, link, build_reducer(config), config.world_size, select=select, method=config.sparsifier.name
+        )
+        plan = schedule.plan(problem)
+        plan.check_model(gradient_bytes(model))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return plan
+
+
+def agreed_plan(config: TrainConfig, model: nn.Module, comm: Comm) -> Plan | None:
+    """Return rank 0's plan on all ranks; each has checked that it fits its own model.
+
+    Raises:
+        UserError: on all ranks: it fits some rank's model no more, or arrived differently there.
+    """
+    plan, error = None, None
+    if comm.rank == 0:
+        try:
+            plan = make_plan(config, model)
+        except UserError as mistake:
+            error = mistake
+    found = gather_objects(error or plan)[0]
+    if isinstance(found, UserError):
+        raise found
+    assert found is None or isinstance(found, Plan)
+    _check_agreement(found, model)
+    return found
+
+
+def _check_agreement(plan: Plan | None, model: nn.Module) -> None:
+    problem = None
+    try:
+        if plan:
+            plan.check_model(gradient_bytes(model))
+    except ValueError as error:
+        problem = str(error)
+    answers = gather_objects((plan.digest if plan else None, problem))
+    for rank, answer in enumerate(answers):
+        assert isinstance(answer, tuple)
+        if answer[1]:
+            raise UserError(f"rank {rank}: {answer[1]}")
+        if answer != answers[0]:
+            raise UserError(f"rank {rank} has another plan than rank 0: run the same code on all nodes")
+
+
+def bucket_caps(config: TrainConfig, model: nn.Module, plan: Plan | None) -> dict[str, Any]:
+    """Return the arguments by which DDP makes the buckets of the configured schedule."""
+    if plan:
+        return {"bucket_cap_mb_list": list(plan.bucket_caps_mb)}
+    schedule = build_schedule(config) or (Ddp() if config.sparsifier.is_dense else Single())
+    return {"bucket_cap_mb": schedule.bucket_cap_mb(sum(gradient_bytes(model).values()) / 2**20)}
+
+
+def check_buckets(plan: Plan, buckets: Sequence[tuple[str, ...]]) -> None:
+    """Raise UserError unless DDP made the buckets that were planned; parameters may change places within one."""
+    for number, (planned, made) in enumerate(zip(plan.groups, buckets, strict=False)):
+        if set(planned) != set(made):
+            odd = next(iter(set(made) ^ set(planned)))
+            raise UserError(
+                f"backward does not follow the plan: bucket {number} differs by '{odd}', whose gradient comes at "
+                "another time than in the trace; profile this model again"
+            )
+    if len(plan.groups) != len(buckets):
+        raise UserError(f"the plan has {len(plan.groups)} buckets, DDP made {len(buckets)}: profile this model again")
+
+
+def gradient_bytes(model: nn.Module) -> dict[str, int]:
+    """Return the bytes of each trainable parameter's gradient."""
+    return {name: p.numel() * p.element_size() for name, p in model.named_parameters() if p.requires_grad}

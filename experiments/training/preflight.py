@@ -1,0 +1,82 @@
+"""What can be known to go wrong before a worker starts."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+import data
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, build_model, from_yaml
+from experiments.config.slurm_settings import IN_JOB
+from experiments.runs.checkpoints import open_checkpoint
+from experiments.training.bucketing import make_plan
+from experiments.training.tasks import check_task, steps_per_epoch
+
+
+def check_content(config: TrainConfig) -> None:
+    """Look at data and model as the workers will find them.
+
+    Raises:
+        UserError: data missing or torn, a model that does not fit it, a plan that does not fit the model, more workers
+            than batches or devices.
+    """
+    try:
+        data.check(config.dataset.name, config.dataset.root, **config.dataset.settings)
+        info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
+        check_task(config, info)
+        with torch.device("meta"), _NoDraws():
+            model = build_model(config, info.sizes)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    make_plan(config, model)
+    if steps_per_epoch(config, info) == 0:
+        raise UserError(
+            f"world_size {config.world_size} x batch_size {config.batch_size} x accumulate {config.accumulate} is more "
+            f"than an epoch of dataset {config.dataset.name} has ({info.num_train}): lower one of them"
+        )
+    _check_devices(config)
+    _check_beginning(config)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leave weights undrawn: on the meta device there are none, and torch would import its compiler to say so."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return the tensor as it is where it would be drawn, or else do what was asked."""
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def _check_devices(config: TrainConfig) -> None:
+    if config.cluster.rdzv_endpoint == IN_JOB:
+        return  # the nodes of a job are other machines; there the job's own endpoint stands here
+    devices = torch.cuda.device_count()
+    if config.cluster.device == "cuda" and devices < (1 if config.cluster.simulated else config.cluster.nproc_per_node):
+        raise UserError(f"cluster.device=cuda needs {config.cluster.nproc_per_node} GPUs here, there are {devices}")
+    compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
+    if config.compile and not devices and not any(shutil.which(name) for name in compilers):
+        raise UserError("compile=true needs a C++ compiler on a CPU, there is none: install g++, or leave it out")
+
+
+def _check_beginning(config: TrainConfig) -> None:
+    """Look at the run that this one is to begin with: it must be there, and of the same model and method."""
+    if config.start_from is None:
+        return
+    checkpoint = open_checkpoint(Path(config.start_from))
+    if checkpoint.world_size != config.world_size and config.resize == "refuse":
+        raise UserError(
+            f"start_from={config.start_from} had {checkpoint.world_size} workers, this run has {config.world_size}: "
+            "make them equal, or set resize=average"
+        )
+    before = from_yaml(checkpoint.path.parent.parent / "config.yaml")
+    for key in ("model", "sparsifier", "optimizer"):
+        if getattr(before, key) != getattr(config, key):
+            raise UserError(f"start_from={config.start_from} is of another {key}: choose the same, or start anew")

@@ -1,0 +1,127 @@
+"""What each process of a run does: ``python -m experiments.training.rank_main RUN_DIR`` on every rank, or a call."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from experiments.config.schema import TrainConfig, from_yaml
+from experiments.launching.rank_process import stop_signals
+from experiments.runs.manifest import collect_manifest
+from experiments.runs.records import RunFolder, write_json
+from experiments.runs.weights import save_weights, weights_digest
+from experiments.training.loop import Trainer
+from experiments.training.tasks import load_task
+from experiments.training.workers import ProcessTeam, SimulatedTeam, Team, choose_device
+
+
+def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
+    """Be one rank of a run, or all ranks of a simulated one, from loading data to DONE.
+
+    Args:
+        command: what the user typed, for the manifest.
+
+    Returns:
+        False where a signal stopped the run, which is saved and can go on.
+    """
+    device, store = start_group(config)
+    with _threads(config.cluster.num_threads), _team(config, device) as team:
+        trainer = Trainer(config, team, folder, store)
+        if team.is_main:
+            write_json(folder.manifest_path, _manifest(config, team, trainer, command))
+            if team.plan:
+                team.plan.save(folder.plan_path)
+        started = time.perf_counter()
+        last = trainer.run()
+        if team.is_main and last is not None:
+            weights = team.task.model.state_dict()
+            if config.save_weights:
+                save_weights(weights, folder.weights_path)
+            digest = weights_digest(weights)
+            folder.mark_done(last | {"weights_sha256": digest, "wall_s": time.perf_counter() - started})
+    return last is not None
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Give torch's operations that many threads, None for as many as they have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
+    """Join the other ranks, unless this process has done so already; return its device, and the ranks' common store."""
+    global _store
+    device = choose_device(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not config.cluster.simulated and not dist.is_initialized():
+        _store, rank, world_size = next(dist.rendezvous("env://"))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = _store = dist.PrefixStore(_attempt(), _store)
+        dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size)
+    return device, None if config.cluster.simulated else _store
+
+
+def _attempt() -> str:
+    """Return a name for this start of the ranks: a store that outlives them still holds the addresses of the last.
+
+    One node counts its restarts; several may count differently, and the launcher gives each start a store of its own.
+    """
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if alone else "attempt"
+
+
+_store: dist.Store | None = None  # of the one group that this process is in
+
+
+@contextmanager
+def _team(config: TrainConfig, device: torch.device) -> Iterator[Team]:
+    task = load_task(config, device)
+    team: Team = SimulatedTeam(config, task) if config.cluster.simulated else ProcessTeam(config, task)
+    try:
+        yield team
+    finally:
+        team.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()  # not after an error: others may be gone, and leaving would wait for them
+
+
+def _manifest(config: TrainConfig, team: Team, trainer: Trainer, command: list[str]) -> dict[str, Any]:
+    num_parameters = sum(p.numel() for p in team.task.model.parameters())
+    began = trainer.began
+    return collect_manifest(
+        seed=config.seed,
+        command=command,
+        world_size=config.world_size,
+        data_checksums=team.task.checksums,
+        extra={
+            "device": str(team.task.device),
+            "num_parameters": num_parameters,
+            "steps": config.epochs * team.num_steps,
+            "began_at_step": trainer.position.step,
+            "passed_over": list(began.passed_over) if began else [],
+        },
+    )
+
+
+def main(run_dir: str) -> None:
+    """Run the rank that the environment describes, as the configuration in the run folder says."""
+    folder = RunFolder(Path(run_dir))
+    command = (folder.path / "command.txt").read_text().splitlines()
+    with stop_signals.heeded():
+        run_rank(from_yaml(folder.config_path), folder, command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,64 @@
+"""A model, a network and a method put together: the problem that a schedule solves."""
+
+from functools import cache, lru_cache, partial
+from typing import Protocol
+
+import micro
+from micro.planning.costs import Network, gather_part
+from micro.planning.schedules.base import Problem, no_time
+from micro.planning.traces import Trace
+from micro.planning.volumes import Calls, calls_of
+
+
+class Selection(Protocol):
+    """What a method computes for a vector before it can send it: measured (SelectTable), or a formula."""
+
+    def seconds(self, method: str, numel: float) -> float:
+        """Return the seconds that a method takes for ``numel`` elements."""
+
+
+def problem_of(
+    trace: Trace,
+    network: Network,
+    reducer: micro.Reducer,
+    world_size: int,
+    *,
+    select: Selection | None = None,
+    method: str = "dense",
+) -> Problem:
+    """Return what a schedule decides on where ``reducer`` reduces the gradients of a trace over a network.
+
+    One worker sends nothing, and so selects nothing. Only the dense method ends with an all-gather that can wait.
+
+    Args:
+        network: of ``world_size`` ranks.
+        select: what the method computes for a group; the dense method computes nothing.
+        method: the reducer's name in ``select``.
+
+    Raises:
+        ValueError: the network is of another number of ranks.
+    """
+    if network.world_size != world_size:
+        raise ValueError(f"the network is of {network.world_size} ranks, got world_size {world_size}")
+    if world_size == 1:
+        return Problem(trace, no_time)
+    size = trace.element_bytes
+
+    @cache  # plans ask for the same groups again and again
+    def exchange(num_bytes: float) -> float:
+        calls = _calls(reducer, round(num_bytes / size), world_size, size)
+        return sum(network.seconds(op, sent) for op, sent in calls)
+
+    @cache
+    def selection(num_bytes: float) -> float:
+        assert select is not None
+        return select.seconds(method, num_bytes / size)
+
+    if isinstance(reducer, micro.DenseReducer):
+        return Problem(trace, exchange, gather=partial(gather_part, network))
+    return Problem(trace, exchange, no_time if select is None else selection)
+
+
+@lru_cache(maxsize=2**16)  # the same groups over another network send the same
+def _calls(reducer: micro.Reducer, numel: int, world_size: int, element_bytes: int) -> Calls:
+    return calls_of(reducer, numel, world_size, element_bytes=element_bytes)

@@ -1,0 +1,58 @@
+"""Tasks: what a run learns, by the kind of its model."""
+
+import torch
+
+import data
+import models
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig, build_model
+from experiments.training.seeding import seed_model
+from experiments.training.tasks.base import Batch, Carry, Task
+from experiments.training.tasks.images import ImageTask
+from experiments.training.tasks.interactions import RankingTask
+from experiments.training.tasks.text import LanguageTask, MaskedTask
+
+__all__ = ["Batch", "Carry", "Task", "check_task", "load_task", "steps_per_epoch"]
+
+_TASKS: dict[str, type[Task]] = {
+    "images": ImageTask,
+    "text": LanguageTask,
+    "masked_text": MaskedTask,
+    "interactions": RankingTask,
+}
+_DATA = {"masked_text": "text"}  # what a model of this kind reads, where it is not called the same
+
+
+def load_task(config: TrainConfig, device: torch.device) -> Task:
+    """Read the data and make the model."""
+    content = data.load(config.dataset.name, root=config.dataset.root, seed=config.seed, **config.dataset.settings)
+    sizes = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings).sizes
+    seed_model(config.seed)
+    model = build_model(config, sizes).to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if isinstance(content, data.Text) and isinstance(getattr(model, "spelling", None), torch.Tensor):
+        model.spelling.copy_(data.character_vocabulary(content.words))  # type: ignore[operator]
+    if config.compile:
+        model.compile()  # in place: parameters keep their names
+    return _TASKS[models.kind_of(config.model.name)](config, model, content, device)
+
+
+def check_task(config: TrainConfig, info: data.DatasetInfo) -> None:
+    """Raise UserError where model and data set are of different kinds, or a setting fits neither."""
+    kind = models.kind_of(config.model.name)
+    wanted = _DATA.get(kind, kind)
+    if info.kind != wanted:
+        raise UserError(
+            f"model {config.model.name} learns from {wanted}, dataset {config.dataset.name} holds {info.kind}: "
+            "change one of them"
+        )
+    if config.channels_last and kind != "images":
+        raise UserError(f"channels_last is for images, model {config.model.name} learns from {wanted}: leave it out")
+    _TASKS[kind].check(config)
+
+
+def steps_per_epoch(config: TrainConfig, info: data.DatasetInfo) -> int:
+    """Return how many steps an epoch has, 0 where the data does not fill one."""
+    task = _TASKS[models.kind_of(config.model.name)]
+    return max(0, task.num_batches(config, info.num_train)) // config.accumulate

@@ -1,0 +1,98 @@
+"""What is learnt: the model, its data, its loss and how well it does."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import data
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
+
+Batch = tuple[Tensor, ...]
+Carry = tuple[Tensor, ...] | None
+
+
+class Task(ABC):
+    """One model, and each rank's share of the data, for any number of ranks.
+
+    Attributes:
+        model: on its device, with the run's first weights.
+        checksums: of what was read.
+    """
+
+    def __init__(self, config: TrainConfig, model: nn.Module, content: Any, device: torch.device) -> None:
+        self.config, self.model, self.content, self.device = config, model, content, device
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """Checksums of what was read."""
+        return self.content.checksums
+
+    def loss(self, model: nn.Module, batch: Batch, carry: Carry = None) -> tuple[Tensor, Carry]:
+        """Return the mean loss of a batch, and what the model carries over to the rank's next batch.
+
+        Args:
+            model: the task's, or what it is wrapped in.
+            carry: what the rank's batch before left, None at the start of an epoch.
+        """
+        mixed = self.config.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+            return self.objective(model, batch, carry)
+
+    @torch.no_grad()
+    def evaluate(self, rank: int, world_size: int) -> Tensor:
+        """Return (m,) float64 sums over a rank's share of the test set, the last of them the number of samples."""
+        self.model.eval()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            sums = self.tested(rank, world_size)
+        self.model.train()
+        return sums
+
+    def zeros(self, num: int) -> Tensor:
+        """Return (num,) float64 zeros to add up in."""
+        return torch.zeros(num, dtype=torch.float64, device=self.device)
+
+    @abstractmethod
+    def batches(self, rank: int) -> data.Batches:
+        """Return a rank's training batches."""
+
+    @abstractmethod
+    def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
+        """Return the mean loss of a batch and the next carry; see loss."""
+
+    @abstractmethod
+    def tested(self, rank: int, world_size: int) -> Tensor:
+        """Return the sums of evaluate; the model is in its test mode and nothing is differentiated."""
+
+    @staticmethod
+    @abstractmethod
+    def measures(sums: Tensor) -> dict[str, float]:
+        """Return how well the model does, from the sums over all ranks."""
+
+    @staticmethod
+    @abstractmethod
+    def check(config: TrainConfig) -> None:
+        """Raise UserError where the data set's settings do not fit this kind of task."""
+
+    @staticmethod
+    @abstractmethod
+    def num_batches(config: TrainConfig, num_train: int) -> int:
+        """Return how many batches each rank has in an epoch."""
+
+
+def refuse_settings(config: TrainConfig, **meaningless: Any) -> None:
+    """Raise UserError for a setting of the data set that has another value than the one that means nothing."""
+    for key, nothing in meaningless.items():
+        given = getattr(config.dataset, key)
+        if given != nothing:
+            raise UserError(f"dataset.{key} means nothing for model {config.model.name}, got {given}: leave it out")
+
+
+def need_setting(config: TrainConfig, key: str) -> int:
+    """Return a setting of the data set that must be a number of at least 1, or raise UserError."""
+    given = getattr(config.dataset, key)
+    if given is None or given < 1:
+        raise UserError(f"dataset.{key} must be at least 1 for model {config.model.name}, got {given}")
+    return given

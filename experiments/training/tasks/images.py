@@ -1,0 +1,84 @@
+"""Classify images."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import data
+from data.augment import AUGMENTATIONS
+from experiments.config.schema import TrainConfig, choice
+from experiments.training.tasks.base import Batch, Carry, Task, refuse_settings
+
+EVAL_BATCH = 500
+RESIDENT_BYTES = 2**30
+
+
+class ImageTask(Task):
+    """Name the class of an image; measured by the share of right answers."""
+
+    def batches(self, rank: int) -> data.ShardedBatches:
+        """Return a rank's shuffled and augmented images."""
+        return data.ShardedBatches(
+            self._near(self.content.train_inputs),
+            self._near(self.content.train_targets),
+            batch_size=self.config.batch_size,
+            rank=rank,
+            world_size=self.config.world_size,
+            seed=self.config.seed,
+            augment=self.config.dataset.augment,
+            mean=self.content.mean,
+            std=self.content.std,
+            device=self.device,
+            image_size=self.content.test_inputs.shape[-1],  # photographs are stored larger, to be cropped
+        )
+
+    def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
+        """Return the cross entropy of a batch."""
+        inputs, targets = batch
+        return F.cross_entropy(model(self._laid_out(inputs)), targets), None
+
+    def tested(self, rank: int, world_size: int) -> Tensor:
+        """Return (3,) sums: loss, right answers, images."""
+        sums = self.zeros(3)
+        batches = data.EvalBatches(
+            self._near(self.content.test_inputs),
+            self._near(self.content.test_targets),
+            batch_size=EVAL_BATCH,
+            rank=rank,
+            world_size=world_size,
+            mean=self.content.mean,
+            std=self.content.std,
+            device=self.device,
+        )
+        for inputs, targets in batches:
+            outputs = self.model(self._laid_out(inputs)).float()
+            sums[0] += F.cross_entropy(outputs, targets, reduction="sum")
+            sums[1] += (outputs.argmax(1) == targets).sum()
+            sums[2] += len(targets)
+        return sums
+
+    @staticmethod
+    def measures(sums: Tensor) -> dict[str, float]:
+        """Return the mean loss and the share of right answers."""
+        loss, right, num = sums.tolist()
+        return {"test_loss": loss / num, "accuracy": right / num}
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Raise UserError for an augmentation that does not exist, or settings of other data."""
+        choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
+        refuse_settings(config, sequence_length=None, negatives=None)
+
+    @staticmethod
+    def num_batches(config: TrainConfig, num_train: int) -> int:
+        """Return the whole batches that an epoch has for each rank."""
+        return num_train // (config.world_size * config.batch_size)
+
+    def _near(self, values: Tensor) -> Tensor:
+        """Return values on the device of the model where there is room for them; a larger set moves by the batch."""
+        return values.to(self.device) if values.nbytes <= RESIDENT_BYTES else values
+
+    def _laid_out(self, inputs: Tensor) -> Tensor:
+        if not self.config.channels_last:
+            return inputs
+        return inputs.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,114 @@
+"""Predict the next word of a text, or the masked ones."""
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import data
+from experiments.config.schema import TrainConfig
+from experiments.training.tasks.base import Batch, Carry, Task, need_setting, refuse_settings
+
+
+class LanguageTask(Task):
+    """Predict each word from those before it; measured by the perplexity, exp of the mean loss over all words."""
+
+    def batches(self, rank: int) -> data.Batches:
+        """Return a rank's columns of the text, window by window."""
+        return data.TextBatches(
+            self.content.train,
+            batch_size=self.config.batch_size,
+            sequence_length=self._length,
+            rank=rank,
+            world_size=self.config.world_size,
+            device=self.device,
+        )
+
+    def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
+        """Return the cross entropy of the next words; gradients do not flow back into the window before."""
+        words, targets = batch
+        logits, state = model(words, carry)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), tuple(part.detach() for part in state)
+
+    def tested(self, rank: int, world_size: int) -> Tensor:
+        """Return (2,) sums: negative log-likelihood, words."""
+        sums, carry = self.zeros(2), None
+        columns = data.EvalColumns(
+            self.content.test, sequence_length=self._length, rank=rank, world_size=world_size, device=self.device
+        )
+        for words, targets in columns:
+            logits, carry = self.model(words, carry)
+            sums[0] += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+            sums[1] += targets.numel()
+        return sums
+
+    @property
+    def _length(self) -> int:
+        return need_setting(self.config, "sequence_length")
+
+    @staticmethod
+    def measures(sums: Tensor) -> dict[str, float]:
+        """Return the mean loss of a word and the perplexity."""
+        loss, num = sums.tolist()
+        return {"test_loss": loss / num, "perplexity": math.exp(min(loss / num, 700.0))}  # e^710 is beyond a float
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Raise UserError for a missing length, or settings of other data."""
+        need_setting(config, "sequence_length")
+        refuse_settings(config, augment="none", negatives=None)
+
+    @staticmethod
+    def num_batches(config: TrainConfig, num_train: int) -> int:
+        """Return the whole windows of a column."""
+        return (num_train // (config.world_size * config.batch_size) - 1) // need_setting(config, "sequence_length")
+
+
+class MaskedTask(LanguageTask):
+    """Predict masked words from all others; measured by the perplexity over the masked words.
+
+    Source: Devlin, Chang, Lee & Toutanova, BERT, NAACL 2019, arXiv 1810.04805. Differences: words are masked by the
+    vocabulary's unknown word, and the loss is that of the masked words alone, without the next-sentence task.
+    """
+
+    def batches(self, rank: int) -> data.Batches:
+        """Return a rank's segments, shuffled and masked anew in each epoch."""
+        return data.MaskedBatches(
+            self.content.train,
+            num_words=len(self.content.words),
+            mask_word=data.UNKNOWN,
+            batch_size=self.config.batch_size,
+            sequence_length=self._length,
+            rank=rank,
+            world_size=self.config.world_size,
+            seed=self.config.seed,
+            device=self.device,
+        )
+
+    def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
+        """Return the cross entropy of the masked words."""
+        words, targets = batch
+        return F.cross_entropy(model(words).flatten(0, 1), targets.flatten(), ignore_index=data.NOT_ASKED), None
+
+    def tested(self, rank: int, world_size: int) -> Tensor:
+        """Return (2,) sums: negative log-likelihood, masked words."""
+        sums = self.zeros(2)
+        masked = data.EvalMasked(
+            self.content.test,
+            num_words=len(self.content.words),
+            mask_word=data.UNKNOWN,
+            sequence_length=self._length,
+            rank=rank,
+            world_size=world_size,
+            device=self.device,
+        )
+        for words, targets in masked:
+            logits = self.model(words).float().flatten(0, 1)
+            sums[0] += F.cross_entropy(logits, targets.flatten(), ignore_index=data.NOT_ASKED, reduction="sum")
+            sums[1] += (targets != data.NOT_ASKED).sum()
+        return sums
+
+    @staticmethod
+    def num_batches(config: TrainConfig, num_train: int) -> int:
+        """Return the whole batches of segments that an epoch has for each rank."""
+        return num_train // need_setting(config, "sequence_length") // (config.world_size * config.batch_size)

@@ -1,0 +1,240 @@
+"""What a schedule is: WHICH gradients travel together, decided from measured times before training."""
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from micro.parts import Part
+from micro.planning.traces import Document, Trace
+
+Seconds = Callable[[float], float]  # of a number of bytes of gradient
+Ends = tuple[int, ...]  # where each group ends (exclusive), rising; the last is the number of layers
+
+
+def no_time(_num_bytes: float) -> float:
+    """Take no time."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a schedule decides on: gradients that become ready one after the other, and what it costs to send them.
+
+    All are sent over one lane, in order, one group after the other.
+
+    Attributes:
+        trace: the layers, in backward order, and the lengths of the step's parts.
+        exchange: seconds of the collectives for a group of so many bytes of gradient. Dense: its all-reduce; sparse:
+            all that the method sends for it.
+        select: seconds of computation for a group before it can be sent. It holds up backward: worker and
+            selection share the processor.
+        gather: of the seconds of `exchange`, those that can wait for the next forward (the all-gather that ends an
+            all-reduce); only a schedule that splits the two looks at it.
+    """
+
+    trace: Trace
+    exchange: Seconds
+    select: Seconds = no_time
+    gather: Seconds = no_time
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """prefix[j]: bytes of the first j layers."""
+        sums = [0]
+        for layer in self.trace.layers:
+            sums.append(sums[-1] + layer.num_bytes)
+        return tuple(sums)
+
+    @cached_property
+    def ready_s(self) -> tuple[float, ...]:
+        """When each gradient is complete, in seconds from the start of backward."""
+        return tuple(layer.ready_s for layer in self.trace.layers)
+
+    def num_bytes(self, start: int, stop: int) -> int:
+        """Return the bytes of the layers from ``start`` up to ``stop``."""
+        return self.prefix[stop] - self.prefix[start]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One group on its way; seconds from the start of backward.
+
+    Attributes:
+        start, stop: its layers.
+        num_bytes: of gradient.
+        ready_s: when its last gradient was complete.
+        select_s: when its selection was done; equals ready_s where there is none.
+        sent_s: when its exchange began.
+        done_s: when its exchange ended.
+    """
+
+    start: int
+    stop: int
+    num_bytes: int
+    ready_s: float
+    select_s: float
+    sent_s: float
+    done_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One step under a plan.
+
+    Attributes:
+        transfers: one per group.
+        backward_s: when computation of backward, selections included, was over.
+        end_s: when all was reduced, from the start of backward.
+        step_s: of the whole step, forward and update included.
+    """
+
+    transfers: tuple[Transfer, ...]
+    backward_s: float
+    end_s: float
+    step_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of communication that backward did not hide."""
+        return self.end_s - self.backward_s
+
+
+def timeline(problem: Problem, ends: Sequence[int]) -> Timeline:
+    """Return when each group is selected, sent and done: the recurrence that all schedules minimise.
+
+    Backward computes and selects on one clock; the collectives follow each other on another.
+    """
+    delay = lane = 0.0
+    transfers = []
+    start = 0
+    for stop in ends:
+        num_bytes = problem.num_bytes(start, stop)
+        ready = problem.ready_s[stop - 1] + delay
+        select_s = problem.select(num_bytes)
+        delay += select_s
+        sent = max(lane, ready + select_s)
+        lane = sent + problem.exchange(num_bytes)
+        transfers.append(Transfer(start, stop, num_bytes, ready, ready + select_s, sent, lane))
+        start = stop
+    backward = problem.trace.backward_s + delay
+    end = max(lane, backward)
+    return Timeline(tuple(transfers), backward, end, problem.trace.forward_s + end + problem.trace.update_s)
+
+
+class Schedule(Part, ABC):
+    """A way to cut the layers of a model into groups: a frozen dataclass of its settings.
+
+    ``runs`` is False where DDP cannot carry it out: it can be planned and simulated. ``is_planned`` is False where the
+    cut follows from sizes alone, so that DDP makes the buckets by itself, whatever was measured.
+    """
+
+    kind: ClassVar[str] = "schedule"
+    home: ClassVar[str] = "micro.planning.schedules"
+    runs: ClassVar[bool] = True
+    is_planned: ClassVar[bool] = True
+
+    @abstractmethod
+    def cut(self, problem: Problem) -> Ends:
+        """Return where each group ends, layers counted in backward order; the last end is the number of layers."""
+
+    def timeline(self, problem: Problem, ends: Sequence[int]) -> Timeline:
+        """Return a step under this schedule; most follow the common recurrence."""
+        return timeline(problem, ends)
+
+    def bucket_cap_mb(self, model_mb: float) -> float | None:
+        """Return the one cap by which DDP makes this cut by itself, None for its own; asked where nothing is planned.
+
+        Args:
+            model_mb: size of all gradients, in MiB.
+        """
+        return None
+
+    def plan(self, problem: Problem) -> "Plan":
+        """Return the plan for a model."""
+        ends = self.cut(problem)
+        starts = (0, *ends[:-1])
+        layers = problem.trace.layers
+        groups = tuple(tuple(layer.name for layer in layers[a:b]) for a, b in zip(starts, ends, strict=True))
+        sizes = tuple(problem.num_bytes(a, b) for a, b in zip(starts, ends, strict=True))
+        return Plan(schedule=self.name, groups=groups, num_bytes=sizes, step_s=self.timeline(problem, ends).step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Document):
+    """Which parameters share a bucket, in the order in which backward completes them.
+
+    Attributes:
+        schedule: that made it.
+        groups: names of parameters.
+        num_bytes: of each group.
+        step_s: predicted seconds of a step, where there was something to predict from.
+
+    Raises:
+        ValueError: no groups, an empty one, a name that repeats, or sizes that do not fit them.
+    """
+
+    schedule: str
+    groups: tuple[tuple[str, ...], ...]
+    num_bytes: tuple[int, ...]
+    step_s: float | None = field(default=None, compare=False)
+    format: ClassVar[str] = "micro-plan-1"
+
+    def __post_init__(self) -> None:
+        names = [name for group in self.groups for name in group]
+        if not all(isinstance(name, str) for name in (self.schedule, *names)):
+            raise ValueError("schedule and groups of a plan must be made of names")
+        if not names or not all(self.groups) or len(set(names)) != len(names):
+            raise ValueError("groups of a plan must hold each parameter once, and none may be empty")
+        if len(self.num_bytes) != len(self.groups) or any(type(size) is not int or size < 1 for size in self.num_bytes):
+            raise ValueError(f"num_bytes of a plan must be positive, one per group, got {self.num_bytes}")
+        if self.step_s is not None and not (isinstance(self.step_s, int | float) and 0 <= self.step_s < math.inf):
+            raise ValueError(f"step_s of a plan must be a number of at least 0, got {self.step_s!r}")
+
+    @property
+    def digest(self) -> str:
+        """A hash of what the plan decides: two ranks with the same one send the same buckets."""
+        content = json.dumps([self.schedule, self.groups, self.num_bytes])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @property
+    def bucket_caps_mb(self) -> tuple[float, ...]:
+        """The caps, in MiB, by which DDP makes these buckets."""
+        return tuple(size / 2**20 for size in self.num_bytes)
+
+    def check_model(self, num_bytes: Mapping[str, int]) -> None:
+        """Raise ValueError unless the plan is for a model with these parameters and bytes of gradients."""
+        mine = [name for group in self.groups for name in group]
+        foreign = [name for name in mine if name not in num_bytes]
+        missing = [name for name in num_bytes if name not in set(mine)]
+        if foreign or missing:
+            what = f"it has no '{foreign[0]}'" if foreign else f"the plan lacks its '{missing[0]}'"
+            raise ValueError(f"the plan is for another model: {what}; profile this model, and plan anew")
+        for group, planned in zip(self.groups, self.num_bytes, strict=True):
+            real = sum(num_bytes[name] for name in group)
+            if real != planned:
+                raise ValueError(
+                    f"the plan is for another model: the group of '{group[0]}' has {planned} bytes there and {real} "
+                    "here; profile this model, and plan anew"
+                )
+
+    @classmethod
+    def _from(cls, values: dict[str, Any]) -> "Plan":
+        if not isinstance(values["num_bytes"], list):
+            raise ValueError(f"num_bytes must be a list, got {type(values['num_bytes']).__name__}")
+        if not isinstance(values["groups"], list) or not all(isinstance(group, list) for group in values["groups"]):
+            raise ValueError("groups must be a list of lists of names")
+        groups = tuple(tuple(group) for group in values["groups"])
+        return cls(**{**values, "groups": groups, "num_bytes": tuple(values["num_bytes"])})
+
+
+def groups_of(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the (start, stop) of each group."""
+    start = 0
+    for stop in ends:
+        yield start, stop
+        start = stop
