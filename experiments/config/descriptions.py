@@ -1,0 +1,225 @@
+"""Every group, choice and key of the configuration in words, read from the comments of conf/ and the dataclasses.
+
+Nothing here composes a configuration or imports torch: help texts and the pages of docs/ are made from it.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
+_HIDDEN = ("defaults", "hydra")  # keys that steer hydra and belong to no run
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a yaml file.
+
+    Attributes:
+        name: dotted, from the top of the file.
+        value: as the file has it.
+        comment: what stands behind it in the file; empty where nothing does.
+    """
+
+    name: str
+    value: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One file of a group.
+
+    Attributes:
+        comment: the lines that open the file.
+        keys: in the order of the file; a mapping written on one line is one key.
+        base: the choice whose values it starts from, if any.
+    """
+
+    name: str
+    comment: str
+    keys: tuple[Key, ...]
+    base: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a dataclass.
+
+    Attributes:
+        type: as the source has it; the name of a dataclass where the field holds keys of its own.
+        default: as the source has it; None where a configuration must give a value.
+        comment: what the docstring of the dataclass says of it; empty where it says nothing.
+    """
+
+    type: str
+    default: str | None
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Documented:
+    """A dataclass of experiments/config: what its docstring says of it, and its fields by name."""
+
+    about: str
+    fields: dict[str, Field]
+
+
+def train_keys() -> tuple[Key, ...]:
+    """Return the keys of conf/train.yaml, which belong to no group."""
+    return read(CONF / "train.yaml").keys
+
+
+def default_choices() -> dict[str, str]:
+    """Return the choice that a run has in each group where none is named."""
+    entries = yaml.safe_load((CONF / "train.yaml").read_text())["defaults"]
+    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
+    return {group: choice for group, choice in pairs if group in GROUPS}
+
+
+@cache
+def choices(group: str) -> dict[str, Choice]:
+    """Return the choices of a group, by name."""
+    return {path.stem: read(path) for path in sorted((CONF / group).glob("*.yaml"))}
+
+
+def described(group: str) -> list[Key]:
+    """Return every key of a group in words: of its dataclass, explained there or by a comment in one of its files.
+
+    The value is the one that a run has where nothing is chosen. Settings of one model, data set or schedule alone
+    stand in its file, and are left out.
+    """
+    commented = _commented(group)
+    default = default_choices().get(group)
+    values = {key.name: key.value for key in choices(group)[default].keys} if default else {}
+    keys = []
+    for name, field in _flat(f"{group.capitalize()}Config"):
+        if name.split(".")[0] in ("name", "settings"):
+            continue
+        comment = field.comment or commented.get(name, "")
+        keys.append(Key(name, values.get(name, field.default or ""), comment))
+    return keys
+
+
+def _commented(group: str) -> dict[str, str]:
+    """Return the comment of each key in a group's files: in the default choice if it is there, else in the first."""
+    default = default_choices().get(group)
+    in_order = sorted(choices(group).values(), key=lambda choice: choice.name != default)
+    found: dict[str, str] = {}
+    for choice in in_order:
+        for key in choice.keys:
+            if key.comment:
+                found.setdefault(key.name, key.comment)
+    return found
+
+
+def _flat(name: str, prefix: str = "") -> Iterator[tuple[str, Field]]:
+    """Yield the fields of a dataclass with their dotted names, those of the dataclasses in it in their place."""
+    known = dataclasses()
+    if name not in known:
+        return
+    for key, field in known[name].fields.items():
+        if field.type in known:
+            yield from _flat(field.type, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", field
+
+
+def read(path: Path) -> Choice:
+    """Return what a yaml file says."""
+    text = path.read_text()
+    lines = text.splitlines()
+    root = yaml.compose(text)
+    assert isinstance(root, MappingNode)
+    keys = tuple(key for key in _keys(root, "", lines) if key.name.split(".")[0] not in _HIDDEN)
+    return Choice(path.stem, _opening(lines), keys, _base(root))
+
+
+def _opening(lines: list[str]) -> str:
+    opening = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            opening.append(line.removeprefix("#").strip())
+    return " ".join(opening)
+
+
+def _base(root: MappingNode) -> str | None:
+    for key, value in root.value:
+        if key.value == "defaults":
+            named = [entry.value for entry in value.value if isinstance(entry, ScalarNode)]
+            return next((name for name in named if name not in ("_self_", "schema")), None)
+    return None
+
+
+def _keys(mapping: MappingNode, prefix: str, lines: list[str]) -> Iterator[Key]:
+    for key, value in mapping.value:
+        name = f"{prefix}{key.value}"
+        if isinstance(value, MappingNode) and not value.flow_style:
+            yield from _keys(value, f"{name}.", lines)
+        else:
+            yield Key(name, _text(value, lines), _comment(key, value, lines))
+
+
+def _text(value: Node, lines: list[str]) -> str:
+    start, end = value.start_mark, value.end_mark
+    if start.line == end.line:
+        return lines[start.line][start.column : end.column]
+    return " ".join(line.split(" #")[0].strip() for line in lines[start.line : end.line + 1])
+
+
+def _comment(key: Node, value: Node, lines: list[str]) -> str:
+    """Return the comment behind a value, or behind its key where the value is a block of its own."""
+    end = value.end_mark if value.end_mark.line == value.start_mark.line else key.end_mark
+    return lines[end.line][end.column :].partition("#")[2].strip()
+
+
+@cache
+def dataclasses() -> dict[str, Documented]:
+    """Return what the dataclasses of this folder say of themselves, by name."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
+                found[node.name] = _documented(node)
+    return found
+
+
+def _documented(node: ast.ClassDef) -> Documented:
+    about, _, attributes = (ast.get_docstring(node) or "").partition("\nAttributes:\n")
+    comments = _attributes(attributes)
+    fields = {
+        line.target.id: Field(ast.unparse(line.annotation), _default(line.value), comments.get(line.target.id, ""))
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+    return Documented(" ".join(about.split()), fields)
+
+
+def _default(value: ast.expr | None) -> str | None:
+    """Return a field's default as a yaml file would have it."""
+    if value is None:
+        return None
+    source = ast.unparse(value)
+    made = {"field(default_factory=dict)": "{}", "field(default_factory=list)": "[]"}
+    return made.get(source) or {"None": "null", "True": "true", "False": "false"}.get(source) or source.strip("'")
+
+
+def _attributes(section: str) -> dict[str, str]:
+    """Return what the lines under ``Attributes:`` say, by name."""
+    comments: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        head, colon, rest = line.strip().partition(": ")
+        if colon and head.isidentifier() and line.startswith("    ") and not line.startswith("     "):
+            name, comments[head] = head, rest
+        elif name and line.strip():
+            comments[name] += f" {line.strip()}"
+    return comments

@@ -1,0 +1,48 @@
+"""The configuration in words, as help texts and pages show it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from experiments.config import descriptions
+from experiments.config.descriptions import CONF, GROUPS, choices, default_choices, described, read, train_keys
+
+
+def test_every_key_of_the_main_file_is_there_with_its_value() -> None:
+    composed = yaml.safe_load((CONF / "train.yaml").read_text())
+    keys = {key.name: yaml.safe_load(key.value) for key in train_keys()}
+    assert keys == {name: value for name, value in composed.items() if name not in ("defaults", "hydra")}
+
+
+def test_every_group_with_a_default_has_that_choice() -> None:
+    for group, choice in default_choices().items():
+        assert choice in choices(group)
+
+
+def test_a_comment_belongs_to_the_key_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text(
+        "# Opens\n# the file.\na: 1 # first\nb: {c: 2} # second\nd: # third\n  e: [x, y] # fourth\nf: g#h\n"
+    )
+    choice = read(file)
+    assert choice.comment == "Opens the file."
+    assert [(key.name, key.value, key.comment) for key in choice.keys] == [
+        ("a", "1", "first"),
+        ("b", "{c: 2}", "second"),
+        ("d.e", "[x, y]", "fourth"),
+        ("f", "g#h", ""),
+    ]
+
+
+def test_keys_of_a_group_are_those_of_its_dataclass() -> None:
+    names = [key.name for key in described("cluster")]
+    assert {"nproc_per_node", "max_restarts", "slurm.partition"} <= set(names)
+    assert "name" not in names
+
+
+def test_reading_needs_neither_torch_nor_hydra() -> None:
+    code = f"import sys, {descriptions.__name__} as d; [d.described(g) for g in {GROUPS!r}]; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "hydra", "omegaconf", "numpy"} & set(loaded)
