@@ -42,7 +42,7 @@ from micro.planning import theory
 
 EQUAL = "equal magnitudes"
 NUM_SHARES = 200
-NUM_BINS = 81
+NUM_HISTOGRAM_BINS = 81
 SPAN = 8.0  # standard deviations that the histogram shows
 OPERATORS = ("topk", "gaussiank", "gaussiank_published", "dgc", "sidco", "redsync", "micro")
 HOW_TO_READ = """\
@@ -155,10 +155,10 @@ def histogram_numbers(vector: Vector) -> pd.DataFrame:
     """Return the density of values in standard deviations, and the fitted normal's; columns vector, value, ..."""
     values = vector.values.double()
     scaled = (values - values.mean()) / values.std(correction=0)
-    counts, edges = torch.histogram(scaled, NUM_BINS, range=(-SPAN, SPAN))
+    counts, edges = torch.histogram(scaled, NUM_HISTOGRAM_BINS, range=(-SPAN, SPAN))
     centers = (edges[1:] + edges[:-1]) / 2
     fitted = [statistics.NormalDist().pdf(center) for center in centers.tolist()]
-    measured = counts / (len(values) * 2 * SPAN / NUM_BINS)
+    measured = counts / (len(values) * 2 * SPAN / NUM_HISTOGRAM_BINS)
     return _frame(vector, {"value": centers, "density": measured, "normal": torch.tensor(fitted)})
 
 

@@ -4,14 +4,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
-from micro.parts import NoState, StatefulPart, check_rule
+from micro.parts import NoState, Rule, StatefulPart, check_rule
 
 S = TypeVar("S")
 
@@ -56,7 +56,7 @@ class Density(StatefulPart[S], ABC):
         """
 
 
-class Schedule(Density[NoState]):
+class DensitySchedule(Density[NoState]):
     """A density that depends on the number of the step alone."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Schedule(Density[NoState]):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Schedule):
+class Constant(DensitySchedule):
     """The same density at every step."""
 
     density: float
@@ -85,7 +85,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmUp(Schedule):
+class WarmUp(DensitySchedule):
     """Fall from ``start_density`` to ``density`` by a constant factor over ``steps`` steps.
 
     Args:
@@ -158,12 +158,12 @@ class Accordion(Density[AccordionState]):
     interval: int
     change: float = 0.5
     decays: tuple[int, ...] = ()
-    rule: Literal["repaired", "published"] = "repaired"
+    rule: Rule = "repaired"
     name: ClassVar[str] = "accordion"
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_rule(self, "repaired", "published")
+        check_rule(self)
         check_density(self.density)
         check_density(self.high, "high density of accordion")
         if self.high < self.density:

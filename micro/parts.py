@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from micro.flat import Layout
+
+# Where the public code of a paper has a defect that changes results: repaired, or as it was published.
+Rule = Literal["repaired", "published"]
 
 
 class Part:
@@ -106,7 +109,7 @@ def as_part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
     return given if isinstance(given, base) else build(base, given)  # type: ignore[arg-type]
 
 
-def check_rule(part: Part, *rules: str) -> None:
+def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
     """Raise ValueError unless the part's rule is one of ``rules``."""
     if part.rule_name not in rules:
         raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")

@@ -10,7 +10,8 @@ from yaml import YAMLError
 
 from experiments.config.compose import CONF
 from experiments.config.errors import UserError, suggestion
-from micro.planning.costs import Algorithm, Flat, Hierarchical, Link, Network, Rule, scaled
+from micro.parts import Rule
+from micro.planning.costs import Algorithm, Flat, Hierarchical, Link, Network, scaled
 
 Fitted = Literal["all_reduce", "all_gather"]
 

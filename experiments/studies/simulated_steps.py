@@ -12,7 +12,7 @@ import numpy as np
 import micro
 from experiments.config.errors import UserError
 from experiments.training.schedule_problem import Selection, problem_of
-from micro.parts import build
+from micro.parts import Rule, build
 from micro.planning import costs
 from micro.planning.costs import Network
 from micro.planning.schedules.base import Problem, Schedule, no_time
@@ -194,7 +194,7 @@ PUBLISHED_WORKERS = 64
 CLUSTER_ALPHA_S, CLUSTER_BETA_S = 9.72e-4, 1.97e-9  # the fit of its cluster 1, figure 4
 FITTED_AT = (16, 8)  # ranks of that fit: 8 nodes of 2 GPUs, and the paper does not say which of the two it was
 READINGS = tuple(itertools.product(("layer", "tensor"), FITTED_AT))  # how a layer is sent, and of how many the fit is
-SLOPES: dict[str, costs.Rule] = {"beta + gamma (published)": "published", "2 beta + gamma": "repaired"}
+SLOPES: dict[str, Rule] = {"beta + gamma (published)": "published", "2 beta + gamma": "repaired"}
 
 
 def trees(trace: Trace, schedules: Sequence[str], workers: Iterable[int]) -> Iterator[Row]:

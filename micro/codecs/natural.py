@@ -1,14 +1,14 @@
 """Natural compression: sign and power of two."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key, from_bytes, to_bytes
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.randomness import generator
 
 MANTISSA = 23  # bits of a single-precision number below its exponent
@@ -39,11 +39,11 @@ class Natural(Codec):
     end at the message's largest, so that none of the seven bits is spent above it.
     """
 
-    rule: Literal["repaired", "published"] = "repaired"
+    rule: Rule = "repaired"
     name: ClassVar[str] = "natural"
 
     def __post_init__(self) -> None:
-        check_rule(self, "repaired", "published")
+        check_rule(self)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a byte for each value and four for the message."""

@@ -1,7 +1,7 @@
 """QSGD: a few levels of each bucket's norm, rounded at random."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.randomness import generator
 
 
@@ -40,11 +40,11 @@ class QSGD(Codec):
 
     bits: int = 4
     block: int = 512
-    rule: Literal["repaired", "published"] = "repaired"
+    rule: Rule = "repaired"
     name: ClassVar[str] = "qsgd"
 
     def __post_init__(self) -> None:
-        check_rule(self, "repaired", "published")
+        check_rule(self)
         blocks.check_block(self.name, self.block)
         if not 2 <= self.bits <= 16:
             raise ValueError(f"bits of {self.name} must be in 2 to 16, got {self.bits}")

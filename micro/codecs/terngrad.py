@@ -1,14 +1,14 @@
 """TernGrad: minus one, zero or one times a scale, drawn at random."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.randomness import generator
 
 DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
@@ -43,11 +43,11 @@ class TernGrad(Codec):
 
     clip: float | None = 2.5
     block: int = 1024
-    rule: Literal["repaired", "published"] = "repaired"
+    rule: Rule = "repaired"
     name: ClassVar[str] = "terngrad"
 
     def __post_init__(self) -> None:
-        check_rule(self, "repaired", "published")
+        check_rule(self)
         blocks.check_block(self.name, self.block)
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ValueError(f"clip of {self.name} must be positive, got {self.clip}")

@@ -1,7 +1,7 @@
 """DSA: every rank adds up one region of the vector, then all gather the sums, as pairs or dense."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 import torch
 
@@ -10,10 +10,8 @@ from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, gather_indices
 from micro.partition import equal_slice
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
-
-Rule = Literal["repaired", "published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ class DSA(Exchange[NoState]):
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
 
     def check_wire(self, wire: Wire) -> None:
         """Raise ValueError where values or indices cannot travel in this form."""

@@ -1,7 +1,7 @@
 """gTop-k: merge the ranks' lists two by two in a tree, keep k of every merged list, and share the last one."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,8 @@ from micro.comm import Comm, Kind
 from micro.exchanges.base import Exchange, NoState, Wire
 from micro.exchanges.gather import gather_header
 from micro.index_codecs import IndexCodec, Int32
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
-
-Rule = Literal["repaired", "published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class GTopK(Exchange[NoState]):
     encodes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
 
     def check_wire(self, wire: Wire) -> None:
         """Raise ValueError where values or indices cannot travel in this form."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,14 +13,13 @@ from micro.comm import Comm
 from micro.exchanges.base import Exchange, Wire, gather_indices
 from micro.index_codecs import IndexCodec
 from micro.partition import equal_slice
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
 
-Rule = Literal["repaired", "published"]
 DEFAULT_PERIOD = 32  # steps, as in public code
 Spans = Sequence[tuple[int, int]]
 
-NUM_BINS = 32  # counts of sums by magnitude that each rank tells the others: 128 bytes
+NUM_SUM_BINS = 32  # counts of sums by magnitude that each rank tells the others: 128 bytes
 FINEST = 1.01  # width of the two bins around the threshold; the others widen towards both ends, a factor 9.4 away
 
 
@@ -83,7 +82,7 @@ class Oktopk(Exchange[OktopkState]):
     encodes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
         for name, value in (("repartition", self.repartition), ("reevaluate", self.reevaluate)):
             if value < 1:
                 raise ValueError(f"{name} of {self.name} must be at least 1, got {value}")
@@ -137,7 +136,7 @@ class Oktopk(Exchange[OktopkState]):
         """Return the k largest of all regions' sums, exactly, on all ranks; the state gets the smallest of them."""
         comm, magnitudes = told.comm, sums.values.abs()
         bins = torch.bucketize(magnitudes, _edges(state.threshold or 0.0, magnitudes), right=True)
-        histogram = told.share(torch.bincount(bins, minlength=NUM_BINS))
+        histogram = told.share(torch.bincount(bins, minlength=NUM_SUM_BINS))
         cut, missing = _cut(histogram, k)
         if not missing:  # nobody chose anything, which all ranks know
             return sums
@@ -280,8 +279,8 @@ def _scattered(
 
 
 def _edges(threshold: float, like: Tensor) -> Tensor:
-    """Return NUM_BINS - 1 ascending magnitudes, fine around the threshold and coarse away from it."""
-    half = NUM_BINS // 2
+    """Return NUM_SUM_BINS - 1 ascending magnitudes, fine around the threshold and coarse away from it."""
+    half = NUM_SUM_BINS // 2
     powers = [place * abs(place) for place in range(1 - half, half)]
     return torch.tensor([threshold * FINEST**power for power in powers], dtype=like.dtype, device=like.device)
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from micro.operations import OPS, Op
+from micro.parts import Rule
 
 Algorithm = Literal["ring", "halving_doubling", "double_tree", "binary_tree", "recursive_doubling"]
-Rule = Literal["repaired", "published"]
 
 
 class Network(Protocol):

@@ -9,7 +9,7 @@ import torch
 from micro.density import Target, target_count
 from micro.exchanges.base import Exchange
 from micro.exchanges.in_pieces import InPieces
-from micro.exchanges.oktopk import NUM_BINS as REGION_BINS
+from micro.exchanges.oktopk import NUM_SUM_BINS
 from micro.flat import Layout
 from micro.operations import Op
 from micro.partition import layer_pieces
@@ -19,7 +19,7 @@ from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.selectors.base import Selector
-from micro.selectors.micro_rules.agreed import NUM_BINS
+from micro.selectors.micro_rules.agreed import NUM_CANDIDATE_BINS
 from micro.selectors.per_tensor import PerTensor
 from micro.selectors.topk import TopK
 from micro.sparse import Overlap
@@ -89,7 +89,7 @@ _DTYPES = {2: torch.float32, 4: torch.float32, 8: torch.float64}  # of the accum
 
 def _of_fft(reducer: FFTReducer, numel: int, dtype: torch.dtype) -> Calls:
     bins = num_bins(numel)
-    count = target_count(reducer.schedule.density, bins)
+    count = target_count(reducer.density_policy.density, bins)
     values = reducer.codec.num_bytes(2 * count, dtype) + 1  # and the health flag
     return ("gather_lists", reducer.indices.num_bytes(count, bins)), ("gather_lists", values)
 
@@ -152,7 +152,7 @@ def _step_of(
     build_up: float | None,
     local_count: float | None,
 ) -> _Step:
-    selector, numel, density = reducer.selector, layout.numel, reducer.schedule.density
+    selector, numel, density = reducer.selector, layout.numel, reducer.density_policy.density
     k = selector.asked(Target(density, target_count(density, numel)), layout).count
     total = None if build_up is None else min(build_up * k, numel)
     if selector.overlap is Overlap.ANY:
@@ -207,7 +207,7 @@ def _of_selector(selector: Selector[Any], layout: Layout, n: int) -> Calls:
 
 
 _RULES: Mapping[str, Calls] = {
-    "agreed": (("gather_rows", COUNT_BYTES * NUM_BINS),),
+    "agreed": (("gather_rows", COUNT_BYTES * NUM_CANDIDATE_BINS),),
     "repaired": (("gather_rows", 16),),  # a count and a sum of logarithms, as float64
     "published": (("gather_rows", COUNT_BYTES),),
 }
@@ -303,7 +303,7 @@ def _of_oktopk(step: _Step) -> Calls:
     told: Calls = (("gather_rows", 3 * COUNT_BYTES),)
     if not step.is_published:  # a histogram, then the sums near the k-th
         near = NEAR_SHARE * held * step.dtype.itemsize
-        told = ("gather_rows", COUNT_BYTES * (REGION_BINS + 2)), ("gather_lists", near)
+        told = ("gather_rows", COUNT_BYTES * (NUM_SUM_BINS + 2)), ("gather_lists", near)
     indices, values = step.indices(held, step.numel / step.world_size), step.values(held)
     return *_to_regions(step, step.chosen), *told, ("gather_lists", indices), ("gather_lists", values)
 

@@ -93,8 +93,10 @@ class FFTReducer(Reducer):
         object.__setattr__(self, "feedback", as_part(Feedback, self.feedback))
         object.__setattr__(self, "indices", as_part(IndexCodec, self.indices))
         check_policy(self.nonfinite)
-        if self.schedule.by_layer:
-            raise ValueError(f"density {self.schedule.name} differs by layer, fft sees frequencies of all: use another")
+        if self.density_policy.by_layer:
+            raise ValueError(
+                f"density {self.density_policy.name} differs by layer, fft sees frequencies of all: use another"
+            )
         if self.feedback.name not in ("none", "residual"):
             raise ValueError(f"feedback of fft must be one of none, residual, got '{self.feedback.name}'")
         _ = self.codec
@@ -102,10 +104,10 @@ class FFTReducer(Reducer):
     @property
     def rule_name(self) -> str | None:
         """Which published behaviour the density follows, or None where there is only one."""
-        return self.schedule.rule_name
+        return self.density_policy.rule_name
 
     @property
-    def schedule(self) -> Density[Any]:
+    def density_policy(self) -> Density[Any]:
         """The density as a policy."""
         return self.density if isinstance(self.density, Density) else Constant(self.density)
 
@@ -117,13 +119,13 @@ class FFTReducer(Reducer):
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept."""
         memory = self.feedback.start(layout.numel, dtype, device)
-        return BucketState(layout, 0, memory, density=self.schedule.start())
+        return BucketState(layout, 0, memory, density=self.density_policy.start())
 
     def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
         """Replace ``grad`` (numel,) by the mean update; see Reducer."""
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s
         step, numel = state.step, grad.numel()
-        target = self.schedule.target(state.density, grad, step, state.layout, comm)
+        target = self.density_policy.target(state.density, grad, step, state.layout, comm)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device)
         spectrum = to_spectrum(acc)
@@ -174,12 +176,12 @@ class FFTReducer(Reducer):
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""
-        return Reducer.save(self, state) | {"density": self.schedule.save(state.density)}
+        return Reducer.save(self, state) | {"density": self.density_policy.save(state.density)}
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
         state = Reducer.load(self, saved, dtype, device)
-        state.density = self.schedule.load(saved["density"])
+        state.density = self.density_policy.load(saved["density"])
         return state
 
 

@@ -55,12 +55,12 @@ class SparseReducer(Reducer):
     def __post_init__(self) -> None:
         check_policy(self.nonfinite)
         check_together(self)
-        _ = self.schedule
+        _ = self.density_policy
 
     @property
     def rule_name(self) -> str | None:
         """Which published behaviours the parts follow, or None where there is only one."""
-        parts = (self.selector, self.exchange, self.feedback, self.schedule, self.codec)
+        parts = (self.selector, self.exchange, self.feedback, self.density_policy, self.codec)
         rules = [part.rule_name for part in parts]
         return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
 
@@ -72,7 +72,7 @@ class SparseReducer(Reducer):
         return " + ".join(parts) + (f" ({self.rule_name})" if self.rule_name else "")
 
     @property
-    def schedule(self) -> Density[Any]:
+    def density_policy(self) -> Density[Any]:
         """The density as a policy."""
         return self.density if isinstance(self.density, Density) else Constant(self.density)
 
@@ -84,14 +84,14 @@ class SparseReducer(Reducer):
             self.feedback.start(layout.numel, dtype, device),
             self.selector.start(),
             self.exchange.start(),
-            self.schedule.start(),
+            self.density_policy.start(),
         )
 
     def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
         """Replace ``grad`` (numel,) by the sparse mean update; see Reducer."""
         started = comm.now(grad.device)
         waited = comm.traffic.elapsed_s
-        wanted = self.schedule.target(state.density, grad, state.step, state.layout, comm)
+        wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.asked(wanted, state.layout)
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
@@ -141,7 +141,7 @@ class SparseReducer(Reducer):
         return Reducer.save(self, state) | {
             "selector": self.selector.save(state.selector),
             "exchange": self.exchange.save(state.exchange),
-            "density": self.schedule.save(state.density),
+            "density": self.density_policy.save(state.density),
         }
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
@@ -149,7 +149,7 @@ class SparseReducer(Reducer):
         state = Reducer.load(self, saved, dtype, device)
         state.selector = self.selector.load(saved["selector"])
         state.exchange = self.exchange.load(saved["exchange"])
-        state.density = self.schedule.load(saved["density"])
+        state.density = self.density_policy.load(saved["density"])
         return state
 
     def rebuild(
@@ -159,7 +159,7 @@ class SparseReducer(Reducer):
         state = Reducer.rebuild(self, layout, old, dtype, device)
         state.selector = self.selector.regroup(state.selector, [(b.layout, b.selector) for b in old], layout)
         state.exchange = self.exchange.regroup(state.exchange, [(b.layout, b.exchange) for b in old], layout)
-        state.density = self.schedule.regroup(state.density, [(b.layout, b.density) for b in old], layout)
+        state.density = self.density_policy.regroup(state.density, [(b.layout, b.density) for b in old], layout)
         return state
 
 
@@ -170,7 +170,7 @@ def check_together(parts: SparseReducer) -> None:
         why = _WHY_NOT[overlap].format(selector.full_name)
         raise ValueError(f"exchange {exchange.full_name} {why}: use exchange union")
     exchange.check_wire(Wire(parts.codec, parts.indices))
-    if isinstance(selector, Everything) and parts.schedule != Constant(1.0):
+    if isinstance(selector, Everything) and parts.density_policy != Constant(1.0):
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if getattr(selector, "unbiased", False) and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
@@ -178,13 +178,13 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(
             f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"
         )
-    if parts.schedule.by_layer and not selector.by_layer:
+    if parts.density_policy.by_layer and not selector.by_layer:
         raise ValueError(
-            f"density {parts.schedule.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
+            f"density {parts.density_policy.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
             "or per_tensor"
         )
     if overlap is not Overlap.SAME:
-        parts.indices.check_density(parts.schedule.density)
+        parts.indices.check_density(parts.density_policy.density)
 
 
 _WHY_NOT = {

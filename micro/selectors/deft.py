@@ -5,19 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import accumulate
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
 from micro.partition import layer_pieces
-from micro.parts import NoState, check_rule
+from micro.parts import NoState, Rule, check_rule
 from micro.selectors.base import Selector
 from micro.selectors.pieces import largest_of_each, pieces_at
 from micro.sparse import Overlap, Selection, Step
 
-Rule = Literal["repaired", "published"]
 Piece = tuple[int, int]  # (start, stop) in the flat vector
 
 
@@ -59,7 +58,7 @@ class Deft(Selector[NoState]):
     needs_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the largest of each piece in the bin that is this rank's turn."""

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from micro.comm import Comm
 from micro.partition import block_spans, equal_sizes
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules import RULES, Search
 from micro.sparse import Overlap, Selection, Step
 
-Rule = Literal["repaired", "published"]
 THRESHOLDS = {"repaired": RULES["agreed"], "published": RULES["published"]}
 
 
@@ -87,7 +86,7 @@ class ExDyna(Selector[ExDynaState]):
     overlap: ClassVar[Overlap] = Overlap.DISJOINT
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
         for name in ("num_blocks", "alignment"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of exdyna must be at least 1, got {getattr(self, name)}")

@@ -3,18 +3,16 @@
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.selectors.base import Selector
 from micro.selectors.fitting import Correction, select_near, strictly_above
 from micro.sparse import Selection, Step
-
-Rule = Literal["repaired", "published"]
 
 ROUNDS = 3  # of the public code: scans at most
 NARROWER, WIDER = 1.5, 0.5  # its factors on a threshold that selects too much, too little
@@ -47,7 +45,7 @@ class GaussianK(Selector[Correction]):
     name: ClassVar[str] = "gaussiank"
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
 
     def start(self) -> Correction:
         """Return a correction that has learned nothing yet; 'published' leaves it so."""

@@ -12,7 +12,7 @@ from micro.selectors.base import Selector
 from micro.selectors.micro_rules import RULES, Search
 from micro.sparse import Overlap, Selection, Step
 
-Rule = Literal["agreed", "repaired", "published"]
+MicroRule = Literal["agreed", "repaired", "published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class Micro(Selector[Any]):
         ValueError: no such rule.
     """
 
-    rule: Rule = "agreed"
+    rule: MicroRule = "agreed"
     name: ClassVar[str] = "micro"
     overlap: ClassVar[Overlap] = Overlap.DISJOINT
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self, get_args(MicroRule))
 
     def start(self) -> Any:
         """Return the rule's state before the first step."""

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.selectors.base import Selector
 from micro.sparse import Selection, Step
 
@@ -49,11 +49,11 @@ class RedSync(Selector[RedSyncState]):
         ValueError: no such rule.
     """
 
-    rule: Literal["repaired", "published"] = "repaired"
+    rule: Rule = "repaired"
     name: ClassVar[str] = "redsync"
 
     def __post_init__(self) -> None:
-        check_rule(self, "repaired", "published")
+        check_rule(self)
 
     def start(self) -> RedSyncState:
         """Return the state before the first step; the published rule has none and leaves it as it is."""

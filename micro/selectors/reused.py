@@ -1,18 +1,17 @@
 """Reused threshold: the k largest of this rank, found from what the k-th magnitude was before."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.selectors.base import Selector
 from micro.sparse import Selection, Step
 
-Rule = Literal["repaired", "published"]
 DEFAULT_PERIOD = 32  # steps, as in public code
 
 SLACK = 0.95  # candidates begin this far below the last k-th magnitude: room for it to fall by the next step
@@ -57,7 +56,7 @@ class Reused(Selector[ReusedState]):
     name: ClassVar[str] = "reused"
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
         if self.reevaluate < 1:
             raise ValueError(f"reevaluate of {self.name} must be at least 1, got {self.reevaluate}")
         if self.rule == "repaired" and self.reevaluate != DEFAULT_PERIOD:

@@ -2,14 +2,14 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.selectors.base import Selector
 from micro.selectors.fitting import Correction, select_near
 from micro.selectors.sampling import odd_stride, own_randomness, strided_magnitudes
@@ -63,11 +63,11 @@ class Sage(Selector[SageState]):
         ValueError: no such rule.
     """
 
-    rule: Literal["repaired", "published"] = "repaired"
+    rule: Rule = "repaired"
     name: ClassVar[str] = "sage"
 
     def __post_init__(self) -> None:
-        check_rule(self, "repaired", "published")
+        check_rule(self)
 
     def start(self) -> SageState:
         """Return the state before the first step."""

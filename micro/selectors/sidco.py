@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.selectors.base import Selector
 from micro.selectors.fitting import Correction, select_near, strictly_above
 from micro.sparse import Selection, Step
 
-Rule = Literal["repaired", "published"]
 Law = Literal["exponential", "gamma", "pareto"]
 
 FIRST_SHARE = 0.25  # what the first of several stages keeps
@@ -73,7 +72,7 @@ class Sidco(Selector[SidcoState]):
     name: ClassVar[str] = "sidco"
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
         if self.law not in get_args(Law):
             raise ValueError(f"law of sidco must be one of {', '.join(get_args(Law))}, got '{self.law}'")
         if self.stages is not None and self.stages < 1:

@@ -12,7 +12,7 @@ from micro.selectors.base import NoState, Selector
 from micro.selectors.pieces import largest_of_each, pieces_of
 from micro.sparse import Selection, Step
 
-Scope = Literal["model", "layer"]
+TopKScope = Literal["model", "layer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class TopK(Selector[NoState]):
         ValueError: no such scope.
     """
 
-    scope: Scope = "model"
+    scope: TopKScope = "model"
     name: ClassVar[str] = "topk"
 
     def __post_init__(self) -> None:
-        if self.scope not in get_args(Scope):
-            raise ValueError(f"scope of topk must be one of {', '.join(get_args(Scope))}, got '{self.scope}'")
+        if self.scope not in get_args(TopKScope):
+            raise ValueError(f"scope of topk must be one of {', '.join(get_args(TopKScope))}, got '{self.scope}'")
 
     @property
     def by_layer(self) -> bool:  # type: ignore[override]  # depends on the scope

@@ -6,12 +6,12 @@ import micro
 from micro.reducers.fft import FFTReducer
 from tests.sparsifiers.base import BUILD_UP, Make, Outcome, Row, nothing
 
-NUM_BINS = 136  # of the laws' 257 elements, padded to 270
+NUM_SPECTRUM_BINS = 136  # of the laws' 257 elements, padded to 270
 
 
 def bitmap(outcome: Outcome, rank: int) -> float:
     """A bit for each bin, to every other rank."""
-    return math.ceil(NUM_BINS / 8) * (outcome.world_size - 1)
+    return math.ceil(NUM_SPECTRUM_BINS / 8) * (outcome.world_size - 1)
 
 
 def ten_bits(outcome: Outcome, rank: int) -> float:

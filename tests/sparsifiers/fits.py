@@ -1,8 +1,9 @@
 """Thresholds from fitted laws: Gaussian-k and SIDCo."""
 
 import micro
+from micro.parts import Rule
 from micro.selectors.gaussiank import GaussianK
-from micro.selectors.sidco import Law, Rule, Sidco
+from micro.selectors.sidco import Law, Sidco
 from tests.sparsifiers.base import Band, Row, lists, raw_lists, rows, sparse, union_values
 
 GATHER = micro.Gather()

@@ -1,8 +1,9 @@
 """Methods that look at parameters one by one: layer-wise top-k, Accordion, PowerSGD."""
 
-from typing import Any, Literal
+from typing import Any
 
 import micro
+from micro.parts import Rule
 from micro.reducers.powersgd import PowerSGD
 from tests.sparsifiers.base import (
     EXACT,
@@ -31,7 +32,7 @@ def powersgd_values(outcome: Outcome, rank: int) -> float:
     return all_reduce(outcome.value_bytes * (first + RANK * NUM_COLUMNS), outcome.world_size)
 
 
-def accordion(rule: Literal["repaired", "published"]) -> Make:
+def accordion(rule: Rule) -> Make:
     """Return a maker of top-k by layer with Accordion's density: doubled where critical, checked every other step."""
 
     def make(density: micro.Density[Any] | float, seed: int) -> micro.Reducer:

@@ -1,12 +1,11 @@
 """Accordion's density: high where a layer's gradient changes, low elsewhere, the same on all ranks."""
 
-from typing import Literal
-
 import pytest
 import torch
 from torch import Tensor
 
 import micro
+from micro.parts import Rule
 
 LAYOUT = micro.Layout(("steady", "wild"), ((50,), (30,)))
 
@@ -33,7 +32,7 @@ LOW, HIGH = 0.1, 0.5
 
 
 @pytest.mark.parametrize("rule", ["repaired", "published"])
-def test_a_layer_is_critical_at_first_and_while_its_norm_changes(rule: Literal["repaired", "published"]) -> None:
+def test_a_layer_is_critical_at_first_and_while_its_norm_changes(rule: Rule) -> None:
     scales = [(1, 1), (1, 1), (1, 1), (1, 9), (1, 1), (1, 3), (1, 3), (1, 3), (1, 3)]  # checks see every other
     densities = run(accordion(rule=rule), scales)
     assert densities[0] == densities[1] == [HIGH, HIGH]
@@ -56,7 +55,7 @@ def test_a_lower_learning_rate_makes_the_next_check_critical() -> None:
 
 
 @pytest.mark.parametrize(("rule", "critical"), [("published", False), ("repaired", True)])
-def test_published_looks_at_rank_0_alone(rule: Literal["repaired", "published"], critical: bool) -> None:
+def test_published_looks_at_rank_0_alone(rule: Rule, critical: bool) -> None:
     reducer = micro.SparseReducer(micro.TopK(scope="layer"), accordion(rule=rule), exchange=micro.Gather())
     simulation = micro.Simulation(reducer, LAYOUT, 2, dtype=torch.float64)
     ones = torch.ones(2, LAYOUT.numel, dtype=torch.float64)

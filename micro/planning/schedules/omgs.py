@@ -1,13 +1,11 @@
 """OMGS: MG-WFBP's question for gradients that are selected before they are sent."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
-from micro.parts import check_rule
+from micro.parts import Rule, check_rule
 from micro.planning.schedules.base import Ends, Problem, Schedule
 from micro.planning.schedules.greedy import Pair, greedy
-
-Rule = Literal["repaired", "published"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,7 @@ class Omgs(Schedule):
     name: ClassVar[str] = "omgs"
 
     def __post_init__(self) -> None:
-        check_rule(self, *get_args(Rule))
+        check_rule(self)
 
     def cut(self, problem: Problem) -> Ends:
         """Return the groups of the rule."""

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from micro import kernels
 from micro.selectors.histogram import SHIFT, magnitude_bins
-from micro.selectors.micro_rules.base import Found, Rule, Search
+from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 
-NUM_BINS = 32  # counts each rank sends: 128 bytes
+NUM_CANDIDATE_BINS = 32  # counts each rank sends: 128 bytes
 SURPLUS = 2.0  # candidates wanted for one that is kept: room for the threshold to fall between two steps
 MEMORY = 4  # turns of the slices after which a doubled surplus is halved again
 MAX_SURPLUS = 32.0
@@ -34,7 +34,7 @@ class AgreedState:
     surplus: float = SURPLUS
 
 
-class Agreed(Rule[AgreedState]):
+class Agreed(ThresholdRule[AgreedState]):
     """Collect candidates above a slightly lower threshold, count them by magnitude, and cut where the sum gives k.
 
     Bins are ranges of float32 bit patterns, which order like magnitudes, so that a bin costs a subtraction and a shift
@@ -105,18 +105,18 @@ def _apportion(missing: int, counts: list[int]) -> list[int]:
 
 
 def _collect(state: AgreedState, search: Search) -> tuple[Tensor, Tensor, list[list[int]]]:
-    """Return this rank's candidates, their magnitudes, and every rank's counts by bin (world_size x NUM_BINS)."""
+    """Return this rank's candidates, their magnitudes, and every rank's counts by bin (n x NUM_CANDIDATE_BINS)."""
     assert state.lowest_bits is not None
     candidates, magnitudes = kernels.above_with_magnitudes(search.slice, _magnitude(state.lowest_bits))
     magnitudes = magnitudes.to(torch.float32)
-    mine = torch.bincount(_bins(state, magnitudes), minlength=NUM_BINS).to(torch.int32)
+    mine = torch.bincount(_bins(state, magnitudes), minlength=NUM_CANDIDATE_BINS).to(torch.int32)
     counts: list[list[int]] = search.comm.gather_rows(mine).tolist()  # host sync: counts shape the next message
     return candidates, magnitudes, counts
 
 
 def _bins(state: AgreedState, magnitudes: Tensor) -> Tensor:
     assert state.lowest_bits is not None
-    return ((magnitudes.view(torch.int32) - state.lowest_bits) >> state.shift).clamp_(0, NUM_BINS - 1)
+    return ((magnitudes.view(torch.int32) - state.lowest_bits) >> state.shift).clamp_(0, NUM_CANDIDATE_BINS - 1)
 
 
 def _kept(state: AgreedState, magnitudes: Tensor, cut: _Cut, share: int) -> Tensor:
@@ -147,7 +147,7 @@ def _bin_reached(reached: Tensor, wanted: float) -> int:
 def _resolve(state: AgreedState, lowest_bits: int, highest_bits: int) -> None:
     """Begin the candidates at ``lowest_bits`` and make the bins as narrow as reaching ``highest_bits`` allows."""
     state.lowest_bits = max(lowest_bits, SMALLEST_BITS)
-    state.shift = max((highest_bits - state.lowest_bits) // NUM_BINS, 0).bit_length()
+    state.shift = max((highest_bits - state.lowest_bits) // NUM_CANDIDATE_BINS, 0).bit_length()
 
 
 def _between(state: AgreedState, cut: _Cut) -> float:
@@ -161,7 +161,7 @@ def _prepare_next(state: AgreedState, threshold: float, cut: _Cut, num_candidate
     """Place the next step's candidates by the slope of the tail between the lowest candidate and the threshold."""
     assert state.lowest_bits is not None
     lowest = _magnitude(state.lowest_bits)
-    if cut.bin == NUM_BINS - 1 or num_candidates <= k or threshold <= lowest:
+    if cut.bin == NUM_CANDIDATE_BINS - 1 or num_candidates <= k or threshold <= lowest:
         state.lowest_bits = None  # the cut lies outside of what was resolved
         return
     slope = math.log(num_candidates / k) / math.log(threshold / lowest)

@@ -30,7 +30,7 @@ class Found:
     threshold: float
 
 
-class Rule(ABC, Generic[S]):
+class ThresholdRule(ABC, Generic[S]):
     """A way to set the threshold. The state is the same on all ranks, for it is fed with what all ranks know."""
 
     @abstractmethod

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from micro import kernels
-from micro.selectors.micro_rules.base import Found, Rule, Search
+from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
 
 
@@ -17,7 +17,7 @@ class PublishedState:
     last_count: int = 1
 
 
-class Published(Rule[PublishedState]):
+class Published(ThresholdRule[PublishedState]):
     """Factors 1.005, 1.00125 and 0.995 around last step's count, as public code of MiCRO has them.
 
     Kept as they are: the start at 1 / (2 sqrt k); the middle band that only ever raises the threshold (its other branch

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.selectors.histogram import magnitude_bins
-from micro.selectors.micro_rules.base import Found, Rule, Search
+from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.steering import Track, aim, bins_inside, coarse_bin, observe, threshold_from_bins
 
 
@@ -20,7 +20,7 @@ class RepairedState:
     last_k: int = 0
 
 
-class Repaired(Rule[RepairedState]):
+class Repaired(ThresholdRule[RepairedState]):
     """Steer the threshold by the last count and by the slope of the tail; start from the gradient's own quantile.
 
     Each rank sends its count and the sum of log(abs(acc) / threshold) over what it selected: 16 bytes. From their sums
