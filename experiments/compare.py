@@ -24,7 +24,8 @@ from rich.progress import Progress
 import micro
 from experiments.config.errors import UserError
 from experiments.reports.markdown import opening, table, write_csv
-from experiments.reports.plot_style import in_order, label, save
+from experiments.reports.names import in_order, label
+from experiments.reports.plot_style import save
 from experiments.studies import comparison_figures as drawing
 from experiments.studies.equal_bytes import match_bytes
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES, Gradients, synthetic

@@ -24,7 +24,8 @@ from experiments.reports.figures import (
 )
 from experiments.reports.frames import EXPERIMENT, METHOD, Frames, parse_selection
 from experiments.reports.measures import Metric, metric_of
-from experiments.reports.plot_style import human, label, save
+from experiments.reports.names import human, label
+from experiments.reports.plot_style import save
 from experiments.reports.tables import markdown, of_study, print_tables, spread, stage_times, study_name, summarise
 from experiments.tracking.sources import read
 

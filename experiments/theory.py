@@ -25,7 +25,8 @@ from torch import Tensor
 import micro
 from experiments.config.errors import UserError
 from experiments.reports.markdown import opening, table, write_csv
-from experiments.reports.plot_style import label, save
+from experiments.reports.names import label
+from experiments.reports.plot_style import save
 from experiments.studies import theory_figures as drawing
 from experiments.studies.method_comparison import (
     Row,

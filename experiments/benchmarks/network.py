@@ -27,7 +27,8 @@ from experiments.config.schema import TrainConfig, build_reducer
 from experiments.launching.crew import Crew
 from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.profiles import backward, link, select
-from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, head, label, new_figure, save, style
+from experiments.reports.names import label
+from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, head, new_figure, save, style
 from experiments.studies.simulated_steps import rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.schedules.base import Problem, Schedule

@@ -20,7 +20,8 @@ from experiments.benchmarks.processes import Row, slowest
 from experiments.config.errors import UserError
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.ranks import Report, Settings, device_name, serve
-from experiments.reports.plot_style import label, save
+from experiments.reports.names import label
+from experiments.reports.plot_style import save
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.method_comparison import build_methods, chosen, known_methods
 from micro import kernels

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 
 from experiments.reports.frames import STAGES
 from experiments.reports.measures import Metric
+from experiments.reports.names import in_order, label
 from experiments.reports.plot_style import (
     BLACK,
     COLUMN_INCHES,
@@ -23,8 +24,6 @@ from experiments.reports.plot_style import (
     SKY,
     VERMILLION,
     head,
-    in_order,
-    label,
     look,
     new_figure,
     plain_log,

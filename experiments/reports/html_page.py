@@ -17,7 +17,7 @@ from markupsafe import Markup
 from experiments.config.errors import UserError
 from experiments.reports.frames import load
 from experiments.reports.measures import metric_of
-from experiments.reports.plot_style import label
+from experiments.reports.names import label
 from experiments.reports.tables import markdown, summarise
 from experiments.runs.records import RunFolder, write_atomic
 from experiments.studies.paper_studies import Paper, Part

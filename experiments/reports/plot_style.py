@@ -1,4 +1,4 @@
-"""How every figure looks: sizes, fonts, one colour per method, names for people, files with reproducible bytes."""
+"""How every figure looks: sizes, fonts, one look per method, files with reproducible bytes."""
 
 import math
 import textwrap
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from experiments.reports.measures import Metric
+from experiments.reports.names import description, label
 
 COLUMN_INCHES, PAGE_INCHES = 3.4, 7.0  # one and both columns of a two-column paper
 
@@ -57,6 +58,19 @@ Dashes = tuple[int, tuple[float, ...]] | str
 DASHES: tuple[Dashes, ...] = ("-", DASHED, DOTTED, DASHDOT, LONG)
 MARKERS = "os^vDPX<>*ph"
 
+# What a method's yaml may say after ``# drawn:``, besides a marker of matplotlib.
+COLORS = {
+    "black": BLACK,
+    "orange": ORANGE,
+    "sky": SKY,
+    "green": GREEN,
+    "blue": BLUE,
+    "vermillion": VERMILLION,
+    "purple": PURPLE,
+    "grey": GREY,
+}
+LINES: dict[str, Dashes] = {"solid": "-", "dashed": DASHED, "dotted": DOTTED, "dashdot": DASHDOT, "long": LONG}
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -68,126 +82,17 @@ class Look:
     marker: str
 
 
-# A method's variants share colour and marker; dashes tell them apart: drawn through as repaired, dashed as published.
-LOOKS = {
-    "dense": Look("Dense", BLACK, "-", "o"),
-    "topk": Look("Top-k", BLUE, DASHED, "s"),
-    "topk_gather": Look("Top-k, gather", BLUE, DOTTED, "s"),
-    "topk_layers": Look("Top-k, per layer", BLUE, DASHDOT, "s"),
-    "topk_small": Look("Top-k, small", BLUE, LONG, "s"),
-    "topk_range_float": Look("Top-k, range float", BLUE, "-", "s"),
-    "topk_int8": Look("Top-k, int8", BLUE, DASHED, "d"),
-    "topk_fp16": Look("Top-k, fp16", BLUE, DOTTED, "d"),
-    "topk_qsgd": Look("Top-k, QSGD", BLUE, DASHDOT, "d"),
-    "cltk": Look("CLT-k", SKY, DASHDOT, "^"),
-    "cltk_published": Look("CLT-k, published", SKY, DASHED, "^"),
-    "threshold": Look("Hard-threshold", GREEN, DOTTED, "v"),
-    "randomk": Look("Random-k", GREY, LONG, "P"),
-    "randomk_unbiased": Look("Random-k, unbiased", GREY, DOTTED, "P"),
-    "micro": Look("MiCRO", VERMILLION, "-", "D"),
-    "micro_repaired": Look("MiCRO, repaired", PURPLE, "-", "<"),
-    "micro_published": Look("MiCRO, published", GREY, DASHED, ">"),
-    "micro_small": Look("MiCRO, small", VERMILLION, LONG, "D"),
-    "micro_tensors": Look("MiCRO, per tensor", VERMILLION, DASHDOT, "D"),
-    "exdyna": Look("ExDyna", GREEN, "-", "p"),
-    "exdyna_published": Look("ExDyna, published", GREEN, DASHED, "p"),
-    "deft": Look("DEFT", BLUE, "-", "h"),
-    "deft_published": Look("DEFT, published", BLUE, DASHED, "h"),
-    "gaussiank": Look("Gaussian-k", ORANGE, "-", "X"),
-    "gaussiank_published": Look("Gaussian-k, published", ORANGE, DASHED, "X"),
-    "sidco": Look("SIDCo", SKY, "-", "*"),
-    "sidco_published": Look("SIDCo, published", SKY, DASHED, "*"),
-    "dgc": Look("DGC", GREEN, "-", "<"),
-    "dgc_published": Look("DGC, published", GREEN, DASHED, "<"),
-    "redsync": Look("RedSync", BLUE, "-", ">"),
-    "redsync_published": Look("RedSync, published", BLUE, DASHED, ">"),
-    "sage": Look("SAGE", ORANGE, "-", "h"),
-    "sage_published": Look("SAGE, published", ORANGE, DASHED, "h"),
-    "gtopk": Look("gTop-k", SKY, "-", "X"),
-    "gtopk_published": Look("gTop-k, published", SKY, DASHED, "X"),
-    "oktopk": Look("Ok-Topk", BLUE, "-", "p"),
-    "oktopk_published": Look("Ok-Topk, published", BLUE, DASHED, "p"),
-    "dsa": Look("TopkDSA", SKY, "-", "v"),
-    "dsa_published": Look("TopkDSA, published", SKY, DASHED, "v"),
-    "accordion": Look("Accordion", PURPLE, "-", "P"),
-    "accordion_published": Look("Accordion, published", PURPLE, DASHED, "P"),
-    "fft": Look("FFT", PURPLE, DOTTED, "X"),
-    "fft_feedback": Look("FFT, feedback", PURPLE, "-", "X"),
-    "fft_published": Look("FFT, published", PURPLE, DASHED, "X"),
-    "powersgd": Look("PowerSGD", PURPLE, "-", "s"),
-    "powersgd_published": Look("PowerSGD, published", PURPLE, DASHED, "s"),
-    "fp16": Look("fp16", BLACK, DASHED, "^"),
-    "bf16": Look("bf16", BLACK, DASHED, "v"),
-    "int8": Look("int8", BLACK, DOTTED, "D"),
-    "qsgd": Look("QSGD", VERMILLION, "-", "*"),
-    "qsgd_published": Look("QSGD, published", VERMILLION, DASHDOT, "*"),
-    "qsgd_feedback": Look("QSGD, feedback", VERMILLION, DASHED, "*"),
-    "terngrad": Look("TernGrad", VERMILLION, "-", "^"),
-    "terngrad_published": Look("TernGrad, published", VERMILLION, DASHED, "^"),
-    "natural": Look("Natural compression", VERMILLION, "-", "P"),
-    "natural_published": Look("Natural compression, published", VERMILLION, DASHED, "P"),
-    "signsgd": Look("signSGD", GREEN, "-", "s"),
-    "signsgd_published": Look("signSGD, published", GREEN, DASHDOT, "s"),
-    "signsgd_feedback": Look("signSGD, feedback", GREEN, DASHED, "s"),
-    "onebit": Look("1-bit SGD", GREEN, "-", "D"),
-    "onebit_published": Look("1-bit SGD, published", GREEN, DASHED, "D"),
-}
-NAMES = {
-    "mlp": "MLP",
-    "cnn_lstm": "CNN-LSTM",
-    "lstm": "LSTM",
-    "lstm_lm": "LSTM-LM",
-    "bert_base": "BERT",  # its size is a setting
-    "ncf": "NCF",
-    "neumf": "NeuMF",
-    "googlenet": "GoogLeNet",
-    "googlenet_cifar": "GoogLeNet for CIFAR",
-    "inception_v4": "Inception-v4",
-    **{f"resnet{depth}": f"ResNet-{depth}" for depth in (8, 18, 20, 34, 50, 56, 110, 152)},
-    "senet18": "SENet-18",
-    "seresnet18": "SE-ResNet-18",
-    "vgg16": "VGG-16",
-    "vgg16_bn": "VGG-16",
-    "vgg19_bn": "VGG-19",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "imagenet": "ImageNet",
-    "movielens": "MovieLens",
-    "movielens100k": "MovieLens-100K",
-    "movielens1m": "MovieLens-1M",
-    "movielens20m": "MovieLens-20M",
-    "latent": "latent factors",
-    "ptb": "Penn Treebank",
-    "wikitext2": "WikiText-2",
-    "manuals": "Python manual",
-}
-
-
-def look(sparsifier: str) -> Look:
-    """How to draw a method; one without an entry in LOOKS gets a look that depends on its name alone."""
-    if sparsifier in LOOKS:
-        return LOOKS[sparsifier]
-    code = zlib.crc32(sparsifier.encode())
+def look(method: str) -> Look:
+    """Return how to draw a method: as its yaml says, otherwise by a checksum of its key, the same in every figure."""
+    drawn = description(method).get("drawn")
+    if drawn:
+        color, dashes, marker = drawn.split()
+        return Look(label(method), COLORS[color], LINES[dashes], marker)
+    code = zlib.crc32(method.encode())
     colors = PALETTE[:-1]  # black is the dense baseline's
     return Look(
-        sparsifier, colors[code % len(colors)], DASHES[code // 7 % len(DASHES)], MARKERS[code // 64 % len(MARKERS)]
+        label(method), colors[code % len(colors)], DASHES[code // 7 % len(DASHES)], MARKERS[code // 64 % len(MARKERS)]
     )
-
-
-def label(sparsifier: str, variant: str = "") -> str:
-    """Name of a method in legends and tables."""
-    return f"{look(sparsifier).name} ({variant})" if variant else look(sparsifier).name
-
-
-def human(name: str) -> str:
-    """Name of a model or data set for people; itself where none is known."""
-    return NAMES.get(name, name)
-
-
-def in_order(sparsifiers: Iterable[str]) -> list[str]:
-    """Distinct methods in the order of LOOKS, then those unknown there by name."""
-    known = list(LOOKS)
-    return sorted(set(sparsifiers), key=lambda name: (known.index(name) if name in known else len(known), name))
 
 
 @contextmanager

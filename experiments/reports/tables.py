@@ -12,7 +12,7 @@ from rich.table import Table
 
 from experiments.reports.frames import EXPERIMENT, STAGES, Frames, load
 from experiments.reports.measures import METRICS, Metric, metric_of
-from experiments.reports.plot_style import human, in_order, label
+from experiments.reports.names import human, in_order, label
 
 WARM_UP_STEPS = 10  # caches, allocators and connections settle; left out of times where a run is long enough
 ROW = [*EXPERIMENT, "variant"]

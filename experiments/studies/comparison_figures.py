@@ -12,6 +12,7 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, 
 
 from experiments.reports.figures import TARGET_LINE, LineSettings
 from experiments.reports.label_placement import front, name_points
+from experiments.reports.names import in_order, label
 from experiments.reports.plot_style import (
     BLACK,
     DASHES,
@@ -19,8 +20,6 @@ from experiments.reports.plot_style import (
     PAGE_INCHES,
     PALETTE,
     head,
-    in_order,
-    label,
     look,
     new_figure,
     plain_log,

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from experiments.reports.figures import LineSettings
+from experiments.reports.names import human, in_order
 from experiments.reports.plot_style import (
     BLACK,
     BLUE,
@@ -31,8 +32,6 @@ from experiments.reports.plot_style import (
     SKY,
     VERMILLION,
     head,
-    human,
-    in_order,
     look,
     new_figure,
     show_percent,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.reports.markdown import table
-from experiments.reports.plot_style import human, in_order, label
+from experiments.reports.names import human, in_order, label
 from experiments.studies.simulated_steps import Published, nearest
 from experiments.studies.simulation_figures import rate_name, way_name
 from experiments.studies.simulation_study import Study

@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from experiments.reports.figures import LineSettings
+from experiments.reports.names import in_order
 from experiments.reports.plot_style import (
     BLUE,
     COLUMN_INCHES,
@@ -17,7 +18,6 @@ from experiments.reports.plot_style import (
     PAGE_INCHES,
     VERMILLION,
     head,
-    in_order,
     look,
     new_figure,
     style,

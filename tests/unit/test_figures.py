@@ -22,7 +22,8 @@ from experiments.config.errors import UserError
 from experiments.reports import frames, tables
 from experiments.reports.figures import draw_convergence, draw_methods, draw_rules
 from experiments.reports.measures import METRICS, in_words, metric_of
-from experiments.reports.plot_style import LOOKS, look, save, style
+from experiments.reports.names import label
+from experiments.reports.plot_style import save, style
 
 Row = dict[str, Any]
 NUMEL = 270_000
@@ -397,7 +398,7 @@ def test_table_fits_eighty_characters_and_names_every_method(study: Path) -> Non
     console = Console(width=80, file=io.StringIO(), record=True)
     tables.print_summary(study, console)
     text = console.export_text()
-    assert all(LOOKS[name].name in text for name in ("dense", "topk", *RULES))
+    assert all(label(name) in text for name in ("dense", "topk", *RULES))
     assert "…" not in text
 
 
@@ -533,13 +534,6 @@ def test_skipped_steps_are_in_no_curve(tmp_path: Path) -> None:
     assert tables.summary(tmp_path)["measured_density"][0] == pytest.approx(
         statistics.mean(row["density"] for row in rows if not row["skipped"])
     )
-
-
-def test_every_method_has_its_own_look_and_unknown_ones_a_stable_one() -> None:
-    looks = {(method.color, method.dashes, method.marker) for method in LOOKS.values()}
-    assert len(looks) == len(LOOKS)
-    assert look("my_method") == look("my_method")
-    assert look("my_method").name == "my_method"
 
 
 def test_style_does_not_leak_into_the_callers_settings(tmp_path: Path) -> None:

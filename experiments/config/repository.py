@@ -1,0 +1,6 @@
+"""Where the repository lies."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"  # the files of the configuration

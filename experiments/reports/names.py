@@ -1,0 +1,68 @@
+"""Names for people of methods, models and data sets, and the order of methods; needs no drawing library.
+
+A method is described by the comments at the head of its conf/sparsifier/NAME.yaml::
+
+    # label: Top-k, gather    its name in tables and legends
+    # drawn: blue dotted s    colour, dashes and marker of its lines, keys of experiments/reports/plot_style.py
+    # order: 30               its place in tables and legends
+
+A method without such a file or comment is called by its key and comes last.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+
+from experiments.config.repository import CONF
+
+METHODS = CONF / "sparsifier"
+COMMENT = re.compile(r"# (label|drawn|order): (.+)")
+OTHERS = {  # models and data sets by the key of their registry
+    "mlp": "MLP",
+    "cnn_lstm": "CNN-LSTM",
+    "lstm": "LSTM",
+    "bert_base": "BERT",  # its size is a setting
+    "neumf": "NeuMF",
+    "googlenet": "GoogLeNet",
+    "googlenet_cifar": "GoogLeNet for CIFAR",
+    "inception_v4": "Inception-v4",
+    **{f"resnet{depth}": f"ResNet-{depth}" for depth in (8, 18, 20, 34, 50, 56, 110, 152)},
+    "senet18": "SENet-18",
+    "seresnet18": "SE-ResNet-18",
+    "vgg16_bn": "VGG-16",
+    "vgg19_bn": "VGG-19",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "imagenet": "ImageNet",
+    "movielens100k": "MovieLens-100K",
+    "movielens1m": "MovieLens-1M",
+    "movielens20m": "MovieLens-20M",
+    "latent": "latent factors",
+    "ptb": "Penn Treebank",
+    "wikitext2": "WikiText-2",
+    "manuals": "Python manual",
+}
+
+
+def label(method: str, variant: str = "") -> str:
+    """Return the name of a method in legends and tables."""
+    name = description(method).get("label", method)
+    return f"{name} ({variant})" if variant else name
+
+
+def human(name: str) -> str:
+    """Return the name of a model or data set for people; ``name`` itself where none is known."""
+    return OTHERS.get(name, name)
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """Return the distinct methods in the order of their files, those without one last by name."""
+    return sorted(set(methods), key=lambda name: (float(description(name).get("order", "inf")), name))
+
+
+@cache
+def description(method: str) -> dict[str, str]:
+    """Return the label, drawn and order of a method's yaml; empty where it has no file or no such comment."""
+    path = METHODS / f"{method}.yaml"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return dict(match.groups() for line in lines if (match := COMMENT.fullmatch(line)))
