@@ -15,6 +15,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 CONF = Path(__file__).resolve().parents[2] / "conf"
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys that steer hydra and belong to no run
+_HEADERS = ("# @package", "# label:", "# drawn:", "# order:")  # comments that are read by programs, not by people
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _opening(lines: list[str]) -> str:
     for line in lines:
         if not line.startswith("#"):
             break
-        if not line.startswith("# @package"):
+        if not line.startswith(_HEADERS):
             opening.append(line.removeprefix("#").strip())
     return " ".join(opening)
 
