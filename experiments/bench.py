@@ -21,7 +21,7 @@ from rich.console import Console
 
 from experiments.benchmarks import loading, loop, network, rules, select, step, transform
 from experiments.config.errors import UserError
-from experiments.launching.launch import RankFailure
+from experiments.launching.failures import RankFailure
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.config.errors import UserError
-from experiments.launching.launch import RankFailure
-from experiments.launching.rank_process import RankEnvironment, joined
+from experiments.launching.failures import RankFailure
+from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.profiles import backward, link, select
 from experiments.profiles.ranks import DEVICES, check_device, join, measure
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
     options = parser().parse_args(arguments)
     try:
-        _run(options, joined())
+        _run(options, read_rank_environment())
     except (UserError, RankFailure) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1

@@ -20,7 +20,7 @@ from yaml import YAMLError
 from experiments.config.compose import CONF, compose_all, compose_checked
 from experiments.config.errors import UserError, suggestion
 from experiments.config.schema import TrainConfig
-from experiments.launching.rank_process import joined
+from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, removal_table, remove
 from experiments.runs.rerun import compare, find_run, rerun
 from experiments.runs.status import state_of
@@ -126,7 +126,7 @@ def _run(words: list[str]) -> int:
     check_jobs(settings["jobs"])
     if settings["backend"] not in BACKENDS:
         raise UserError(f"backend must be one of {', '.join(BACKENDS)}, got '{settings['backend']}'")
-    if joined():
+    if read_rank_environment():
         raise UserError("a sweep starts the workers of each run: call it without torchrun or srun")
     grid = jobs(given.name, overrides)
     grid, configs = distinct(grid, compose_all(grid))

@@ -18,8 +18,9 @@ from omegaconf import DictConfig
 from experiments.config.compose import CONF, compose_all, expand, take_whole_
 from experiments.config.errors import UserError
 from experiments.config.schema import typed
-from experiments.launching.launch import RankFailure
-from experiments.launching.rank_process import RankEnvironment, joined, leave
+from experiments.launching.failures import RankFailure
+from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
+from experiments.launching.rank_process import leave
 from experiments.runs.records import RunFolder
 from experiments.runs.status import reason_of, state_of
 from experiments.training.preflight import check_content
@@ -34,7 +35,7 @@ def main() -> None:
     words = sys.argv[1:]
     flags = [word for word in words if word.startswith("-")]
     multirun = bool({"-m", "--multirun"} & set(flags))
-    ranks = joined()
+    ranks = read_rank_environment()
     folders: list[RunFolder] = []
     if not set(flags) - {"-m", "--multirun"}:  # with --help, --cfg and the like hydra only shows something
         try:
@@ -73,7 +74,7 @@ def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -
 
 @hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
 def _run(composed: DictConfig) -> None:
-    ranks = joined()
+    ranks = read_rank_environment()
     name = ""
     try:
         take_whole_(composed, list(HydraConfig.get().overrides.task))

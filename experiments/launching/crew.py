@@ -20,9 +20,8 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from experiments.launching.launch import Failure, Kind, RankFailure, root_cause
+from experiments.launching.failures import Failure, Kind, RankFailure, is_lost_peer, root_cause
 from experiments.launching.namespaces import Hosts, stop
-from experiments.launching.rank_process import is_lost_peer
 
 Answer = Any  # plain values
 Task = Callable[..., Answer]

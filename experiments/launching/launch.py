@@ -13,8 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from enum import IntEnum
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,64 +23,13 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from experiments.config.errors import UserError
+from experiments.launching.failures import Failure, Kind, RankFailure, describe_exit, kind_of_exit, one_line, root_cause
 from experiments.launching.rank_process import LAUNCHER_PID
 from experiments.runs.records import RunFolder, write_json
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher")
-_MAX_MESSAGE = 300  # characters of an error that still read as one line
-_SETTLE_S = 2  # a death this long after a rank's error follows from it: NCCL's abort, or SIGKILL at the shutdown
-
-
-class Kind(IntEnum):
-    """The ways a rank can fail, the likeliest to have caused the failure of the others first."""
-
-    KILLED = 0
-    ERROR = 1
-    EXIT = 2
-    LOST_PEER = 3
-    STOPPED = 4
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How one rank failed.
-
-    Attributes:
-        rank: Global rank.
-        kind: What kind of failure it is.
-        message: One line, for the user.
-        time: Seconds since the epoch.
-        exit_code: Of the process; negative for a signal, None for a rank of another node.
-        log: The rank's standard error.
-        traceback: Of the error, where the rank reported one.
-    """
-
-    rank: int
-    kind: Kind
-    message: str
-    time: float
-    exit_code: int | None
-    log: str
-    traceback: str | None = None
-
-
-class RankFailure(RuntimeError):
-    """A rank failed, and the run with it; the text is one line.
-
-    Attributes:
-        failure: Of the rank that caused it.
-        rank, message, exit_code, log: The same as in ``failure``.
-    """
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"rank {failure.rank} failed: {failure.message} (log: {failure.log})")
-        self.failure = failure
-        self.rank = failure.rank
-        self.message = failure.message
-        self.exit_code = failure.exit_code
-        self.log = Path(failure.log)
 
 
 def launch(
@@ -146,26 +94,10 @@ def launch(
         # SignalException is an Exception: a sweep would take it for one more failed run and go on.
         raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
     except RendezvousError as error:
-        message = f"{nnodes} nodes could not meet at {rdzv_endpoint}: {_one_line(str(error))}; check host and port"
+        message = f"{nnodes} nodes could not meet at {rdzv_endpoint}: {one_line(str(error))}; check host and port"
         raise UserError(message) from None
     except ChildFailedError as error:
         raise RankFailure(_settle(folder, error.failures)) from None
-
-
-def root_cause(failures: list[Failure]) -> Failure:
-    """Return the failure that caused the others.
-
-    A process that died by a signal comes before a Python error, that before a bare exit code, and that before an error
-    of a collective, which only says that a peer went away; the earliest of a kind comes first. The times alone do not
-    tell, because the ranks fail within milliseconds of each other.
-    """
-    first_error = min((failure.time for failure in failures if failure.kind == Kind.ERROR), default=float("inf"))
-
-    def order(failure: Failure) -> tuple[Kind, float]:
-        followed = failure.kind == Kind.KILLED and failure.time > first_error + _SETTLE_S
-        return (Kind.STOPPED if followed else failure.kind), failure.time
-
-    return min(failures, key=order)
 
 
 class _RankLogs(LogsSpecs):
@@ -335,7 +267,7 @@ def _from_report(folder: RunFolder, report: Mapping[str, Any], exit_code: int | 
     return Failure(
         rank=report["rank"],
         kind=Kind.LOST_PEER if report["collective"] else Kind.ERROR,
-        message=_one_line(f"{report['type']}: {report['message']}"),
+        message=one_line(f"{report['type']}: {report['message']}"),
         time=report["time"],
         exit_code=exit_code,
         log=str(_rank_folder(folder, report["rank"]) / "stderr.log"),
@@ -347,32 +279,9 @@ def _from_process(folder: RunFolder, rank: int, process: ProcessFailure) -> Fail
     log = _rank_folder(folder, rank) / "stderr.log"
     return Failure(
         rank=rank,
-        kind=_kind_of(process.exitcode),
-        message=_killed(-process.exitcode) if process.exitcode < 0 else _exited(process.exitcode, log),
+        kind=kind_of_exit(process.exitcode),
+        message=describe_exit(process.exitcode, log),
         time=process.timestamp,
         exit_code=process.exitcode,
         log=str(log),
     )
-
-
-def _kind_of(exit_code: int) -> Kind:
-    if exit_code >= 0:
-        return Kind.EXIT
-    return Kind.STOPPED if -exit_code in (signal.SIGTERM, signal.SIGINT) else Kind.KILLED
-
-
-def _killed(number: int) -> str:
-    known = {int(item): item.name for item in signal.Signals}
-    hint = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
-    return f"killed by {known.get(number, f'signal {number}')}{hint}"
-
-
-def _exited(code: int, log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return _one_line(f"exit code {code}" + (f", last words: {last}" if last else ""))
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."

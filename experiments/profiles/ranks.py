@@ -15,7 +15,8 @@ from rich.console import Console
 from experiments.benchmarks.processes import Row
 from experiments.config.errors import UserError
 from experiments.launching.launch import launch
-from experiments.launching.rank_process import RankEnvironment, die_with_parent
+from experiments.launching.rank_environment import RankEnvironment
+from experiments.launching.rank_process import die_with_parent
 from experiments.runs.manifest import collect_manifest
 from experiments.runs.records import RecordWriter, RunFolder, write_json
 from experiments.tracking.progress import watch

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, build_reducer, run_name
-from experiments.launching.rank_process import stop_signals
 from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, open_checkpoint
 from experiments.runs.records import RunFolder
+from experiments.runs.stop_signals import stop_signals
 from experiments.training.workers import Team
 from micro.ddp import scoped
 from micro.reducers.base import Reducer

@@ -13,7 +13,8 @@ from itertools import groupby
 from pathlib import Path
 
 from experiments.config.schema import TrainConfig
-from experiments.launching.rank_process import EXIT_SAVED, LAUNCH
+from experiments.launching.rank_environment import LAUNCH
+from experiments.runs.stop_signals import EXIT_SAVED
 from experiments.training.runner import folder_of
 
 _MAX_ROWS = 1000  # SLURM takes array numbers up to 1000 where the site says nothing else

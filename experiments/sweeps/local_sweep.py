@@ -21,9 +21,9 @@ from rich.console import Console
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.launching.launch import num_cores
-from experiments.launching.rank_process import EXIT_SAVED, STOP_SIGNALS, stop_signals
 from experiments.runs.records import RunFolder
 from experiments.runs.status import log_of
+from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS, stop_signals
 from experiments.sweeps.live_table import Board
 from experiments.sweeps.local_sweep_worker import Job, attempt
 from experiments.tracking.progress import SweepProgress, print_plain

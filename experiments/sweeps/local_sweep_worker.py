@@ -16,7 +16,7 @@ import torch
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.launching.launch import RankFailure
+from experiments.launching.failures import RankFailure
 from experiments.launching.rank_process import die_with_parent
 from experiments.runs.records import RunFolder
 from experiments.runs.status import run_log

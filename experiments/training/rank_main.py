@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig, from_yaml
-from experiments.launching.rank_process import stop_signals
 from experiments.runs.manifest import collect_manifest
 from experiments.runs.records import RunFolder, write_json
+from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.training.loop import Trainer
 from experiments.training.tasks import load_task
@@ -119,7 +119,7 @@ def main(run_dir: str) -> None:
     """Run the rank that the environment describes, as the configuration in the run folder says."""
     folder = RunFolder(Path(run_dir))
     command = (folder.path / "command.txt").read_text().splitlines()
-    with stop_signals.heeded():
+    with stop_signals.recorded():
         run_rank(from_yaml(folder.config_path), folder, command)
 
 

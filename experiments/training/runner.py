@@ -13,14 +13,10 @@ import data
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, run_name, to_yaml
 from experiments.launching.launch import launch
-from experiments.launching.rank_process import (
-    EXIT_SAVED,
-    RankEnvironment,
-    die_with_parent,
-    recorded_errors,
-    stop_signals,
-)
+from experiments.launching.rank_environment import RankEnvironment
+from experiments.launching.rank_process import die_with_parent, recorded_errors
 from experiments.runs.records import FolderInUse, RunFolder, write_atomic
+from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_mirror import mirrored
 from experiments.training.rank_main import run_rank, start_group
@@ -97,7 +93,7 @@ def _is_ours(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool:
 
 def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
     if config.cluster.simulated:
-        with stop_signals.heeded(), recorded_errors(folder.path, 0):
+        with stop_signals.recorded(), recorded_errors(folder.path, 0):
             run_rank(config, folder, sys.argv)
         return
     launch(
@@ -129,7 +125,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(show_progress(config, folder))
         owned.enter_context(recorded_errors(folder.path, ranks.rank))
-        owned.enter_context(stop_signals.heeded())
+        owned.enter_context(stop_signals.recorded())
         finished = run_rank(config, folder, sys.argv)
         if ranks.rank == 0:
             _tell_beginning(folder)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.launching.launch import Failure, Kind, RankFailure, launch, root_cause
+from experiments.launching.failures import Failure, Kind, RankFailure, root_cause
+from experiments.launching.launch import launch
 from experiments.launching.rank_process import LAUNCHER_PID
 
 WORKERS = Path(__file__).parent / "workers"
@@ -100,7 +101,7 @@ def test_an_error_is_reported_without_help_of_the_worker(tmp_path: Path) -> None
     assert report["message"] == "loss is not finite\nat step 12"
     assert "idle_worker.py" in report["traceback"]
     assert not report["collective"]
-    with pytest.raises(RankFailure, match="last words: nothing to do here"):  # and not the error of the last time
+    with pytest.raises(RankFailure, match="last line of its log: nothing to do here"):  # and not the error of the last time
         run(tmp_path, "leave", nproc=1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.launching.crew import Crew
-from experiments.launching.launch import RankFailure
+from experiments.launching.failures import RankFailure
 from experiments.launching.namespaces import Exit, Hosts, unavailable
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
 from experiments.config.schema import from_yaml, run_name, to_yaml
-from experiments.launching.rank_process import RankEnvironment, joined
+from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.sweeps.job_script import Array, arrays_of, ranges, script
 from experiments.sweeps.slurm_queue import submit_array
 
@@ -176,8 +176,8 @@ def test_how_a_run_is_queued_is_not_in_its_name(tmp_path: Path) -> None:
 
 
 def test_one_task_per_node_is_no_rank() -> None:
-    assert joined(TASK) == RankEnvironment(1, 2, 0, "node01", 21136)
-    assert joined({**TASK, "MICRO_LAUNCH": "node"}) is None
+    assert read_rank_environment(TASK) == RankEnvironment(1, 2, 0, "node01", 21136)
+    assert read_rank_environment({**TASK, "MICRO_LAUNCH": "node"}) is None
 
 
 def test_ranges() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.launching.rank_process import RankEnvironment, first_host, is_lost_peer, joined, recorded_errors
+from experiments.launching.failures import is_lost_peer
+from experiments.launching.rank_environment import RankEnvironment, first_host, read_rank_environment
+from experiments.launching.rank_process import recorded_errors
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}
 SRUN = {
@@ -40,15 +42,15 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
         ({**SRUN, "SLURM_STEP_ID": "4294967291"}, None),  # a batch script, as slurm numbers it
     ],
 )
-def test_joined(environ: dict[str, str], place: RankEnvironment | None) -> None:
-    assert joined(environ) == place
+def test_read_rank_environment(environ: dict[str, str], place: RankEnvironment | None) -> None:
+    assert read_rank_environment(environ) == place
 
 
 def test_a_broken_environment_is_one_line() -> None:
     with pytest.raises(UserError, match=r"^RANK and WORLD_SIZE are set but MASTER_ADDR is not; start with torchrun"):
-        joined(without(TORCHRUN, "MASTER_ADDR"))
+        read_rank_environment(without(TORCHRUN, "MASTER_ADDR"))
     with pytest.raises(UserError, match=r"^environment variable RANK must be a whole number, got 'x'$"):
-        joined({**TORCHRUN, "RANK": "x"})
+        read_rank_environment({**TORCHRUN, "RANK": "x"})
 
 
 def test_an_exported_place_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +58,7 @@ def test_an_exported_place_is_joined_again(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, "")
     place = RankEnvironment(1, 2, 0, "head", 4321)
     place.export()
-    assert joined(os.environ) == place
+    assert read_rank_environment(os.environ) == place
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import micro
 from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, run_name, to_yaml
-from experiments.launching.rank_process import stop_signals
 from experiments.runs.records import RunFolder, read_records
+from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import weights_digest
 from experiments.training.loop import Trainer
 from experiments.training.tasks import load_task

@@ -1,0 +1,114 @@
+"""How ranks fail, and which of several failures caused the others."""
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+_LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
+_MAX_MESSAGE = 300  # characters of an error that still read as one line
+_SETTLE_S = 2  # a death this long after a rank's error follows from it: NCCL's abort, or SIGKILL at the shutdown
+
+
+class Kind(IntEnum):
+    """The ways a rank can fail, the likeliest to have caused the failure of the others first."""
+
+    KILLED = 0
+    ERROR = 1
+    EXIT = 2
+    LOST_PEER = 3
+    STOPPED = 4
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed.
+
+    Attributes:
+        rank: Global rank.
+        kind: What kind of failure it is.
+        message: One line, for the user.
+        time: Seconds since the epoch.
+        exit_code: Of the process; negative for a signal, None for a rank of another node.
+        log: The rank's standard error.
+        traceback: Of the error, where the rank reported one.
+    """
+
+    rank: int
+    kind: Kind
+    message: str
+    time: float
+    exit_code: int | None
+    log: str
+    traceback: str | None = None
+
+
+class RankFailure(RuntimeError):
+    """A rank failed, and the run with it; the text is one line.
+
+    Attributes:
+        failure: Of the rank that caused it.
+        rank, message, exit_code, log: The same as in ``failure``.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"rank {failure.rank} failed: {failure.message} (log: {failure.log})")
+        self.failure = failure
+        self.rank = failure.rank
+        self.message = failure.message
+        self.exit_code = failure.exit_code
+        self.log = Path(failure.log)
+
+
+def root_cause(failures: list[Failure]) -> Failure:
+    """Return the failure that caused the others.
+
+    A process that died by a signal comes before a Python error, that before a bare exit code, and that before an error
+    of a collective, which only says that a peer is gone; the earliest of a kind comes first. The times alone do not
+    decide, because the ranks fail within milliseconds of each other.
+    """
+    first_error = min((failure.time for failure in failures if failure.kind == Kind.ERROR), default=float("inf"))
+
+    def order(failure: Failure) -> tuple[Kind, float]:
+        followed = failure.kind == Kind.KILLED and failure.time > first_error + _SETTLE_S
+        return (Kind.STOPPED if followed else failure.kind), failure.time
+
+    return min(failures, key=order)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether ``error`` says that another rank is gone, rather than that this one did something wrong."""
+    if isinstance(error, ConnectionError) or any(kind.__name__ == "DistError" for kind in type(error).__mro__):
+        return True
+    if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        return True
+    return error.__cause__ is not None and is_lost_peer(error.__cause__)
+
+
+def kind_of_exit(exit_code: int) -> Kind:
+    """Return the kind of failure of a process that ended with a code other than 0."""
+    if exit_code >= 0:
+        return Kind.EXIT
+    return Kind.STOPPED if -exit_code in (signal.SIGTERM, signal.SIGINT) else Kind.KILLED
+
+
+def describe_exit(exit_code: int, log: Path) -> str:
+    """Return in one line how a process ended: by which signal, or its exit code and the last line of its log."""
+    if exit_code < 0:
+        return _describe_signal(-exit_code)
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return one_line(f"exit code {exit_code}" + (f", last line of its log: {last}" if last else ""))
+
+
+def one_line(text: str) -> str:
+    """Return text as one line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
+
+
+def _describe_signal(number: int) -> str:
+    known = {int(item): item.name for item in signal.Signals}
+    hint = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
+    return f"killed by {known.get(number, f'signal {number}')}{hint}"
