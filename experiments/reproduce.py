@@ -24,12 +24,13 @@ from pathlib import Path
 from types import FrameType
 
 from experiments import sweep
-from experiments.config.compose import compose_all
+from experiments.config.checks import SCALES
 from experiments.config.errors import UserError
-from experiments.config.schema import SCALES, TrainConfig
+from experiments.config.schema import TrainConfig
 from experiments.reports.html_page import write_page
 from experiments.runs.records import write_json
 from experiments.studies.paper_studies import Paper, Part, load_paper, papers
+from experiments.training.preflight import prepare_runs
 from experiments.training.runner import folder_of
 
 STAMPS = "parts"  # a file per part: what it was made of, and what it left
@@ -106,7 +107,7 @@ def configs_of(part: Part) -> list[TrainConfig]:
 
 @functools.cache
 def _composed(words: tuple[str, ...]) -> list[TrainConfig]:
-    return compose_all(sweep.jobs(words[0], list(words[1:])))
+    return prepare_runs(sweep.jobs(words[0], list(words[1:])))
 
 
 def _check_words(part: Part) -> None:

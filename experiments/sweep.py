@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from yaml import YAMLError
 
-from experiments.config.compose import CONF, compose_all, compose_checked
+from experiments.config.compose import CONF, compose_run
 from experiments.config.errors import UserError, suggestion
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import read_rank_environment
@@ -26,6 +26,7 @@ from experiments.runs.rerun import compare, find_run, rerun
 from experiments.runs.status import state_of
 from experiments.sweeps.local_sweep import ON_ERROR, Outcome, check_jobs, num_at_once, run_all
 from experiments.sweeps.summaries import failure_table, plan_table, show, status_table
+from experiments.training.preflight import prepare_runs
 from experiments.training.runner import folder_of
 
 BACKENDS = ("local", "slurm")
@@ -129,7 +130,7 @@ def _run(words: list[str]) -> int:
     if read_rank_environment():
         raise UserError("a sweep starts the workers of each run: call it without torchrun or srun")
     grid = jobs(given.name, overrides)
-    grid, configs = distinct(grid, compose_all(grid))
+    grid, configs = distinct(grid, prepare_runs(grid))
     if given.list or (given.dry_run and settings["backend"] == "local"):
         return _list(given.name, configs)
     if settings["backend"] == "slurm":
@@ -229,7 +230,7 @@ def _composed(name: str, overrides: list[str]) -> list[TrainConfig]:
     """Return the runs of a study, as far as they can be checked without their data."""
     grid = jobs(name, overrides)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return distinct(grid, [compose_checked(job) for job in grid])[1]
+        return distinct(grid, [compose_run(job) for job in grid])[1]
 
 
 def _parser(what: str, *, verb: str = "", metavar: str = "NAME", epilog: str | None = None) -> argparse.ArgumentParser:

@@ -8,8 +8,9 @@ from pathlib import Path
 import yaml
 
 from experiments.config.errors import UserError
+from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
 from experiments.runs.records import RunFolder, read_records
-from experiments.tracking.wandb_mirror import MODES, TrackingConfig, check_tracking, mirror
+from experiments.tracking.wandb_mirror import check_wandb, mirror
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [(folder, _tracking(folder, options)) for folder in map(RunFolder, options.folders)]
         for folder, tracking in chosen:
             check_tracking(tracking)
+            check_wandb(tracking)
             with folder.locked():
                 print(_made(folder, tracking))
     except UserError as error:

@@ -15,15 +15,15 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.config.compose import CONF, compose_all, expand, take_whole_
+from experiments.config.checks import typed
+from experiments.config.compose import CONF, expand, take_whole_
 from experiments.config.errors import UserError
-from experiments.config.schema import typed
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.launching.rank_process import leave
 from experiments.runs.records import RunFolder
 from experiments.runs.status import reason_of, state_of
-from experiments.training.preflight import check_content
+from experiments.training.preflight import check_run, prepare_runs
 from experiments.training.runner import execute, folder_of, join
 from micro import NonFiniteGradient
 
@@ -63,7 +63,7 @@ def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -
         raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
     overrides = [word for word in words if not word.startswith("-")]
     jobs = expand(overrides, multirun=multirun)
-    configs = compose_all(jobs, joined_world_size=ranks.world_size if ranks else None)
+    configs = prepare_runs(jobs, joined_world_size=ranks.world_size if ranks else None)
     folders = [folder_of(config) for config in configs]
     names = [str(folder.path) for folder in folders]
     for name, config in zip(names, configs, strict=True):
@@ -79,7 +79,7 @@ def _run(composed: DictConfig) -> None:
     try:
         take_whole_(composed, list(HydraConfig.get().overrides.task))
         config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
-        check_content(config)  # again: with a flag such as --config-dir nothing was checked before
+        check_run(config)  # again: with a flag such as --config-dir nothing was checked before
         name = f"{folder_of(config).path.name}: "
         ran = join(config, ranks) if ranks else execute(config)
     except (UserError, RankFailure, NonFiniteGradient) as error:

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from experiments.config.compose import compose_all
 from experiments.config.schema import TrainConfig
+from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import load_task
 
 NAME = "loading"
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
     workloads = {"the one asked for": arguments.overrides} if arguments.overrides else WORKLOADS
     fixed = ["cluster=simulated", "cluster.world_size=1", "sparsifier=dense"]
-    configs = compose_all([[*words, *fixed] for words in workloads.values()])
+    configs = prepare_runs([[*words, *fixed] for words in workloads.values()])
     rows = [
         {"workload": name, **measured(config, arguments.steps)} for name, config in zip(workloads, configs, strict=True)
     ]

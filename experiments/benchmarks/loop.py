@@ -19,11 +19,11 @@ from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.benchmarks.processes import Row, measure, serve, slowest
-from experiments.config.compose import compose_all
-from experiments.config.optimizers import build_optimizer
 from experiments.config.schema import TrainConfig, from_yaml, to_yaml
 from experiments.runs.records import RunFolder
 from experiments.training.loop import Trainer
+from experiments.training.optimizers import build_optimizer
+from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import load_task
 from experiments.training.workers import ProcessTeam
 
@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
-    (config,) = compose_all([[*(arguments.overrides or DEFAULTS), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]])
+    (config,) = prepare_runs(
+        [[*(arguments.overrides or DEFAULTS), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]]
+    )
     settings = {"config": to_yaml(config), "nproc": arguments.nproc, "steps": arguments.steps}
     (row,) = measure("experiments.benchmarks.loop", settings, arguments.nproc)
     arguments.out.mkdir(parents=True, exist_ok=True)

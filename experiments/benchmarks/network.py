@@ -22,8 +22,9 @@ from rich.table import Table
 import micro
 from experiments.benchmarks.network_ranks import DDP, FP16, POWERSGD, config_of
 from experiments.benchmarks.processes import Row
+from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError, suggestion
-from experiments.config.schema import TrainConfig, build_reducer
+from experiments.config.schema import TrainConfig
 from experiments.launching.crew import Crew
 from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.profiles import backward, link, select

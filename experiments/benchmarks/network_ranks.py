@@ -14,11 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from experiments.config.compose import compose_all
-from experiments.config.schema import TrainConfig, build_reducer
+from experiments.config.builders import build_reducer
+from experiments.config.schema import TrainConfig
 from experiments.launching.crew import serve
 from experiments.profiles import backward, link, select
 from experiments.training.bucketing import bucket_caps
+from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import Batch, Task, load_task
 from micro import kernels
 from micro.planning.schedules.base import Plan
@@ -72,7 +73,7 @@ def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig
     sparsifier = "dense" if method in (DDP, FP16, POWERSGD) else method
     settled = ["cluster=local", f"cluster.nproc_per_node={world_size}", "output=unused", "optimizer.momentum=0"]
     words = [*overrides, f"sparsifier={sparsifier}", *settled]
-    (config,) = compose_all([words], joined_world_size=world_size)
+    (config,) = prepare_runs([words], joined_world_size=world_size)
     return config
 
 

@@ -13,9 +13,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.config.errors import UserError, suggestion
-from experiments.config.schema import TrainConfig, typed
-from experiments.training.preflight import check_content
+from experiments.config.checks import typed
+from experiments.config.errors import UserError, one_line, suggestion
+from experiments.config.schema import TrainConfig
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -25,28 +25,25 @@ OmegaConf.register_new_resolver(
 )  # in an experiment: the paper's value beside the laptop's
 
 
-def compose_checked(overrides: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
-    """Return the configuration that ``overrides`` describe, checked to the last.
+def compose_run(overrides: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
+    """Return the configuration that ``overrides`` describe, with every setting checked by itself.
 
     Raises:
-        UserError: anything that would keep the run from starting.
+        UserError: an override that does not exist or a value out of its range.
     """
     _check_words(overrides)
     try:
         composed = compose("train", overrides)
         take_whole_(composed, overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_unknown_key(str(error), overrides) or _one_line(error)) from None
+        raise UserError(_unknown_key(str(error), overrides) or one_line(error)) from None
     return typed(composed, joined_world_size=joined_world_size)
 
 
-def compose_all(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
-    """Return the configurations of all jobs, or raise UserError for the first that is wrong, before any starts."""
+def compose_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
+    """Return the configurations of all jobs; see compose_run. Raises: UserError, for the first that is wrong."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        configs = [compose_checked(job, joined_world_size=joined_world_size) for job in jobs]
-    for content in {_content_key(config): config for config in configs}.values():
-        check_content(content)
-    return configs
+        return [compose_run(job, joined_world_size=joined_world_size) for job in jobs]
 
 
 def take_whole_(composed: DictConfig, overrides: list[str]) -> None:
@@ -85,7 +82,7 @@ def _parsed(overrides: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
-        raise UserError(_one_line(error)) from None
+        raise UserError(one_line(error)) from None
 
 
 def _check_words(overrides: list[str]) -> None:
@@ -117,20 +114,3 @@ def _unknown_key(message: str, overrides: list[str]) -> str | None:
     keys = [str(name) for name in node]
     where = ".".join(parents) or "the configuration"
     return f"'{key}' is not a key of {where}, which has {', '.join(keys)}{suggestion(key, keys)}"
-
-
-def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [
-        line
-        for line in lines
-        if not line.startswith(("To append", "object_type", "full_key", "reference_type", "See "))
-    ]
-    return "; ".join(kept[:3])
-
-
-def _content_key(config: TrainConfig) -> tuple[str, ...]:
-    parts = [config.dataset, config.model, config.cluster, config.batch_size, config.schedule]
-    if config.schedule.trace:  # a plan depends on what is sent
-        parts += [config.sparsifier, config.density]
-    return tuple(str(part) for part in parts)

@@ -1,14 +1,29 @@
-"""What a user can get wrong, told in one line."""
+"""Errors that a user can cause, and how each is put in one line."""
 
 import difflib
 from collections.abc import Iterable
 
+_HINTS = ("To append", "object_type", "full_key", "reference_type", "See ")  # lines of Hydra that help no user
+
 
 class UserError(ValueError):
-    """A mistake in what was asked for: one line that names what was given, what is allowed and what to do."""
+    """A mistake of the user, in one line that names what was given, what is allowed and what to do."""
 
 
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the closest of ``allowed``, or an empty string when none is close."""
     close = difflib.get_close_matches(given, list(allowed), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def check_choice(key: str, allowed: Iterable[str], given: str) -> None:
+    """Raise UserError where ``given`` is not among ``allowed``."""
+    known = list(allowed)
+    if given not in known:
+        raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error of Hydra or OmegaConf in one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join([line for line in lines if line and not line.startswith(_HINTS)][:3])

@@ -1,16 +1,36 @@
-"""Keys of a configuration that say where or how often, but not what: runs that differ in these alone are one run."""
+"""The identity of a run: its name, which is a hash of all settings but the neutral ones."""
 
-NEUTRAL = frozenset(
+import dataclasses
+import hashlib
+import json
+
+from experiments.config.schema import TrainConfig
+
+NEUTRAL = frozenset(  # settings that say where or how a run goes on, not what it computes
     {
         *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "cluster.slurm"),
         "cluster.num_threads",
         *("checkpoint", "save_weights", "tracking", "measure_residual_every"),
-        "scale",  # which has chosen its values by then
+        "scale",  # the values that it chose are settings themselves
     }
 )
 
 
 def is_neutral(key: str) -> bool:
-    """Return whether a dotted key is one of these, or lies below one."""
+    """Return whether a dotted key is a neutral setting, or lies below one."""
     parts = key.split(".")
     return any(".".join(parts[:length]) in NEUTRAL for length in range(1, len(parts) + 1))
+
+
+def run_name(config: TrainConfig) -> str:
+    """Return the run's folder name: readable, and ending in a hash of all settings but the neutral ones."""
+    plain = dataclasses.asdict(config)
+    for path in NEUTRAL:
+        *groups, key = path.split(".")
+        holder = plain
+        for group in groups:
+            holder = holder[group]
+        del holder[key]
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
+    method = f"{config.sparsifier.name}-d{config.density:g}"
+    return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"

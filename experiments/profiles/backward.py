@@ -21,11 +21,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from experiments.benchmarks.processes import Row
-from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
-from experiments.config.optimizers import build_optimizer
 from experiments.config.schema import TrainConfig
 from experiments.profiles.ranks import Report, Settings, device_name, serve
+from experiments.training.optimizers import build_optimizer
+from experiments.training.preflight import prepare_runs
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task, load_task
 from micro.comm import gather_objects
@@ -276,7 +276,7 @@ def _endless(task: Task) -> Iterator[Batch]:
 
 def _config(overrides: list[str], world_size: int) -> TrainConfig:
     settled = ["sparsifier=dense", "output=unused", "cluster=local", f"cluster.nproc_per_node={world_size}"]
-    (config,) = compose_all([[*overrides, *settled]], joined_world_size=world_size)
+    (config,) = prepare_runs([[*overrides, *settled]], joined_world_size=world_size)
     return config
 
 

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, build_reducer, run_name
+from experiments.config.identity import run_name
+from experiments.config.schema import TrainConfig
 from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, open_checkpoint
 from experiments.runs.records import RunFolder
 from experiments.runs.stop_signals import stop_signals

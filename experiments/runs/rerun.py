@@ -10,15 +10,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments.config.checks import typed
 from experiments.config.errors import UserError, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
-from experiments.config.schema import TrainConfig, typed
+from experiments.config.schema import TrainConfig
 from experiments.runs.manifest import git_state
 from experiments.runs.records import RunFolder
 from experiments.runs.status import is_held, log_of
 from experiments.sweeps.local_sweep import FailedRun, Outcome, saving_at_interrupt
 from experiments.sweeps.local_sweep_worker import attempt
-from experiments.training.preflight import check_content
+from experiments.training.preflight import check_run
 from experiments.training.runner import show_progress
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ def rerun(run: str, words: list[str], *, output: Path) -> tuple[RunFolder, Outco
     """
     original = find_run(run, output)
     config = saved_config(original, words)
-    check_content(config)
+    check_run(config)
     parent = Path(config.output) if _sets(words, "output") else original.path.parent
     config.output = str(parent)
     for line in differences(original):

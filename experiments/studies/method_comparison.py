@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import micro
-from experiments.config.compose import CONF, compose_all
+from experiments.config.builders import build_reducer
+from experiments.config.compose import CONF
 from experiments.config.errors import UserError, suggestion
-from experiments.config.schema import build_reducer
 from experiments.studies.gradient_sources import Gradients, fitting_scale, layered
+from experiments.training.preflight import prepare_runs
 from micro.density import target_count
 from micro.randomness import generator
 
@@ -50,7 +51,7 @@ def build_methods(names: Sequence[str], density: float) -> dict[str, micro.Reduc
     Raises:
         UserError: a density outside (0, 1], or a yaml that describes no method.
     """
-    configs = compose_all([[f"sparsifier={name}", f"density={density!r}", "optimizer.momentum=0"] for name in names])
+    configs = prepare_runs([[f"sparsifier={name}", f"density={density!r}", "optimizer.momentum=0"] for name in names])
     return {name: build_reducer(config) for name, config in zip(names, configs, strict=True)}
 
 

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments.config.checks import SCALES
 from experiments.config.compose import CONF
 from experiments.config.errors import UserError, suggestion
-from experiments.config.schema import SCALES
 
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 import micro
-from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
-from experiments.config.optimizers import build_optimizer, set_lr_
 from experiments.config.schema import TrainConfig
 from experiments.studies.gradient_sources import RECORDED, Gradients, check_size
-from experiments.training.loop import learning_rate
+from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
+from experiments.training.preflight import prepare_runs
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Carry, load_task
 
@@ -28,7 +27,7 @@ def training_config(overrides: list[str], world_size: int) -> TrainConfig:
         if word.startswith(SETTLED):
             raise UserError(f"'{word}': a recording settles sparsifier, cluster and density itself, leave it out")
     settled = ["sparsifier=dense", "cluster=simulated", "cluster.device=cpu", f"cluster.world_size={world_size}"]
-    (config,) = compose_all([[*overrides, *settled]])
+    (config,) = prepare_runs([[*overrides, *settled]])
     return config
 
 

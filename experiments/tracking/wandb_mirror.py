@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -23,54 +22,22 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from experiments.config.errors import UserError, suggestion
+from experiments.config.errors import UserError
+from experiments.config.tracking_settings import TrackingConfig
 from experiments.runs.records import Row, RunFolder
 
-MODES = ("offline", "online")
 RECORDS = ("steps", "epochs")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _POLL_S = 1.0
 _STOPPED_S = 5.0  # a run that was stopped waits no longer: going on makes the mirror anew
 
 
-@dataclass(kw_only=True)
-class TrackingConfig:
-    """Whether and where a run is mirrored.
-
-    Attributes:
-        name: none or wandb.
-        mode: offline: files in the run's folder, for ``wandb sync``; online: the server as well.
-        project: of W&B, like entity and tags.
-        finish_s: seconds that a finished run waits at most for its mirror.
-    """
-
-    name: str = "none"
-    mode: str | None = None
-    project: str | None = None
-    entity: str | None = None
-    tags: list[str] = field(default_factory=list)
-    finish_s: float = 60.0
-
-
-def check_tracking(tracking: TrackingConfig) -> None:
-    """Raise UserError where a mirror is asked for that cannot be made."""
-    if tracking.name not in ("none", "wandb"):
-        known = ("none", "wandb")
-        raise UserError(f"tracking must be one of none, wandb, got '{tracking.name}'{suggestion(tracking.name, known)}")
+def check_wandb(tracking: TrackingConfig) -> None:
+    """Raise UserError where the mirror that ``tracking`` describes cannot be made on this machine."""
     if tracking.name == "none":
-        given = next((key for key in ("mode", "project", "entity", "tags") if getattr(tracking, key)), None)
-        if given:
-            raise UserError(f"tracking.{given} is given, but nothing is tracked: add tracking=wandb, or leave it out")
         return
-    mode = tracking.mode or ""
-    if mode not in MODES:
-        raise UserError(f"tracking.mode must be one of {', '.join(MODES)}, got '{mode}'{suggestion(mode, MODES)}")
-    if not tracking.project:
-        raise UserError("tracking.project is missing: name a project of W&B")
-    if not tracking.finish_s >= 0:
-        raise UserError(f"tracking.finish_s must be at least 0, got {tracking.finish_s}")
     need_wandb("tracking=wandb")
-    if mode == "online":
+    if tracking.mode == "online":
         need_key("tracking.mode=online", "use tracking.mode=offline")
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from experiments.config.builders import build_reducer, build_schedule
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, build_reducer, build_schedule
+from experiments.config.schema import TrainConfig
 from experiments.training.schedule_problem import problem_of
 from micro.comm import Comm, gather_objects
 from micro.planning.schedules.base import Plan

@@ -1,6 +1,5 @@
 """The training loop: steps, epochs, what is recorded of them, and where they begin."""
 
-import math
 import time
 from typing import Any
 
@@ -8,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 import micro
-from experiments.config.optimizers import build_optimizer, set_lr_
 from experiments.config.schema import TrainConfig
 from experiments.runs.checkpointing import Keeper, Position, Saved, saved_elsewhere, set_random_state
 from experiments.runs.records import RecordWriter, RunFolder
+from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.workers import Reduced, Team
 
 
@@ -134,21 +133,6 @@ class Trainer:
             index = min(at.index * self._team.num_steps // before, self._team.num_steps)
             at = Position(at.step, at.epoch, index, at.loss_sum * index / max(at.index, 1), at.time_s)
         self.position = at
-
-
-def learning_rate(config: TrainConfig, epoch: float) -> float:
-    """Return the learning rate at a point of the schedule: linear warm-up, then its shape.
-
-    Args:
-        epoch: epochs done, as a fraction.
-    """
-    progress = min((epoch + 1e-9) / config.lr_warmup_epochs, 1.0) if config.lr_warmup_epochs else 1.0
-    warmup = config.lr_warmup_start + (1 - config.lr_warmup_start) * progress
-    if config.lr_shape == "steps":
-        return config.lr * warmup * config.lr_decay ** sum(epoch >= mark for mark in config.lr_milestones)
-    done = max(0.0, epoch - config.lr_warmup_epochs) / max(config.epochs - config.lr_warmup_epochs, 1e-9)
-    shape = 1 - done if config.lr_shape == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return config.lr * warmup * shape
 
 
 class Recorder:

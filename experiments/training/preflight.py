@@ -1,8 +1,8 @@
-"""What can be known to go wrong before a worker starts."""
+"""Check runs before a worker starts: their parts, data, model, devices and the checkpoint that they begin with."""
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,37 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import data
+from experiments.config.builders import build_model, check_parts
+from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, build_model, from_yaml
+from experiments.config.schema import TrainConfig, from_yaml
 from experiments.config.slurm_settings import IN_JOB
 from experiments.runs.checkpoints import open_checkpoint
+from experiments.tracking.wandb_mirror import check_wandb
 from experiments.training.bucketing import make_plan
 from experiments.training.tasks import check_task, steps_per_epoch
+
+
+def prepare_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
+    """Return the configurations of all jobs, checked. Raises: UserError, for the first that is wrong."""
+    configs = compose_runs(jobs, joined_world_size=joined_world_size)
+    check_runs(configs)
+    return configs
+
+
+def check_runs(configs: Iterable[TrainConfig]) -> None:
+    """Check each run; what several runs have in common is looked at once. Raises: UserError."""
+    distinct: dict[tuple[str, ...], TrainConfig] = {}
+    for config in configs:
+        check_parts(config)
+        distinct.setdefault(_content_key(config), config)
+    for config in distinct.values():
+        check_content(config)
+
+
+def check_run(config: TrainConfig) -> None:
+    """Check one run. Raises: UserError."""
+    check_runs([config])
 
 
 def check_content(config: TrainConfig) -> None:
@@ -40,6 +65,7 @@ def check_content(config: TrainConfig) -> None:
             f"than an epoch of dataset {config.dataset.name} has ({info.num_train}): lower one of them"
         )
     _check_devices(config)
+    check_wandb(config.tracking)
     _check_beginning(config)
 
 
@@ -53,6 +79,17 @@ class _NoDraws(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+def _content_key(config: TrainConfig) -> tuple[str, ...]:
+    """Return what the check of the content depends on."""
+    parts = [config.dataset, config.model, config.cluster, config.batch_size, config.accumulate, config.schedule]
+    parts += [config.compile, config.tracking, config.start_from, config.resize]
+    if config.schedule.trace:  # a plan depends on what is sent
+        parts += [config.sparsifier, config.density]
+    if config.start_from:  # a checkpoint must be of the same method
+        parts += [config.sparsifier, config.optimizer]
+    return tuple(str(part) for part in parts)
 
 
 def _check_devices(config: TrainConfig) -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 
 import data
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, run_name, to_yaml
+from experiments.config.identity import run_name
+from experiments.config.schema import TrainConfig, to_yaml
 from experiments.launching.launch import launch
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import die_with_parent, recorded_errors

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from experiments.config.schema import TrainConfig, build_reducer
+from experiments.config.builders import build_reducer
+from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import agreed_plan, bucket_caps, check_buckets
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Carry, Task

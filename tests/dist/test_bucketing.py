@@ -11,8 +11,9 @@ from test_train import run
 from torch import nn
 
 from experiments.training.bucketing import agreed_plan, check_buckets, gradient_bytes
-from experiments.config.compose import compose_all
-from experiments.config.schema import TrainConfig, build_model
+from experiments.training.preflight import prepare_runs
+from experiments.config.builders import build_model
+from experiments.config.schema import TrainConfig
 from experiments.config.errors import UserError
 from micro.comm import GroupComm
 from micro.planning.schedules.base import Plan
@@ -35,7 +36,7 @@ def model_of(config: TrainConfig) -> nn.Module:
 
 def measured(folder: Path, *, world_size: int = 2, turned: bool = False) -> dict[str, Path]:
     """Write files as the profiler does: the real order of ResNet-8's gradients, one millisecond each."""
-    (config,) = compose_all([list(WORDS)])
+    (config,) = prepare_runs([list(WORDS)])
     model = model_of(config)
     order: list[str] = []
     for name, parameter in model.named_parameters():
@@ -102,7 +103,7 @@ def test_a_model_that_computes_in_another_order_than_its_trace_is_stopped(tmp_pa
 
 def share_plan(words: list[str], widths: list[int]) -> tuple[str | None, str | None]:
     """Return the digest of the agreed plan, or the words of the refusal; a rank may hold a model of its own width."""
-    (config,) = compose_all([words])
+    (config,) = prepare_runs([words])
     comm = GroupComm()
     model = model_of(config)
     model.extra = nn.Linear(1, widths[comm.rank]) if widths[comm.rank] else nn.Identity()
@@ -144,7 +145,7 @@ def test_another_grouping_than_planned_is_told() -> None:
 
 def refusal(words: list[str]) -> str:
     with pytest.raises(UserError) as caught:
-        compose_all([words])
+        prepare_runs([words])
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
-from experiments.config.schema import from_yaml, run_name, to_yaml
+from experiments.config.identity import run_name
+from experiments.config.schema import from_yaml, to_yaml
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.sweeps.job_script import Array, arrays_of, ranges, script
 from experiments.sweeps.slurm_queue import submit_array
+from experiments.training.preflight import prepare_runs
 
 GOLDEN = Path(__file__).parent / "golden/array.sh"
 TINY = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=4096"]
@@ -28,7 +29,7 @@ TASK = {
 
 def arrays(*jobs: list[str]) -> list[Array]:
     given = [[*TINY, *job] for job in jobs]
-    return arrays_of("study", given, compose_all(given))
+    return arrays_of("study", given, prepare_runs(given))
 
 
 def test_the_script_is_the_recorded_one() -> None:
@@ -114,7 +115,7 @@ def test_a_run_that_its_time_limit_stops_is_queued_again_where_it_got_on(
 def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]
-    told = submit_array("study", jobs, compose_all(jobs), dry_run=True)
+    told = submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
     assert "#SBATCH --array=1-2\n" in told
     assert " ".join(jobs[1]) in told
     assert not (tmp_path / "runs").exists()
@@ -124,7 +125,7 @@ def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "")
     jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs"]]
     with pytest.raises(UserError, match=r"^backend=slurm needs squeue, which is not on this machine: .* --dry-run$"):
-        submit_array("study", jobs, compose_all(jobs), dry_run=False)
+        submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
     assert not (tmp_path / "runs").exists()
 
 
@@ -144,7 +145,7 @@ def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_a_mistake_in_a_site_is_one_line(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        compose_all([[*TINY, "cluster=slurm", *words]])
+        prepare_runs([[*TINY, "cluster=slurm", *words]])
     assert "\n" not in str(caught.value)
 
 
@@ -158,12 +159,12 @@ def test_a_mistake_in_a_site_is_one_line(words: list[str], message: str) -> None
 def test_too_few_gpus_are_told_before_the_queue(words: list[str], message: str) -> None:
     jobs = [[*TINY, "cluster=slurm", "cluster.nproc_per_node=4", *words]]
     with pytest.raises(UserError, match=message):
-        submit_array("study", jobs, compose_all(jobs), dry_run=True)
+        submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
 
 
 def test_how_a_run_is_queued_is_not_in_its_name(tmp_path: Path) -> None:
     common = [*TINY, "cluster.nnodes=2", "cluster.nproc_per_node=1", "cluster.rdzv_endpoint=head:1"]
-    queued, by_hand = compose_all(
+    queued, by_hand = prepare_runs(
         [
             [*common, "cluster=slurm", "cluster.slurm.partition=gpu", "cluster.slurm.time_limit=1-00:00:00"],
             [*common, "cluster=nodes"],

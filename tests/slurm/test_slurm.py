@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
 from experiments.runs.records import RunFolder, read_records
 from experiments.sweeps.slurm_queue import in_queue, submit_array
+from experiments.training.preflight import prepare_runs
 from experiments.training.runner import folder_of
 from tests.slurm.site import Site, unavailable, wait_until
 
@@ -46,11 +46,11 @@ class Study:
     jobs: list[list[str]]
 
     def submit(self, *, dry_run: bool = False) -> str:
-        return submit_array("study", self.jobs, compose_all(self.jobs), dry_run=dry_run)
+        return submit_array("study", self.jobs, prepare_runs(self.jobs), dry_run=dry_run)
 
     @property
     def folders(self) -> list[RunFolder]:
-        return [folder_of(config) for config in compose_all(self.jobs)]
+        return [folder_of(config) for config in prepare_runs(self.jobs)]
 
     def logs(self) -> str:
         """What the jobs and their ranks said, for the message of a test that fails."""
@@ -141,7 +141,7 @@ def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> No
 def test_what_sbatch_refuses_is_one_line(site: Site, tmp_path: Path, words: list[str], message: str) -> None:
     jobs = [["model=mlp", "dataset=synthetic", "cluster=slurm", f"output={tmp_path}", *words]]
     with pytest.raises(UserError, match=message) as caught:
-        submit_array("study", jobs, compose_all(jobs), dry_run=False)
+        submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
     assert "\n" not in str(caught.value)
     assert not site.queue()
 
@@ -155,7 +155,7 @@ def test_hydras_own_launcher_sends_runs_through_the_queue(site: Site, tmp_path: 
     command = [sys.executable, "-m", "experiments.train", "-m", *launcher, *words]
     ran = subprocess.run(command, env=os.environ, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 1, ran.stderr
-    good, bad = (folder_of(config) for config in compose_all([[*words[:-1], "lr=0.1"], [*words[:-1], "lr=1e30"]]))
+    good, bad = (folder_of(config) for config in prepare_runs([[*words[:-1], "lr=0.1"], [*words[:-1], "lr=1e30"]]))
     assert good.is_done()
     assert not bad.is_done()
     (told,) = [line for line in ran.stderr.splitlines() if line.startswith("error:")]

@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from hydra import initialize_config_dir
 
-from experiments.config.compose import CONF, compose_all, compose_checked, expand
+from experiments.config.builders import build_reducer, check_parts
+from experiments.config.compose import CONF, compose_run, expand
 from experiments.config.errors import UserError
-from experiments.config.schema import build_reducer, from_yaml, run_name, to_yaml
+from experiments.config.identity import run_name
+from experiments.config.schema import from_yaml, to_yaml
 from experiments.sweep import jobs, studies
+from experiments.training.preflight import prepare_runs
 
 
 def compose_one(*words: str, **kwargs: int):
-    (config,) = compose_all([list(words)], **kwargs)
+    (config,) = prepare_runs([list(words)], **kwargs)
     return config
 
 
@@ -134,7 +137,9 @@ def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     seen: set[str] = set()
     new = [job for job in jobs(study, words) if not seen.issuperset(job) and not seen.update(job)]  # every word once
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        configs = [compose_checked(job) for job in new]
+        configs = [compose_run(job) for job in new]
+    for config in configs:
+        check_parts(config)
     names = [run_name(config) for config in configs]
     repeated = [c for c, name in zip(configs, names, strict=True) if names.count(name) > 1]
     assert names

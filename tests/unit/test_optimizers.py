@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import micro
+from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError
-from experiments.config.optimizers import OptimizerConfig, build_optimizer, check_optimizer, set_lr_
-from experiments.config.schema import build_reducer
-from experiments.training.loop import learning_rate
+from experiments.config.optimizer_settings import OptimizerConfig, check_optimizer
+from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from micro.clipping import clip_
 from tests.unit.test_survival import IMAGES, Run, configured
 

@@ -10,9 +10,11 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 import data
-from experiments.config.compose import CONF, compose_checked
+from experiments.config.builders import build_model, check_parts
+from experiments.config.checks import typed
+from experiments.config.compose import CONF, compose_run
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, build_model, typed
+from experiments.config.schema import TrainConfig
 
 STUDIES = {"cifar10_small", "cifar10_resnet20", "digits"}  # of no paper: they have one form
 RECIPES = sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - STUDIES)
@@ -102,12 +104,15 @@ def forms(name: str) -> dict[str, TrainConfig]:
     both = {}
     for composed.scale in SCALES:
         both[composed.scale] = typed(composed)
+        check_parts(both[composed.scale])
     return both
 
 
 def from_words(*words: str) -> TrainConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose_checked(list(words))
+        config = compose_run(list(words))
+    check_parts(config)
+    return config
 
 
 def value(config: Any, key: str) -> Any:

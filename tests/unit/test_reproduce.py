@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from experiments import figures, reproduce, sweep
-from experiments.config.compose import compose_all
+from experiments.config.checks import SCALES
 from experiments.config.errors import UserError
-from experiments.config.schema import SCALES
 from experiments.reports.html_page import write_page
 from experiments.studies import paper_studies as papers
 from experiments.studies.paper_studies import Paper, Part, load_paper
+from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 
 TINY = """\
@@ -88,7 +88,7 @@ def test_small_studies_need_no_files(name: str, tmp_path: Path) -> None:
         if part.trains and not any(word.startswith("schedule.") for word in part.words):
             jobs = sweep.jobs(part.words[1], list(part.words[2:]))
             kinds = {tuple(word for word in job if not word.startswith(("seed=", "sparsifier="))): job for job in jobs}
-            compose_all(kinds.values())
+            prepare_runs(kinds.values())
 
 
 @pytest.mark.parametrize(

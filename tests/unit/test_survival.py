@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import micro
-from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, run_name, to_yaml
+from experiments.config.identity import run_name
+from experiments.config.schema import TrainConfig, to_yaml
 from experiments.runs.records import RunFolder, read_records
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import weights_digest
 from experiments.training.loop import Trainer
+from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import load_task
 from experiments.training.workers import SimulatedTeam
 from micro.resizing import average
@@ -40,7 +41,7 @@ CASES = {
 
 def configured(output: Path, *words: str, world_size: int = 3) -> TrainConfig:
     common = ["cluster=simulated", f"cluster.world_size={world_size}", f"output={output}", "density=0.05"]
-    (config,) = compose_all([[*common, *words]])
+    (config,) = prepare_runs([[*common, *words]])
     return config
 
 

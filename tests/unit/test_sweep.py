@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from experiments import sweep
-from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.runs.cleaning import removable, remove
@@ -22,13 +21,14 @@ from experiments.sweeps import local_sweep as sweeping
 from experiments.sweeps.live_table import Board
 from experiments.sweeps.local_sweep import Outcome, num_at_once
 from experiments.sweeps.summaries import plan_table, status_table
+from experiments.training.preflight import prepare_runs
 from experiments.training.runner import folder_of
 
 WORDS = ["model=mlp", "dataset=synthetic", "cluster=simulated", "cluster.world_size=2"]
 
 
 def composed(*grid: list[str], words: list[str] = WORDS) -> list[TrainConfig]:
-    return compose_all([*words, *job] for job in grid)
+    return prepare_runs([*words, *job] for job in grid)
 
 
 def make(path: Path, files: dict[str, object]) -> RunFolder:
@@ -117,16 +117,16 @@ def test_the_plan_counts_what_is_done_what_goes_on_and_what_is_to_run(tmp_path: 
 
 def test_two_runs_of_one_folder_are_refused_by_name_but_dense_is_one_run() -> None:
     jobs = [[*WORDS, "sparsifier=dense", f"density={density}"] for density in (0.1, 0.01)]
-    kept, configs = sweep.distinct(jobs, compose_all(jobs))
+    kept, configs = sweep.distinct(jobs, prepare_runs(jobs))
     assert kept == jobs[:1]
     assert len(configs) == 1
     jobs = [[*WORDS, "sparsifier=micro", f"checkpoint.keep={number}"] for number in (1, 2)]
     with pytest.raises(
         UserError, match=r"share the folder mlp-synthetic-micro-.*checkpoint\.keep=1 checkpoint\.keep=2"
     ):
-        sweep.distinct(jobs, compose_all(jobs))
+        sweep.distinct(jobs, prepare_runs(jobs))
     with pytest.raises(UserError, match="they are the same"):
-        sweep.distinct(jobs[:1] * 2, compose_all(jobs[:1] * 2))
+        sweep.distinct(jobs[:1] * 2, prepare_runs(jobs[:1] * 2))
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_clean_asks_and_keeps_finished_runs(
 ) -> None:
     output = f"output={tmp_path}"
     monkeypatch.setattr(sweep, "jobs", lambda name, words: [[*WORDS, f"seed={seed}", *words] for seed in (0, 1)])
-    done, failed = (folder_of(config).path for config in compose_all(sweep.jobs("demo", [output])))
+    done, failed = (folder_of(config).path for config in prepare_runs(sweep.jobs("demo", [output])))
     make(done, {"DONE": {}})
     make(failed, {"failure.json": FAILURE})
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))

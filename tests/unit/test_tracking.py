@@ -20,13 +20,15 @@ pytest.importorskip("wandb")
 import wandb
 
 from experiments import figures, track
-from experiments.config.compose import compose_all
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, run_name
+from experiments.config.identity import run_name
+from experiments.config.schema import TrainConfig
+from experiments.config.tracking_settings import TrackingConfig
 from experiments.reports.frames import Frames
 from experiments.runs.records import RunFolder
 from experiments.tracking.sources import from_folders, from_wandb_files, from_wandb_server, read
-from experiments.tracking.wandb_mirror import TrackingConfig, group_of, mirror, mirrored
+from experiments.tracking.wandb_mirror import group_of, mirror, mirrored
+from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute, folder_of
 from tests.wandb_server import WandbServer, serving
 
@@ -52,7 +54,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished run, mirrored to files while it ran."""
     root, elsewhere = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("elsewhere")
-    (config,) = compose_all([[*TINY, *OFFLINE, f"output={root}"]])
+    (config,) = prepare_runs([[*TINY, *OFFLINE, f"output={root}"]])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(elsewhere)
         assert execute(config, lambda config, folder: nullcontext())
@@ -138,7 +140,7 @@ def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_mirror_does_not_hurt_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (config,) = compose_all([[*TINY, *OFFLINE, f"output={tmp_path / 'runs'}"]])
+    (config,) = prepare_runs([[*TINY, *OFFLINE, f"output={tmp_path / 'runs'}"]])
 
     @contextmanager
     def killer(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
@@ -189,7 +191,7 @@ def test_a_mirror_that_cannot_start_is_one_warning(tmp_path: Path, capsys: pytes
 
 
 def test_tracking_does_not_change_the_name_of_a_run() -> None:
-    plain, tracked = compose_all([TINY, [*TINY, *OFFLINE, "tracking.project=other"]])
+    plain, tracked = prepare_runs([TINY, [*TINY, *OFFLINE, "tracking.project=other"]])
     assert run_name(plain) == run_name(tracked)
     assert group_of(run_name(plain)) == "mlp-digits-micro-d0.01-w2"
 
@@ -207,19 +209,19 @@ def test_tracking_does_not_change_the_name_of_a_run() -> None:
 )
 def test_mistakes_are_told_before_anything_starts(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        compose_all([[*TINY, *words]])
+        prepare_runs([[*TINY, *words]])
 
 
 def test_a_key_that_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "short")
     with pytest.raises(UserError, match=r"WANDB_API_KEY.*tracking\.mode=offline"):
-        compose_all([[*TINY, "tracking=wandb", "tracking.mode=online"]])
+        prepare_runs([[*TINY, "tracking=wandb", "tracking.mode=online"]])
 
 
 def test_without_the_package_tracking_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="needs the package wandb, which is not installed"):
-        compose_all([[*TINY, *OFFLINE]])
+        prepare_runs([[*TINY, *OFFLINE]])
 
 
 def test_online_without_a_key_asks_nothing_on_a_terminal(runs: Path, tmp_path: Path) -> None:

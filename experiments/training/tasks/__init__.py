@@ -4,8 +4,9 @@ import torch
 
 import data
 import models
+from experiments.config.builders import build_model
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, build_model
+from experiments.config.schema import TrainConfig
 from experiments.training.seeding import seed_model
 from experiments.training.tasks.base import Batch, Carry, Task
 from experiments.training.tasks.images import ImageTask

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 import data
 from data.augment import AUGMENTATIONS
-from experiments.config.schema import TrainConfig, choice
+from experiments.config.errors import check_choice
+from experiments.config.schema import TrainConfig
 from experiments.training.tasks.base import Batch, Carry, Task, refuse_settings
 
 EVAL_BATCH = 500
@@ -66,7 +67,7 @@ class ImageTask(Task):
     @staticmethod
     def check(config: TrainConfig) -> None:
         """Raise UserError for an augmentation that does not exist, or settings of other data."""
-        choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
+        check_choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
         refuse_settings(config, sequence_length=None, negatives=None)
 
     @staticmethod

@@ -1,0 +1,165 @@
+"""Build the parts that a configuration names: model, reducer, schedule. Checks that need the parts stand here too.
+
+The only module of this package that imports torch and micro.
+"""
+
+from typing import Any
+
+import torch
+
+import micro
+import models
+from experiments.config.errors import UserError
+from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
+from micro.ddp import scoped
+from micro.planning.schedules.base import Schedule
+
+
+def check_parts(config: TrainConfig) -> None:
+    """Build reducer and schedule once, and refuse parts that do not go together.
+
+    Raises:
+        UserError: a part that does not exist, a value out of range, or parts that do not go together.
+    """
+    reducer = build_reducer(config)
+    _refuse_second_momentum(config, reducer)
+    _check_schedule(config, reducer)
+
+
+def build_model(config: TrainConfig, sizes: dict[str, int]) -> torch.nn.Module:
+    """Return the model for data of these sizes; see data.DatasetInfo.
+
+    Raises:
+        ValueError: no such model or setting, a model for other data, or fewer outputs than classes.
+    """
+    outputs, classes = config.model.num_classes, sizes.get("num_classes")
+    if outputs is not None:
+        if classes is None:
+            raise ValueError(
+                f"model.num_classes is {outputs}, dataset {config.dataset.name} has no classes: leave it out"
+            )
+        if outputs < classes:
+            raise ValueError(f"model.num_classes is {outputs}, dataset {config.dataset.name} has {classes} classes")
+        sizes = {**sizes, "num_classes": outputs}
+    return models.build(config.model.name, sizes=sizes, **config.model.settings)
+
+
+def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Reducer:
+    """Return the reducer that the configuration describes.
+
+    Args:
+        steps_per_epoch: what a density policy counts epochs in.
+
+    Raises:
+        UserError: a part that does not exist, a value out of range, or parts that do not go together.
+    """
+    parts, common = config.sparsifier, {"nonfinite": config.nonfinite, "seed": config.seed}
+    try:
+        if parts.reducer != "sparse":
+            _refuse_parts(config)
+            return micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
+        if parts.selector is None:
+            raise UserError("sparsifier.selector is missing: say which indices to send, or choose sparsifier=dense")
+        return micro.SparseReducer(
+            selector=micro.build(micro.Selector, parts.selector),
+            density=_density(config, steps_per_epoch),
+            exchange=micro.build(micro.Exchange, parts.exchange),
+            codec=micro.build(micro.Codec, parts.codec),
+            indices=micro.build(micro.IndexCodec, parts.indices),
+            feedback=micro.build(micro.Feedback, _feedback(config)),
+            **common,  # type: ignore[arg-type]
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from None
+
+
+def build_schedule(config: TrainConfig) -> Schedule | None:
+    """Return the schedule that the configuration names, or None for auto.
+
+    Raises:
+        ValueError: no such schedule, or a setting that it does not have.
+    """
+    given = config.schedule
+    if given.name == "auto":
+        if given.settings or given.trace or given.link or given.select:
+            raise ValueError("schedule auto has no settings and reads no files: choose another, or leave them out")
+        return None
+    return micro.build(Schedule, {"name": given.name, **given.settings})
+
+
+def _density(config: TrainConfig, steps_per_epoch: int) -> micro.Density[Any]:
+    warmup, policy = config.density_warmup, config.sparsifier.policy
+    if policy is not None:
+        if warmup.steps:
+            raise UserError(
+                f"density_warmup.steps is {warmup.steps}, but sparsifier.policy sets the density: leave one"
+            )
+        return micro.build(micro.Density, _in_steps(policy, config, steps_per_epoch), density=config.density)
+    if not warmup.steps:
+        return micro.Constant(config.density)
+    return micro.WarmUp(density=config.density, start_density=warmup.start, steps=warmup.steps, stages=warmup.stages)
+
+
+def _in_steps(policy: dict[str, Any], config: TrainConfig, steps_per_epoch: int) -> dict[str, Any]:
+    """Return a policy's settings in steps and densities, from epochs and factors on the density asked for."""
+    settings = dict(policy)
+    if "interval_epochs" in settings:
+        settings["interval"] = max(1, round(settings.pop("interval_epochs") * steps_per_epoch))
+    if "high_factor" in settings:
+        settings["high"] = min(1.0, settings.pop("high_factor") * config.density)
+    if settings.get("name") == "accordion":
+        settings.setdefault("decays", tuple(round(epoch * steps_per_epoch) for epoch in config.lr_milestones))
+    return settings
+
+
+def _refuse_second_momentum(config: TrainConfig, reducer: micro.Reducer) -> None:
+    chosen = config.optimizer
+    if chosen.momentum_at == "gradient" or not chosen.momentum:
+        return
+    if isinstance(reducer, micro.SparseReducer) and reducer.feedback.name == "momentum":
+        given = f"feedback momentum holds the momentum, got optimizer.momentum={chosen.momentum:g} too"
+        remedy = "set optimizer.momentum=0" + (" optimizer.nesterov=none" if chosen.nesterov != "none" else "")
+        raise UserError(f"sparsifier.{given}: {remedy}")
+
+
+def _feedback(config: TrainConfig) -> Any:
+    """Return what stays on each worker: the sparsifier's word for it, unless the momentum is put before it."""
+    given, chosen = config.sparsifier.feedback, config.optimizer
+    if chosen.momentum_at == "update":
+        return given
+    if part_name(given) != "residual":
+        raise UserError(
+            f"optimizer.momentum_at=gradient takes the place of feedback residual, got '{part_name(given)}': "
+            "use momentum_at=update"
+        )
+    if chosen.nesterov == "published":
+        raise UserError("optimizer.nesterov=published is a step of the average: use momentum_at=update")
+    return {"name": "momentum", "momentum": chosen.momentum, "nesterov": chosen.nesterov == "pytorch"}
+
+
+def _refuse_parts(config: TrainConfig) -> None:
+    parts = config.sparsifier
+    name = parts.reducer if isinstance(parts.reducer, str) else parts.reducer.get("name")
+    for part in ("selector", "exchange", "codec", "indices", "feedback", "policy"):
+        if getattr(parts, part) != getattr(SparsifierConfig, part):
+            raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
+    if config.optimizer.momentum_at == "gradient":
+        raise UserError(f"optimizer.momentum_at=gradient needs a residual, which {name} has not: use update")
+
+
+def _check_schedule(config: TrainConfig, reducer: micro.Reducer) -> None:
+    try:
+        scoped(reducer, config.scope)
+        schedule = build_schedule(config)
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from None
+    if schedule is None:
+        return
+    if config.cluster.simulated:
+        raise UserError(f"schedule={config.schedule.name} needs real workers, simulated ones have one bucket: use auto")
+    if not schedule.runs:
+        raise UserError(f"schedule {schedule.name} can be planned and simulated, but not be carried out by DDP")
+    for name in ("trace", "link"):
+        if (getattr(config.schedule, name) is None) == schedule.is_planned:
+            wrong = "is missing: measure it with experiments.profile" if schedule.is_planned else "means nothing here"
+            raise UserError(f"schedule.{name} {wrong} (schedule {schedule.name})")

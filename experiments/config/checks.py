@@ -1,0 +1,121 @@
+"""From a composed configuration to a typed one, checked as far as can be without building or reading anything."""
+
+import dataclasses
+import math
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.config.errors import UserError, check_choice, suggestion
+from experiments.config.optimizer_settings import check_optimizer
+from experiments.config.schema import ClusterConfig, TrainConfig
+from experiments.config.slurm_settings import check_slurm
+from experiments.config.tracking_settings import check_tracking
+
+DEVICES = ("auto", "cpu", "cuda")
+SCALES = ("paper", "small")
+SHAPES = ("steps", "linear", "cosine")
+PRECISIONS = ("float32", "bfloat16")
+RESIZES = ("refuse", "average")
+
+
+def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> TrainConfig:
+    """Return the configuration as dataclasses, checked as far as can be without building anything.
+
+    Args:
+        composed: what hydra composed.
+        joined_world_size: the number of ranks this process is one of, when something else started them.
+
+    Raises:
+        UserError: a key that does not exist, a value missing or out of range, or parts that do not go together.
+    """
+    _refuse_unknown_keys(composed, TrainConfig, "")
+    schema = OmegaConf.structured(TrainConfig)
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(schema, composed))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from None
+    assert isinstance(config, TrainConfig)
+    _settle_cluster(config.cluster, joined_world_size)
+    if config.sparsifier.sends_everything:
+        config.density = 1.0
+    _check_numbers(config)
+    return config
+
+
+def _refuse_unknown_keys(given: DictConfig, schema: type, prefix: str) -> None:
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    for key in map(str, given):
+        if key not in fields:
+            raise UserError(f"'{prefix}{key}' is not a key of the configuration{suggestion(key, fields)}")
+        kind = fields[key].type
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            if not OmegaConf.is_dict(given[key]):
+                raise UserError(f"'{prefix}{key}' is missing: choose one, for instance {prefix}{key}=NAME")
+            _refuse_unknown_keys(given[key], kind, f"{prefix}{key}.")
+    missing = [name for name in fields if name not in given and fields[name].default is dataclasses.MISSING]
+    missing = [name for name in missing if fields[name].default_factory is dataclasses.MISSING]
+    if missing:
+        raise UserError(f"'{prefix}{missing[0]}' is missing from the configuration")
+
+
+def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> None:
+    """Check the numbers of the cluster and fill in its world size."""
+    _at_least("cluster.nproc_per_node", cluster.nproc_per_node, 1)
+    _at_least("cluster.nnodes", cluster.nnodes, 1)
+    if cluster.num_threads is not None:
+        _at_least("cluster.num_threads", cluster.num_threads, 1)
+    check_choice("cluster.device", DEVICES, cluster.device)
+    check_slurm(cluster.slurm)
+    if cluster.simulated:
+        if cluster.world_size is None:
+            raise UserError("cluster.world_size is missing: say how many workers to simulate")
+        _at_least("cluster.world_size", cluster.world_size, 1)
+        return
+    if cluster.nnodes > 1 and not joined_world_size and cluster.rdzv_endpoint.endswith(":0"):
+        raise UserError(
+            f"cluster.rdzv_endpoint must be host:port of one of {cluster.nnodes} nodes, got '{cluster.rdzv_endpoint}'"
+        )
+    started = joined_world_size or cluster.nnodes * cluster.nproc_per_node
+    if cluster.world_size not in (None, started):
+        how = "ranks were started" if joined_world_size else "= nnodes x nproc_per_node"
+        raise UserError(
+            f"cluster.world_size is {cluster.world_size}, but {started} {how}: leave it out or make them equal"
+        )
+    cluster.world_size = started
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1, "seed": 0}
+    for key, value in lowest.items():
+        _at_least(key, getattr(config, key), value)
+    _at_least("density_warmup.steps", config.density_warmup.steps, 0)
+    _at_least("measure_residual_every", config.measure_residual_every, 0)
+    _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 0)
+    _at_least("checkpoint.keep", config.checkpoint.keep, 1)
+    _at_least("cluster.max_restarts", config.cluster.max_restarts, 0)
+    if config.cluster.max_restarts and config.cluster.simulated:
+        raise UserError("cluster.max_restarts restarts real workers, simulated ones have none: leave it out")
+    for key in ("lr_warmup_epochs", "lr_warmup_start"):
+        value = getattr(config, key)
+        if not (math.isfinite(value) and value >= 0):
+            raise UserError(f"{key} must be at least 0, got {value}")
+    for key in ("lr", "lr_decay"):
+        value = getattr(config, key)
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{key} must be positive, got {value}")
+    if not config.checkpoint.every_s >= 0:
+        raise UserError(f"checkpoint.every_s must be at least 0, got {config.checkpoint.every_s}")
+    for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():
+        check_choice(key, known, getattr(config, key))
+    if config.lr_shape != "steps" and config.lr_milestones:
+        raise UserError(f"lr_milestones are of lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")
+    if config.resize != "refuse" and config.start_from is None:
+        raise UserError(f"resize={config.resize} needs start_from: name the run to go on from")
+    check_optimizer(config.optimizer)
+    check_tracking(config.tracking)
+
+
+def _at_least(key: str, value: int, lowest: int) -> None:
+    if value < lowest:
+        raise UserError(f"{key} must be at least {lowest}, got {value}")

@@ -1,0 +1,85 @@
+"""Settings of the optimizer, and the check of them."""
+
+import math
+from dataclasses import dataclass, field
+
+from experiments.config.errors import UserError, check_choice
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig:
+    """How gradients become an update.
+
+    Attributes:
+        name: sgd or adam.
+        momentum: of sgd.
+        nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
+            ExDyna and SAGE (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
+            so 2 g.
+        betas: of adam.
+        momentum_at: update: the momentum is that of the average; gradient: each worker's own, before its residual (the
+            momentum correction of DGC, Lin et al., ICLR 2018, arXiv 1712.01887).
+        lr_at: update: residuals hold gradients, and take the learning rate of the step in which they are sent (the
+            public code of MiCRO); gradient: residuals hold lr * gradient.
+        weight_decay: added to the average, after the exchange.
+        decay_of: all parameters; weights: none of one dimension (norms, biases); published: all but norms that are
+            named bn1, bn2 and so on inside a block, as the public code of the MiCRO family finds them.
+        clip: the greatest norm of a gradient, None for none.
+        clip_at: gradient: of each worker's, before its residual is added; update: of the average.
+    """
+
+    name: str
+    momentum: float = 0.0
+    nesterov: str = "none"
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    momentum_at: str = "update"
+    lr_at: str = "update"
+    weight_decay: float = 0.0
+    decay_of: str = "all"
+    clip: float | None = None
+    clip_at: str = "gradient"
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether gradients are multiplied by the learning rate before they are reduced."""
+        return self.lr_at == "gradient"
+
+
+CHOICES = {
+    "name": ("sgd", "adam"),
+    "nesterov": ("none", "pytorch", "published"),
+    "momentum_at": ("update", "gradient"),
+    "lr_at": ("update", "gradient"),
+    "decay_of": ("all", "weights", "published"),
+    "clip_at": ("gradient", "update"),
+}
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    """Raise UserError for a setting that is out of its range or has no effect beside another one."""
+    for key, known in CHOICES.items():
+        check_choice(f"optimizer.{key}", known, getattr(config, key))
+    if not 0 <= config.momentum < 1:
+        raise UserError(f"optimizer.momentum must be in [0, 1), got {config.momentum}")
+    if not (math.isfinite(config.weight_decay) and config.weight_decay >= 0):
+        raise UserError(f"optimizer.weight_decay must be at least 0, got {config.weight_decay}")
+    if len(config.betas) != 2 or not all(0 <= beta < 1 for beta in config.betas):
+        raise UserError(f"optimizer.betas must be two numbers in [0, 1), got {config.betas}")
+    if config.clip is not None and not config.clip > 0:
+        raise UserError(f"optimizer.clip must be positive, got {config.clip}: leave it out to clip nothing")
+    if config.clip is None and config.clip_at != OptimizerConfig.clip_at:
+        raise UserError(f"optimizer.clip_at={config.clip_at} needs a clip: set optimizer.clip, or leave it out")
+    if config.name == "adam":
+        _refuse_settings_of_sgd(config)
+    elif list(config.betas) != OptimizerConfig(name="adam").betas:
+        raise UserError(f"optimizer.betas are of adam, got {config.betas} for {config.name}: leave them out")
+    if config.nesterov == "pytorch" and not config.momentum:
+        raise UserError("optimizer.nesterov=pytorch needs a momentum above 0, got 0")
+    if config.momentum_at == "gradient" and not config.momentum:
+        raise UserError("optimizer.momentum_at=gradient needs a momentum above 0, got 0")
+
+
+def _refuse_settings_of_sgd(config: OptimizerConfig) -> None:
+    for key in ("momentum", "nesterov", "momentum_at", "lr_at"):
+        if getattr(config, key) != getattr(OptimizerConfig, key):
+            raise UserError(f"optimizer.{key} is of sgd, got {getattr(config, key)} for adam: leave it out")

@@ -1,0 +1,42 @@
+"""Settings of tracking, and the check of them."""
+
+from dataclasses import dataclass, field
+
+from experiments.config.errors import UserError, check_choice
+
+NAMES = ("none", "wandb")
+MODES = ("offline", "online")
+
+
+@dataclass(kw_only=True)
+class TrackingConfig:
+    """Whether a run is mirrored at Weights & Biases, and where.
+
+    Attributes:
+        name: none or wandb.
+        mode: offline: files in the run's folder, for ``wandb sync``; online: the server as well.
+        project: of W&B, like entity and tags.
+        finish_s: seconds that a finished run waits at most for its mirror.
+    """
+
+    name: str = "none"
+    mode: str | None = None
+    project: str | None = None
+    entity: str | None = None
+    tags: list[str] = field(default_factory=list)
+    finish_s: float = 60.0
+
+
+def check_tracking(tracking: TrackingConfig) -> None:
+    """Raise UserError for a setting that is missing, out of its range, or has no effect."""
+    check_choice("tracking", NAMES, tracking.name)
+    if tracking.name == "none":
+        given = next((key for key in ("mode", "project", "entity", "tags") if getattr(tracking, key)), None)
+        if given:
+            raise UserError(f"tracking.{given} is given, but nothing is tracked: add tracking=wandb, or leave it out")
+        return
+    check_choice("tracking.mode", MODES, tracking.mode or "")
+    if not tracking.project:
+        raise UserError("tracking.project is missing: name a project of W&B")
+    if not tracking.finish_s >= 0:
+        raise UserError(f"tracking.finish_s must be at least 0, got {tracking.finish_s}")

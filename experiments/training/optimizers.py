@@ -1,0 +1,91 @@
+"""Build the optimizer of the averaged gradient, and compute the learning rate of each step."""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from experiments.config.optimizer_settings import OptimizerConfig
+from experiments.config.schema import TrainConfig
+
+PUBLISHED_NORMS = re.compile(r"\.bn\d")  # how the public code tells norms: those of stem and shortcuts are not found
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Return the optimizer of the average gradient; `set_lr_` sets its learning rate from step to step."""
+    groups = _groups(config, model)
+    if config.name == "adam":
+        return torch.optim.Adam(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
+    momentum = config.momentum if config.momentum_at == "update" else 0.0
+    nesterov = config.nesterov if config.momentum_at == "update" else "none"
+    if nesterov == "published":
+        return PublishedNesterov(groups, lr=lr, momentum=momentum)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov == "pytorch")
+
+
+def set_lr_(optimizer: torch.optim.Optimizer, config: OptimizerConfig, lr: float) -> None:
+    """Let the next step take the learning rate ``lr``, wherever it enters."""
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0 if config.scales_gradients else lr
+        group["weight_decay"] = group["decay"] * (lr if config.scales_gradients else 1.0)
+
+
+class PublishedNesterov(torch.optim.Optimizer):
+    """The step of the MiCRO family's public code: m = momentum * m + g, then g + m.
+
+    Differences from torch.optim.SGD(nesterov=True): that steps by g + momentum * m. In a steady state this one moves 11
+    gradients a step at momentum 0.9, PyTorch's 10; at momentum 0 it moves twice the gradient.
+    """
+
+    def __init__(self, params: Iterable[dict[str, object]], *, lr: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one step by the gradients that are there."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_(parameter, group)
+
+    def _step_(self, parameter: Tensor, group: dict[str, float]) -> None:
+        assert parameter.grad is not None
+        gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        velocity = state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        parameter.add_(gradient.add_(velocity), alpha=-group["lr"])
+
+
+def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, object]]:
+    """Return the parameters, those with weight decay apart from those without."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if config.decay_of == "weights":
+        free = {name for name, p in named.items() if p.ndim <= 1}
+    elif config.decay_of == "published":
+        free = {name for name in named if PUBLISHED_NORMS.search(name)}
+    else:
+        free = set()
+    decayed = [p for name, p in named.items() if name not in free]
+    others = [p for name, p in named.items() if name in free]
+    groups = [(decayed, config.weight_decay), (others, 0.0)]
+    return [{"params": params, "decay": decay, "weight_decay": decay} for params, decay in groups if params]
+
+
+def learning_rate(config: TrainConfig, epoch: float) -> float:
+    """Return the learning rate at a point of the schedule: linear warm-up, then its shape.
+
+    Args:
+        epoch: epochs done, as a fraction.
+    """
+    progress = min((epoch + 1e-9) / config.lr_warmup_epochs, 1.0) if config.lr_warmup_epochs else 1.0
+    warmup = config.lr_warmup_start + (1 - config.lr_warmup_start) * progress
+    if config.lr_shape == "steps":
+        return config.lr * warmup * config.lr_decay ** sum(epoch >= mark for mark in config.lr_milestones)
+    done = max(0.0, epoch - config.lr_warmup_epochs) / max(config.epochs - config.lr_warmup_epochs, 1e-9)
+    shape = 1 - done if config.lr_shape == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return config.lr * warmup * shape
