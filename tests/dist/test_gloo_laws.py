@@ -11,6 +11,7 @@ from torch import Tensor
 
 import micro
 from tests.sparsifiers import TABLE
+from tests.products import grid
 
 NUM_STEPS = 5
 DENSITY = 0.05
@@ -18,8 +19,6 @@ ROWS = {row.name: row for row in TABLE}  # a row holds functions without a name,
 
 pytestmark = pytest.mark.dist
 over_methods = pytest.mark.parametrize("name", ROWS)
-over_worlds = pytest.mark.parametrize("world_size", [2, 3])
-over_numels = pytest.mark.parametrize("numel", [1009, 2, 1])
 
 
 def all_gradients(numel: int, world_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -69,9 +68,7 @@ def what_was_sent(stats: micro.StepStats) -> tuple[float, ...]:
     return stats.counts_bytes, stats.indices_bytes, stats.values_bytes, stats.num_collectives
 
 
-@over_methods
-@over_worlds
-@over_numels
+@grid(name=ROWS, world_size=[2, 3], numel=[1009, 2, 1])
 def test_processes_equal_the_simulation(name: str, world_size: int, numel: int) -> None:
     processes = ranks(world_size).run(reduce_here, name, numel, torch.float64)
     simulation = micro.Simulation(

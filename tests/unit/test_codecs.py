@@ -16,6 +16,7 @@ from micro.codecs.range_float import Format, RangeFloat
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad, pack_ternary, unpack_ternary
 from micro.selectors.everything import Everything
+from tests.products import grid
 from tests.sparsifiers.quantisers import Size, coded, ternary
 
 KEY = (1, 2, 3)
@@ -51,8 +52,8 @@ SOUND = DETERMINISTIC | LEAST_SQUARES
 
 every_codec = pytest.mark.parametrize("name", ALL)
 random_codecs = pytest.mark.parametrize("name", LEAST_SQUARES | UNBIASED)
-unbiased_codecs = pytest.mark.parametrize("name", UNBIASED)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+DTYPES = [torch.float32, torch.float64]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
 def normal(count: int = COUNT, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -71,9 +72,7 @@ def blocks_of(values: Tensor, block: int = BLOCK) -> list[list[float]]:
 # --- what every codec promises ----------------------------------------------------------------------------------------
 
 
-@every_codec
-@every_dtype
-@pytest.mark.parametrize("count", [0, 1, 2, 5, BLOCK, BLOCK + 1, 1023, 1024, 1025, 2600])
+@grid(name=ALL, dtype=DTYPES, count=[0, 1, 2, 5, BLOCK, BLOCK + 1, 1023, 1024, 1025, 2600])
 def test_bytes_on_the_wire_are_those_claimed(name: str, dtype: torch.dtype, count: int) -> None:
     codec, size = ALL[name]
     wire = codec.encode(normal(count, dtype), KEY)
@@ -97,16 +96,14 @@ UNUSUAL: dict[str, tuple[torch.dtype, list[float]]] = {
 }
 
 
-@every_codec
-@pytest.mark.parametrize("kind", UNUSUAL)
+@grid(name=ALL, kind=UNUSUAL)
 def test_finite_values_stay_finite(name: str, kind: str) -> None:
     dtype, plain = UNUSUAL[kind]
     values = torch.tensor(plain, dtype=dtype)
     assert torch.isfinite(through(ALL[name][0], values)).all()
 
 
-@every_codec
-@every_dtype
+@grid(name=ALL, dtype=DTYPES)
 def test_zeros_stay_zero(name: str, dtype: torch.dtype) -> None:
     assert not through(ALL[name][0], torch.zeros(COUNT, dtype=dtype)).any()
 
@@ -154,16 +151,14 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-@pytest.mark.parametrize("shape", SHAPES)
+@grid(name=SOUND, shape=SHAPES)
 def test_what_is_left_is_less_than_what_was_there(name: str, shape: str) -> None:
     for seed in range(5):
         values = SHAPES[shape](normal(dtype=torch.float64, seed=seed))
         assert (values - through(SOUND[name][0], values)).norm() < values.norm()
 
 
-@unbiased_codecs
-@every_dtype
+@grid(name=UNBIASED, dtype=DTYPES)
 def test_mean_over_draws_is_the_value(name: str, dtype: torch.dtype) -> None:
     draws, values = 3000, normal(2 * BLOCK + 3, dtype)
     drawn = torch.stack([through(UNBIASED[name][0], values, (draw, 0)) for draw in range(draws)]).double()
@@ -206,8 +201,7 @@ def test_sign_is_the_mean_magnitude(dtype: torch.dtype) -> None:
     )
 
 
-@every_dtype
-@pytest.mark.parametrize("offset", [0.0, 9.0, -9.0])
+@grid(dtype=DTYPES, offset=[0.0, 9.0, -9.0])
 def test_onebit_is_the_mean_of_its_side(dtype: torch.dtype, offset: float) -> None:
     values, expected = normal(dtype=dtype) + offset, []
     for block in blocks_of(values):
@@ -345,8 +339,7 @@ def test_range_float_keeps_its_relative_error_inside_the_range(bits: int, mantis
     assert errors.abs().max() <= 1
 
 
-@pytest.mark.parametrize("bits", [4, 6, 8, 12])
-@pytest.mark.parametrize("shape", ["normal", "heavy tails", "one-sided"])
+@grid(bits=[4, 6, 8, 12], shape=["normal", "heavy tails", "one-sided"])
 def test_the_mantissa_is_the_best_there_is(bits: int, shape: str) -> None:
     values = SHAPES[shape](normal(1000))
     fewest = max(0, bits - 8)

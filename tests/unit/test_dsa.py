@@ -12,6 +12,7 @@ from micro.exchanges.base import Wire
 from micro.exchanges.dsa import DSA
 from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from tests.products import grid
 
 NUMEL = 24
 WORLDS = pytest.mark.parametrize("world_size", range(1, 10))
@@ -147,9 +148,7 @@ def test_published_loses_the_smallest_of_every_choice_and_its_ties() -> None:
     assert dense(NUMEL, *repaired[0].update)[:4] == [2.0, -0.5, 4.0, 0.5]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5])
-@pytest.mark.parametrize("share", [0.2, 0.9])
-@pytest.mark.parametrize("codec", [micro.Half(), micro.BFloat16()], ids=lambda codec: codec.name)
+@grid(world_size=[1, 2, 5], share=[0.2, 0.9], codec=[micro.Half(), micro.BFloat16()])
 def test_rounding_stays_in_the_residual(world_size: int, share: float, codec: micro.Codec) -> None:
     acc = torch.randn(world_size, NUMEL, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     results, _ = exchange(acc, some(world_size, NUMEL, share), wire=Wire(codec))
@@ -160,8 +159,7 @@ def test_rounding_stays_in_the_residual(world_size: int, share: float, codec: mi
     assert not torch.equal(sent, acc.sum(0))
 
 
-@pytest.mark.parametrize("name", micro.known(micro.IndexCodec))
-@pytest.mark.parametrize("world_size", [1, 4, 7])
+@grid(name=micro.known(micro.IndexCodec), world_size=[1, 4, 7])
 def test_any_form_of_indices_gives_the_same(name: str, world_size: int) -> None:
     acc, chosen = accumulators(world_size), some(world_size, NUMEL, 0.1)
     usual, _ = exchange(acc, chosen)

@@ -12,6 +12,7 @@ import micro
 from micro.exchanges.base import Wire
 from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
+from tests.products import grid
 
 NUMEL = 40
 LARGEST_HALF = 65504.0
@@ -125,9 +126,7 @@ def test_gather_adds_what_each_rank_chose(world_size: int, overlap: Overlap) -> 
     assert_exchanged(results, chosen, update, contributed)
 
 
-@pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("codec", [micro.Raw(), micro.Half()], ids=lambda codec: codec.name)
-@WORLDS
+@grid(kind=[micro.Union(), micro.Gather()], codec=[micro.Raw(), micro.Half()], world_size=[1, 2, 3, 5, 8])
 def test_nobody_chooses_anything(kind: micro.Exchange, codec: micro.Codec, world_size: int) -> None:
     acc = accumulators(world_size)
     chosen: list[list[int]] = [[] for _ in range(world_size)]
@@ -135,9 +134,7 @@ def test_nobody_chooses_anything(kind: micro.Exchange, codec: micro.Codec, world
     assert_exchanged(exchange(kind, codec, acc, chosen, Overlap.ANY), chosen, zero, torch.zeros_like(acc))
 
 
-@pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("codec", [micro.Raw(), micro.Half()], ids=lambda codec: codec.name)
-@pytest.mark.parametrize("ill", [{0}, {2}, {0, 1, 2, 3}])
+@grid(kind=[micro.Union(), micro.Gather()], codec=[micro.Raw(), micro.Half()], ill=[{0}, {2}, {0, 1, 2, 3}])
 def test_one_unhealthy_rank_makes_all_know(kind: micro.Exchange, codec: micro.Codec, ill: set[int]) -> None:
     healthy = tuple(rank not in ill for rank in range(4))
     results = exchange(kind, codec, accumulators(4), choices(4, Overlap.ANY), Overlap.ANY, healthy=healthy)

@@ -27,6 +27,7 @@ from micro.selectors.sidco import (
     stage_shares,
 )
 from micro.sparse import Selection, Step
+from tests.products import grid
 
 LAWS: tuple[Law, ...] = ("exponential", "gamma", "pareto")
 DENSITIES = (0.2, 0.01, 0.001)
@@ -51,7 +52,6 @@ STREAMS: dict[str, Callable[[np.random.Generator, int], Array]] = {
     "layered": layered,
 }
 every_stream = pytest.mark.parametrize("stream", STREAMS)
-every_law = pytest.mark.parametrize("law", LAWS)
 
 
 @pytest.fixture(autouse=True)
@@ -233,9 +233,7 @@ def fitted(law: Law, x: Array) -> Any:
     return stats.gamma(alpha, scale=x.mean() / alpha)
 
 
-@every_law
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
-@pytest.mark.parametrize("stream", ["normal", "laplace", "student t(3)", "lognormal"])
+@grid(law=LAWS, num_stages=[1, 2, 3, 5], stream=["normal", "laplace", "student t(3)", "lognormal"])
 def test_published_sidco_fits_in_stages(law: Law, num_stages: int, stream: str) -> None:
     rng, k = np.random.default_rng(1), 100
     selector = Sidco(law=law, stages=num_stages, rule="published")
@@ -245,8 +243,7 @@ def test_published_sidco_fits_in_stages(law: Law, num_stages: int, stream: str) 
         assert found.indices.tolist() == published_sidco(acc, law, k, num_stages)
 
 
-@every_law
-@pytest.mark.parametrize("stream", ["normal", "laplace", "lognormal"])
+@grid(law=LAWS, stream=["normal", "laplace", "lognormal"])
 def test_published_sidco_changes_the_stages_every_five_steps(law: Law, stream: str) -> None:
     numel, k, num_stages, ratios, seen = 5000, 25, 1, [], set()
     for acc, selection in run(Sidco(law=law, rule="published"), stream, numel=numel, k=k, steps=40):
@@ -284,10 +281,7 @@ AWKWARD = {
 }
 
 
-@every_law
-@pytest.mark.parametrize("rule", ["published", "repaired"])
-@pytest.mark.parametrize("stages", [None, 1, 2, 4])
-@pytest.mark.parametrize("kind", AWKWARD)
+@grid(law=LAWS, rule=["published", "repaired"], stages=[None, 1, 2, 4], kind=AWKWARD)
 def test_sidco_goes_on_where_a_fit_has_no_answer(law: Law, rule: Any, stages: int | None, kind: str) -> None:
     acc, selector = AWKWARD[kind], Sidco(law=law, stages=stages, rule=rule)
     state, k = selector.start(), max(1, acc.numel() // 20)
@@ -312,8 +306,7 @@ def test_settings_are_checked() -> None:
 REPAIRED = [GaussianK(), *(Sidco(law=law, stages=stages) for law in LAWS for stages in (None, 1, 3))]
 
 
-@every_stream
-@pytest.mark.parametrize("selector", REPAIRED, ids=str)
+@grid(selector=REPAIRED, stream=STREAMS)
 def test_repaired_rules_stay_near_k(selector: micro.Selector[Any], stream: str) -> None:
     numel, k = 20_000, 400
     ratios = [s.indices.numel() / k for _, s in run(selector, stream, numel=numel, k=k, steps=30)]
@@ -324,8 +317,7 @@ def test_repaired_rules_stay_near_k(selector: micro.Selector[Any], stream: str) 
     assert 0.8 <= np.mean(settled) <= 1.1
 
 
-@every_stream
-@pytest.mark.parametrize("selector", REPAIRED, ids=str)
+@grid(selector=REPAIRED, stream=STREAMS)
 def test_what_is_sent_are_the_largest(selector: micro.Selector[Any], stream: str) -> None:
     for acc, selection in run(selector, stream, numel=4000, k=40, steps=8):
         indices = selection.indices.numpy()

@@ -12,6 +12,7 @@ from micro.exchanges.base import Wire
 from micro.exchanges.gtopk import GTopK
 from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from tests.products import grid
 
 NUMEL = 23
 WORLDS = pytest.mark.parametrize("world_size", range(1, 10))
@@ -114,9 +115,7 @@ def assert_is_the_oracle(acc: Tensor, chosen: list[list[int]], k: int, rule: str
         assert got.healthy
 
 
-@WORLDS
-@RULES
-@pytest.mark.parametrize("k", [1, 4, NUMEL])
+@grid(world_size=range(1, 10), rule=["repaired", "published"], k=[1, 4, NUMEL])
 def test_topk_meets_as_in_the_tree(world_size: int, rule: str, k: int) -> None:
     for seed in range(3):
         acc = accumulators(world_size, seed)

@@ -9,6 +9,7 @@ import torch
 import micro
 from micro.bits import num_packed_bytes, pack, unpack
 from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
+from tests.products import grid
 
 CODECS = [Int32(), Bitmap(), Packed(), Shortest()]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
@@ -23,8 +24,7 @@ def draw(count: int, span: int, seed: int = 0) -> list[int]:
     return sorted(random.Random(seed).sample(range(span), count))
 
 
-@pytest.mark.parametrize("width", range(1, 33))
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 41])
+@grid(width=range(1, 33), count=[0, 1, 7, 8, 9, 41])
 def test_codes_lie_side_by_side_lowest_bit_first(width: int, count: int) -> None:
     randomness = random.Random(width * 100 + count)
     codes = [randomness.getrandbits(width) for _ in range(count)]
@@ -63,8 +63,7 @@ def test_indices_come_back_from_exactly_the_bytes_that_were_told(codec: IndexCod
     assert torch.equal(found, indices)
 
 
-@every_codec
-@pytest.mark.parametrize("place", ["front", "back"])
+@grid(codec=CODECS, place=["front", "back"])
 def test_indices_all_at_one_end(codec: IndexCodec, place: str) -> None:
     span, count = 10_000, 50
     indices = torch.arange(count, dtype=torch.int32) + (0 if place == "front" else span - count)

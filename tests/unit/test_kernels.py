@@ -10,6 +10,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels import reference
+from tests.products import grid
 
 BLOCK = 1 << 16  # of the compiled scan: lengths around it are its corners
 SCANS = pytest.mark.parametrize("above", [kernels.above_with_magnitudes, reference.above], ids=["kernel", "reference"])
@@ -30,10 +31,12 @@ def brute_largest(x: Tensor, k: int) -> list[int]:
     return sorted(sorted(range(len(magnitudes)), key=lambda i: (-magnitudes[i], i))[:k])
 
 
-@SCANS
-@pytest.mark.parametrize("numel", [0, 1, 15, 16, 17, 31, 33, 100, 1000])
-@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.5, 10.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@grid(
+    above=[kernels.above_with_magnitudes, reference.above],
+    numel=[0, 1, 15, 16, 17, 31, 33, 100, 1000],
+    threshold=[0.0, 0.5, 1.5, 10.0],
+    dtype=[torch.float32, torch.float64],
+)
 def test_above_is_brute_force(
     above: Callable[[Tensor, float], tuple[Tensor, Tensor]], numel: int, threshold: float, dtype: torch.dtype
 ) -> None:
@@ -44,8 +47,7 @@ def test_above_is_brute_force(
     assert torch.equal(magnitudes, x.abs()[found.long()])
 
 
-@pytest.mark.parametrize("numel", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
-@pytest.mark.parametrize("threshold", [0.0, 0.01, 2.0, 6.0])
+@grid(numel=[BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7], threshold=[0.0, 0.01, 2.0, 6.0])
 def test_above_equals_the_reference_across_blocks(numel: int, threshold: float) -> None:
     x = normal(numel)
     assert torch.equal(kernels.above(x, threshold), reference.above(x, threshold)[0])
@@ -87,9 +89,7 @@ def test_above_leaves_its_input_alone_and_needs_no_gradient() -> None:
     assert torch.equal(x, kept)
 
 
-@TOPKS
-@pytest.mark.parametrize("numel", [1, 2, 17, 300])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@grid(largest=[kernels.largest, reference.largest], numel=[1, 2, 17, 300], dtype=[torch.float32, torch.float64])
 def test_largest_is_brute_force(largest: Callable[[Tensor, int], Tensor], numel: int, dtype: torch.dtype) -> None:
     x = normal(numel, dtype)
     for k in {0, 1, 2, numel // 2, numel - 1, numel, numel + 5}:
@@ -182,9 +182,11 @@ def test_magnitude_counts_are_brute_force(
         assert got.tolist() == brute_counts(x, first, shift, num_bins)
 
 
-@pytest.mark.parametrize("absorb_", [kernels.absorb_, reference.absorb_], ids=["kernel", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("numel", [0, 1, 4095, 4096, 4097, 10000])
+@grid(
+    absorb_=[kernels.absorb_, reference.absorb_],
+    dtype=[torch.float32, torch.float64, torch.bfloat16],
+    numel=[0, 1, 4095, 4096, 4097, 10000],
+)
 def test_absorb_adds_what_is_finite_and_clears(
     absorb_: Callable[[Tensor, Tensor], int | None], dtype: torch.dtype, numel: int
 ) -> None:

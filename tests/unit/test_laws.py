@@ -14,6 +14,7 @@ from torch import Tensor
 
 import micro
 from micro.simulate import SimulatedGroup
+from tests.products import grid
 from tests.sparsifiers import TABLE, Outcome, Row
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
@@ -30,14 +31,11 @@ def is_prompt(row: Row) -> bool:
     return row.band is not None and row.band.at_once
 
 
-every_row = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-every_world = pytest.mark.parametrize("world_size", WORLDS)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 CASES = [*((n, torch.float64) for n in (1, 3, 8)), *((n, torch.float32) for n in (2, 5))]
-every_case = pytest.mark.parametrize(("world_size", "dtype"), CASES, ids=str)
-mass_rows = pytest.mark.parametrize("row", [row for row in TABLE if row.conserves_mass], ids=lambda row: row.name)
-banded_rows = pytest.mark.parametrize("row", [row for row in TABLE if row.band], ids=lambda row: row.name)
-prompt_rows = pytest.mark.parametrize("row", [row for row in TABLE if is_prompt(row)], ids=lambda row: row.name)
+CONSERVING = [row for row in TABLE if row.conserves_mass]
+BANDED = [row for row in TABLE if row.band]
+PROMPT = [row for row in TABLE if is_prompt(row)]
+SEEDED = [row for row in TABLE if row.seeded]
 
 
 def gradients(layout: micro.Layout, world_size: int, step: int, dtype: torch.dtype) -> Tensor:
@@ -133,25 +131,23 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 # --- every step of an ordinary run ------------------------------------------------------------------------------------
 
 
-@every_row
-@every_case
-def test_replicas_are_bitwise_equal(row: Row, world_size: int, dtype: torch.dtype) -> None:
-    for step in taken(row, world_size, dtype):
+@grid(row=TABLE, case=CASES)
+def test_replicas_are_bitwise_equal(row: Row, case: tuple[int, torch.dtype]) -> None:
+    for step in taken(row, *case):
         assert_replicas_equal(step.updates)
         assert torch.isfinite(step.updates).all()
 
 
-@mass_rows
-@every_case
-def test_mass_is_conserved(row: Row, world_size: int, dtype: torch.dtype) -> None:
-    for step in taken(row, world_size, dtype):
+@grid(row=CONSERVING, case=CASES)
+def test_mass_is_conserved(row: Row, case: tuple[int, torch.dtype]) -> None:
+    for step in taken(row, *case):
         assert_mass_conserved(row, step)
 
 
-@every_row
-@every_case
-def test_statistics_say_what_the_update_is(row: Row, world_size: int, dtype: torch.dtype) -> None:
-    for index, step in enumerate(taken(row, world_size, dtype)):
+@grid(row=TABLE, case=CASES)
+def test_statistics_say_what_the_update_is(row: Row, case: tuple[int, torch.dtype]) -> None:
+    world_size, _ = case
+    for index, step in enumerate(taken(row, *case)):
         for rank, stats in enumerate(step.stats):
             assert stats.step == index
             assert stats.numel == LAYOUT.numel
@@ -167,10 +163,10 @@ def test_statistics_say_what_the_update_is(row: Row, world_size: int, dtype: tor
         assert row.own_thresholds or len({s.threshold for s in step.stats}) == 1
 
 
-@every_row
-@every_case
-def test_counted_bytes_are_the_closed_form(row: Row, world_size: int, dtype: torch.dtype) -> None:
-    for step in taken(row, world_size, dtype):
+@grid(row=TABLE, case=CASES)
+def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtype]) -> None:
+    world_size, dtype = case
+    for step in taken(row, *case):
         for rank, stats in enumerate(step.stats):
             extra = max(stats.num_collectives - row.num_collectives, 0)
             size = dtype.itemsize
@@ -186,8 +182,7 @@ def test_counted_bytes_are_the_closed_form(row: Row, world_size: int, dtype: tor
             assert world_size > 1 or stats.num_collectives == 0
 
 
-@banded_rows
-@every_world
+@grid(row=BANDED, world_size=WORLDS)
 def test_density_is_inside_its_band(row: Row, world_size: int) -> None:
     layout = micro.Layout.flat(4000)
     with closing(simulate(row, world_size, layout=layout, dtype=torch.float32)) as simulation:
@@ -202,7 +197,7 @@ def assert_in_band(row: Row, stats: micro.StepStats, world_size: int) -> None:
     assert row.band.lowest * k <= stats.global_count <= row.band.highest(world_size) * k
 
 
-@every_row
+@grid(row=TABLE)
 def test_target_follows_the_warm_up(row: Row) -> None:
     schedule = micro.WarmUp(density=0.05, start_density=0.5, steps=4)
     with closing(simulate(row, 3, density=schedule)) as simulation:
@@ -233,10 +228,7 @@ UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@every_row
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("kind", UNUSUAL)
-@every_dtype
+@grid(row=TABLE, kind=UNUSUAL, world_size=[1, 3], dtype=DTYPES)
 def test_unusual_gradients_do_no_harm(row: Row, world_size: int, kind: str, dtype: torch.dtype) -> None:
     change = UNUSUAL[kind]
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
@@ -254,8 +246,7 @@ def test_unusual_gradients_do_no_harm(row: Row, world_size: int, kind: str, dtyp
                 assert not step.updates.any()
 
 
-@prompt_rows
-@pytest.mark.parametrize("kind", ["tied", "tied in magnitude"])
+@grid(row=PROMPT, kind=["tied", "tied in magnitude"])
 def test_ties_do_not_widen_the_band(row: Row, kind: str) -> None:
     with closing(simulate(row, 4)) as simulation:
         for index in range(3):
@@ -263,10 +254,9 @@ def test_ties_do_not_widen_the_band(row: Row, kind: str) -> None:
             assert_in_band(row, step.stats[0], 4)
 
 
-@every_row
-@pytest.mark.parametrize(("numel", "world_size"), [(3, 5), (1, 1), (1, 4), (5, 8)])
-@every_dtype
-def test_fewer_elements_than_ranks(row: Row, numel: int, world_size: int, dtype: torch.dtype) -> None:
+@grid(row=TABLE, size=[(3, 5), (1, 1), (1, 4), (5, 8)], dtype=DTYPES)
+def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch.dtype) -> None:
+    numel, world_size = size
     layout = micro.Layout.flat(numel)
     with closing(simulate(row, world_size, layout=layout, dtype=dtype, density=0.4)) as simulation:
         for index in range(2 * world_size):
@@ -278,8 +268,7 @@ def test_fewer_elements_than_ranks(row: Row, numel: int, world_size: int, dtype:
                 assert step.stats[0].global_count >= min(step.stats[0].target_count, numel)
 
 
-@every_row
-@pytest.mark.parametrize("world_size", [1, 3])
+@grid(row=TABLE, world_size=[1, 3])
 def test_half_precision_gradients_keep_a_single_precision_residual(row: Row, world_size: int) -> None:
     with closing(simulate(row, world_size, dtype=torch.bfloat16)) as simulation:
         for index in range(3):
@@ -302,8 +291,7 @@ def spoiled(grads: Tensor, value: float) -> Tensor:
     return grads
 
 
-@every_row
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@grid(row=TABLE, value=[float("nan"), float("inf"), float("-inf")])
 def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float) -> None:
     world_size, reducer = 3, row.make(DENSITY, 0)
     states = [reducer.start(LAYOUT, torch.float64, torch.device("cpu")) for _ in range(world_size)]
@@ -337,8 +325,7 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
         assert_waits(state.residual, expected, reducer)
 
 
-@every_row
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@grid(row=TABLE, value=[float("nan"), float("inf")])
 def test_skip_leaves_the_step_out(row: Row, value: float) -> None:
     world_size = 3
     with closing(simulate(row, world_size, nonfinite="skip")) as simulation:
@@ -361,7 +348,7 @@ def test_skip_leaves_the_step_out(row: Row, value: float) -> None:
         assert_mass_conserved(row, good)
 
 
-@every_row
+@grid(row=TABLE)
 def test_policy_must_be_known(row: Row) -> None:
     with pytest.raises(ValueError, match="nonfinite must be one of stop, skip, got 'ignore'"):
         replace(row.make(DENSITY, 0), nonfinite="ignore")  # type: ignore[type-var]
@@ -390,9 +377,7 @@ def untimed(stats: micro.StepStats) -> micro.StepStats:
     return replace(stats, select_s=0.0, exchange_s=0.0, rest_s=0.0)
 
 
-@every_row
-@pytest.mark.parametrize("world_size", [1, 4])
-@every_dtype
+@grid(row=TABLE, world_size=[1, 4], dtype=DTYPES)
 def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int, dtype: torch.dtype) -> None:
     grads = [gradients(LAYOUT, world_size, step, dtype) for step in range(8)]
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
@@ -405,15 +390,14 @@ def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int
         assert_same_run(uninterrupted, [take(resumed, grads[step]) for step in range(4, 8)])
 
 
-@every_row
-@pytest.mark.parametrize("world_size", [1, 4])
+@grid(row=TABLE, world_size=[1, 4])
 def test_same_seed_gives_the_same_bytes(row: Row, world_size: int) -> None:
     with closing(simulate(row, world_size)) as simulation:
         again = [take(simulation, gradients(LAYOUT, world_size, step, torch.float64)) for step in range(STEPS)]
     assert_same_run(taken(row, world_size, torch.float64), again)
 
 
-@every_row
+@grid(row=TABLE)
 def test_only_random_methods_depend_on_the_seed(row: Row) -> None:
     with closing(simulate(row, 2, seed=1)) as simulation:
         step = take(simulation, gradients(LAYOUT, 2, 0, torch.float64))
@@ -421,8 +405,7 @@ def test_only_random_methods_depend_on_the_seed(row: Row) -> None:
     assert torch.equal(step.updates != 0, first.updates != 0) == (not row.seeded)
 
 
-@every_row
-@pytest.mark.parametrize("world_size", [1, 3])
+@grid(row=TABLE, world_size=[1, 3])
 def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_size: int) -> None:
     turned = micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
     with closing(simulate(row, world_size)) as simulation:
@@ -442,10 +425,7 @@ def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_s
 # --- what only some rows promise --------------------------------------------------------------------------------------
 
 
-drops_at_random = [row for row in TABLE if row.seeded and not row.conserves_mass]
-
-
-@pytest.mark.parametrize("row", drops_at_random, ids=lambda row: row.name)
+@grid(row=[row for row in SEEDED if not row.conserves_mass])
 def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> None:
     world_size, draws = 2, 2000
     layout = micro.Layout.flat(40)
@@ -468,7 +448,7 @@ def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> Non
     assert (standard_error > 0).all()
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE if row.seeded], ids=lambda row: row.name)
+@grid(row=SEEDED)
 def test_random_indices_change_from_step_to_step(row: Row) -> None:
     for earlier, later in pairwise(taken(row, 2, torch.float64)):
         assert not torch.equal(earlier.updates[0] != 0, later.updates[0] != 0)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import micro
 from micro.partition import cyclic_slice
+from tests.products import grid
 
 # --- published: the authors' code as described, in numpy and single precision ----------------------------------------
 
@@ -71,9 +72,11 @@ class PublishedByHand:
         return found or [start + self.t % size]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("density", [0.3, 0.05, 0.01, 0.004])  # the last asks for less than one index per rank
-@pytest.mark.parametrize("scale", [1.0, 0.02])  # from far too many, and from far too few
+@grid(
+    world_size=[1, 2, 3, 4, 8],
+    density=[0.3, 0.05, 0.01, 0.004],  # the last asks for less than one index per rank
+    scale=[1.0, 0.02],  # from far too many, and from far too few
+)
 def test_published_is_the_authors_code_step_for_step(world_size: int, density: float, scale: float) -> None:
     numel, steps = 601, 60
     by_hand = PublishedByHand(numel, world_size, int(density * numel))
@@ -176,9 +179,7 @@ def draw(stream: str, world_size: int, step: int, numel: int = NUMEL) -> Tensor:
     return STREAMS[stream](randomness, world_size, numel).float()
 
 
-@pytest.mark.parametrize("density", [0.1, 0.01, 0.001, 0.0001])  # innermost, so that draws are shared
-@every_stream
-@pytest.mark.parametrize("world_size", [1, 3, 8, 64])
+@grid(stream=STREAMS, world_size=[1, 3, 8, 64], density=[0.1, 0.01, 0.001, 0.0001])
 def test_agreed_has_no_density_error_at_any_step(stream: str, world_size: int, density: float) -> None:
     scales, numel = (JUMPS, NUMEL) if world_size <= 8 else ((1.0, 10.0, 1.0), NUMEL // 2)
     grads = draw(stream, world_size, 0, numel)
@@ -233,9 +234,7 @@ def assert_best_of_each_slice(
         assert mine.tolist() == searched[start:stop].topk(mine.numel()).indices.sort().values.tolist()
 
 
-@every_stream
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("density", [0.1, 0.01])
+@grid(stream=STREAMS, world_size=[2, 4], density=[0.1, 0.01])
 def test_agreed_costs_three_collectives_and_128_bytes_once_it_runs(
     stream: str, world_size: int, density: float
 ) -> None:
@@ -281,8 +280,7 @@ def test_agreed_shares_ties_among_the_ranks(values: list[float], world_size: int
             assert max(stats.counts) - min(stats.counts) <= 2  # equal slices hold as many of each, give or take one
 
 
-@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-20, 1e20, 1e37])
-@every_stream
+@grid(stream=STREAMS, scale=[1e-44, 1e-38, 1e-20, 1e20, 1e37])
 def test_agreed_is_exact_at_the_ends_of_single_precision(stream: str, scale: float) -> None:
     k = 100
     grads = draw(stream, 3, 0, 2000)

@@ -8,6 +8,7 @@ import micro
 from micro import kernels
 from micro.kernels import reference
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
+from tests.products import grid
 
 LENGTHS = (5000, 1, 0, 300, 4096, 7, 20_000)
 
@@ -28,9 +29,11 @@ def vector(kind: str, dtype: torch.dtype) -> Tensor:
     return made[kind].to(dtype)
 
 
-@pytest.mark.parametrize("kind", ["scaled", "zero", "tied", "few", "steps"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("counts", [[50, 1, 0, 3, 41, 1, 200], [5000, 5, 2, 0, 4096, 7, 1], [0, 0, 0, 0, 0, 0, 0]])
+@grid(
+    kind=["scaled", "zero", "tied", "few", "steps"],
+    dtype=[torch.float32, torch.float64],
+    counts=[[50, 1, 0, 3, 41, 1, 200], [5000, 5, 2, 0, 4096, 7, 1], [0, 0, 0, 0, 0, 0, 0]],
+)
 def test_the_largest_of_each_piece(kind: str, dtype: torch.dtype, counts: list[int]) -> None:
     x = vector(kind, dtype)
     found = largest_of_each(x, pieces_of(LENGTHS), counts)

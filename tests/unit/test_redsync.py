@@ -10,6 +10,7 @@ from torch import Tensor
 
 import micro
 from micro.selectors.redsync import MARGIN, RedSync, RedSyncState, bisect
+from tests.products import grid
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -87,9 +88,7 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("k", [1, 7, 40])
+@grid(law=LAWS, dtype=[torch.float32, torch.float64], k=[1, 7, 40])
 def test_the_largest_between_k_and_2k_are_sent_whatever_the_law(law: str, dtype: torch.dtype, k: int) -> None:
     rng, selector, state = np.random.default_rng(0), RedSync(), RedSyncState()
     for scale in (1, 1, 1, 1e4, 1, 1e-6):

@@ -19,6 +19,7 @@ from micro.planning.schedules.mgwfbp import MgWfbp
 from micro.planning.schedules.omgs import Omgs
 from micro.planning.schedules.sparse_exact import Search, SparseExact
 from micro.planning.traces import Curve, Layer, Trace
+from tests.products import grid
 
 MIB = 2**20
 ALL = sorted(known(Schedule))
@@ -82,9 +83,7 @@ def end_s(problem: Problem, ends: Ends) -> float:
 # --- every schedule -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("num_layers", [1, 2, 7])
-@pytest.mark.parametrize("sparse", [False, True])
+@grid(name=ALL, num_layers=[1, 2, 7], sparse=[False, True])
 def test_a_schedule_puts_every_layer_into_one_group(name: str, num_layers: int, sparse: bool) -> None:
     for seed in range(5):
         problem = draw(seed, num_layers, sparse=sparse)

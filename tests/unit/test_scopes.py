@@ -19,12 +19,12 @@ from micro.reducers.base import BucketState
 from micro.selectors.per_tensor import PerTensor, PerTensorState
 from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from tests.products import grid
 
 CPU, DTYPE = torch.device("cpu"), torch.float64
 LAYOUT = micro.Layout(("a", "empty", "b", "one", "c"), ((6, 20), (0,), (7,), (), (90,)))
 SCALES = {"a": 1.0, "b": 30.0, "one": 0.1, "c": 0.01}
 DENSITY = 0.1
-WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 
 
 SELECTORS = [name for name, kind in micro.known(micro.Selector).items() if not kind.needs_all]
@@ -78,8 +78,7 @@ def three() -> Iterator[SimulatedGroup]:
 # --- within each tensor -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SELECTORS)
-@WORLDS
+@grid(name=SELECTORS, world_size=[1, 2, 3, 5])
 def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int) -> None:
     selector = micro.build(micro.Selector, name)
     reducer = micro.SparseReducer(PerTensor(selector=selector), DENSITY, seed=5)
@@ -220,7 +219,6 @@ def test_a_parameter_without_elements_has_no_state() -> None:
 
 NUMEL = 40
 MEETINGS = [(each, o) for each in (micro.Union(), micro.Gather(), micro.DSA()) for o in Overlap if o in each.accepts]
-ENDS = pytest.mark.parametrize("ends", [(40,), (1, 40), (4, 5, 39, 40), tuple(range(1, 41))], ids=len)
 
 
 def choices(world_size: int, overlap: Overlap) -> list[list[int]]:
@@ -261,8 +259,7 @@ def dense(*parts: SparseValues) -> Tensor:
 
 
 @pytest.mark.parametrize(("each", "overlap"), MEETINGS, ids=str)
-@WORLDS
-@ENDS
+@grid(world_size=[1, 2, 3, 5], ends=[(40,), (1, 40), (4, 5, 39, 40), tuple(range(1, 41))])
 def test_pieces_change_no_bit(each: micro.Exchange, overlap: Overlap, world_size: int, ends: tuple[int, ...]) -> None:
     whole = exchanged(each, overlap, world_size)
     split = exchanged(InPieces(each=each, ends=ends), overlap, world_size)

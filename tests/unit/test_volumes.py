@@ -14,6 +14,7 @@ from micro.flat import Layout
 from micro.planning.volumes import Calls, calls_of
 from micro.randomness import generator
 from micro.selectors.per_tensor import PerTensor
+from tests.products import grid
 
 NUMEL, DENSITY, NUM_STEPS = 4608, 0.04, 11  # 8 matrices of 24 x 24
 LAYOUT = layered(NUMEL)
@@ -54,8 +55,7 @@ def called(stats: list[micro.StepStats], *, busiest: bool) -> Calls:
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("world_size", [2, 3, 8])
+@grid(method=METHODS, world_size=[2, 3, 8])
 def test_calls_are_those_of_a_step(method: str, world_size: int) -> None:
     """The same collectives in the same order, with sizes within a few percent."""
     reducer = reducers()[method]
