@@ -5,12 +5,18 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 PAPER ?= micro
 SCALE ?= small
+PARALLEL := --numprocesses auto --dist worksteal
+PROCESS_TESTS := tests/dist tests/net tests/slurm
+SHARED := --numprocesses 2 --dist loadgroup # tests that share processes are a group, and stay on one worker
+COVERAGE := results/coverage
+PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures reproduce test test-net test-slurm slurm-packages check format bench lock clean
+.PHONY: help setup demo figures reproduce test-fast test test-all test-net test-slurm coverage system-packages check doctor \
+  format bench lock clean clean-runs
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(READY) ## make the virtual environment from pinned versions
 
@@ -34,22 +40,33 @@ figures: $(READY) ## redraw tables and figures from the run folders alone
 reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp SCALE=small|paper
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
 
-test: $(READY) slurm-packages ## run every test that this machine can run
-	@$(RUN) -m pytest tests/unit --numprocesses auto --dist worksteal
-	@$(RUN) -m pytest tests/dist tests/net tests/slurm
+test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
+	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit $(PARALLEL) $(ARGS)
 
-test-net: $(READY) ## run the tests on hosts joined by shaped links (network namespaces: needs root)
-	@$(RUN) -m pytest tests/net
+test: $(READY) ## every test that this machine can run, with every two values of a grid together
+	@$(RUN) -m pytest tests/unit $(PARALLEL) $(ARGS)
+	@$(RUN) -m pytest $(PROCESS_TESTS) $(SHARED) $(ARGS)
 
-test-slurm: $(READY) slurm-packages ## run the tests on a SLURM of their own, started and stopped by them
-	@$(RUN) -m pytest tests/slurm
+test-all: $(READY) ## every test with every combination of a grid
+	@MICRO_TESTS=all $(MAKE) --no-print-directory test
 
-slurm-packages: # as root on Debian or Ubuntu; where they cannot be installed the tests say so and are skipped
-	@PATH="$$PATH:/usr/sbin"; { command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null || \
-	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing SLURM for its tests" && \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null 2>&1; } || \
-	  echo "SLURM is not installed, and cannot be here: its tests are skipped"
+test-net: $(READY) ## the tests on hosts joined by shaped links (network namespaces: needs root and iproute2)
+	@$(RUN) -m pytest tests/net $(ARGS)
+
+test-slurm: $(READY) ## the tests on a SLURM of their own, started and stopped by them
+	@$(RUN) -m pytest tests/slurm $(ARGS)
+
+coverage: $(READY) ## lines and branches of micro/ and experiments/ that make test runs, processes included
+	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
+	@COVERAGE_CORE=ctrace $(MAKE) --no-print-directory test ARGS="--cov --cov-append --cov-report= --timeout 600"
+	@$(RUN) -m coverage report --skip-covered --sort=cover | tee $(COVERAGE)/report.txt
+
+system-packages: ## install what some tests need beside Python, as root on Debian or Ubuntu; they are skipped where it is missing
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "system packages are installed by root with apt-get alone; the tests need: $(PACKAGES)"; exit 1; fi
+	@missing=$$(for each in $(PACKAGES); do dpkg-query -W -f='$${Status}' $$each 2>/dev/null | grep -q 'ok installed' || echo $$each; done); \
+	  if [ -n "$$missing" ]; then echo "installing" $$missing && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
 
 check: $(READY) ## formatter, linter and type check
 	@$(RUN) -m ruff format --check .
@@ -75,5 +92,11 @@ lock: ## renew requirements.lock from pyproject.toml
 	   sed -E 's/^((nvidia|cuda)-.*|triton==.*)$$/\1 ; sys_platform == "linux"/'; } > requirements.lock
 	@rm -rf $(VENV)-lock
 
-clean: ## remove run folders and figures, keep what is published
-	@rm -rf results/runs results/figures results/papers
+clean: ## remove figures and caches, which can be made again; no runs
+	@rm -rf results/figures $(COVERAGE) .pytest_cache .mypy_cache .ruff_cache
+
+clean-runs: ## remove runs and reproductions (results/runs, results/papers) after asking; YES=1 does not ask
+	@if [ "$(YES)" = 1 ]; then answer=y; \
+	elif [ -t 0 ]; then printf 'remove results/runs and results/papers, with records and checkpoints? [y/N] '; read -r answer; \
+	else echo "there is no terminal to ask on: make clean-runs YES=1 removes results/runs and results/papers"; exit 2; fi; \
+	if [ "$$answer" = y ]; then rm -rf results/runs results/papers; else echo "nothing was removed"; fi

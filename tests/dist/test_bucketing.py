@@ -19,6 +19,7 @@ from micro.comm import GroupComm
 from micro.planning.schedules.base import Plan
 from micro.planning.traces import Curve, Layer, LinkTable, SelectTable, Trace
 
+pytestmark = pytest.mark.xdist_group("ranks")
 WORDS = (
     "dataset=synthetic",
     "dataset.settings={num_samples: 64, image_size: 8, channels: 1, num_classes: 10}",

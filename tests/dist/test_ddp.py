@@ -36,7 +36,7 @@ DENSE = micro.DenseReducer()
 ROWS = {row.name: row for row in TABLE}  # a row holds functions without a name, which do not travel to a process
 REDUCERS = {"topk": TOPK, "micro": MICRO, "dense": DENSE}
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

@@ -17,7 +17,7 @@ NUM_STEPS = 5
 DENSITY = 0.05
 ROWS = {row.name: row for row in TABLE}  # a row holds functions without a name, which do not travel to a process
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 over_methods = pytest.mark.parametrize("name", ROWS)
 
 

@@ -31,7 +31,7 @@ import micro
 from micro.reducers.base import BucketState
 from micro.stats import StepStats
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 SMALL = {"bucket_cap_mb": TINY_MB}
 
 

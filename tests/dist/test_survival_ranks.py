@@ -14,7 +14,7 @@ import pytest
 from experiments.runs.records import read_records
 from tests.dist.test_train import ROOT, only_run, run
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("checkpoints")]
 WORDS = [
     *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=3"),
     *("sparsifier=exdyna", "density=0.05", "checkpoint.every_steps=10"),

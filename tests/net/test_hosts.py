@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "workers/collectives.py"
 REASON = unavailable()
 
+pytestmark = pytest.mark.xdist_group("hosts")
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 

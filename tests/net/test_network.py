@@ -18,7 +18,11 @@ NUM_HOSTS = 3
 WORDS = ["-m", "experiments.train", "model=mlp", "dataset=digits", "batch_size=64", "epochs=1"]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
-pytestmark = [pytest.mark.net, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.xdist_group("hosts"),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
 
 
 @pytest.fixture(scope="module")

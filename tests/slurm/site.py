@@ -26,7 +26,7 @@ def unavailable() -> str | None:
         return "SLURM's tests need Linux"
     missing = [name for name in (*_DAEMONS, *_CLIENTS) if shutil.which(name, path=_PATH) is None]
     return (
-        f"{', '.join(missing)} not installed: make slurm-packages (as root, on Debian or Ubuntu)" if missing else None
+        f"{', '.join(missing)} not installed: make system-packages (as root, on Debian or Ubuntu)" if missing else None
     )
 
 

@@ -26,7 +26,12 @@ WORDS = [
 ]
 NUM_STEPS = 384
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
 
 
 @pytest.fixture(scope="module")
