@@ -18,7 +18,7 @@ from micro.codecs.raw import Raw
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.comm import Comm, GroupComm, SoloComm
-from micro.ddp import Attachment, Scope, attach
+from micro.ddp import Attachment, attach
 from micro.density import Accordion, Constant, Density, WarmUp
 from micro.exchanges.base import Exchange
 from micro.exchanges.dsa import DSA
@@ -37,6 +37,7 @@ from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
+from micro.scope import Scope
 from micro.selectors.base import Selector
 from micro.selectors.deft import Deft
 from micro.selectors.dgc import DGC

@@ -11,8 +11,8 @@ import micro
 import models
 from experiments.config.errors import UserError
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
-from micro.ddp import scoped
 from micro.planning.schedules.base import Schedule
+from micro.scope import scoped
 
 
 def check_parts(config: TrainConfig) -> None:

@@ -18,9 +18,9 @@ from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, op
 from experiments.runs.records import RunFolder
 from experiments.runs.stop_signals import stop_signals
 from experiments.training.workers import Team
-from micro.ddp import scoped
 from micro.reducers.base import Reducer
 from micro.resizing import average
+from micro.scope import scoped
 
 Verdict = Literal["go on", "save", "stop"]
 T = TypeVar("T")

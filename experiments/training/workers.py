@@ -23,8 +23,8 @@ from experiments.training.tasks import Batch, Carry, Task
 from micro import kernels
 from micro.clipping import clip_
 from micro.comm import GroupComm, gather_objects
-from micro.ddp import scoped
 from micro.planning.schedules.base import Plan
+from micro.scope import scoped
 
 
 @dataclass(frozen=True, slots=True)

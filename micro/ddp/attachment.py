@@ -1,0 +1,199 @@
+"""A reducer at work on a DistributedDataParallel model, through DDP's communication hook."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from micro.clipping import check_clip
+from micro.comm import GroupComm, private_group
+from micro.ddp.reduction import Bucket, Reduction
+from micro.ddp.states import BucketStates
+from micro.flat import Layout
+from micro.reducers.base import Reducer
+from micro.scope import Scope, scoped
+from micro.stats import StepStats
+
+
+def attach(
+    model: DistributedDataParallel,
+    reducer: Reducer,
+    *,
+    scope: Scope | str = "bucket",
+    clip: float | None = None,
+    timed: bool = True,
+) -> "Attachment":
+    """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
+
+    Call it once, on all ranks of the model, after it is wrapped and before its first backward. The training loop stays
+    as it is: ``no_sync``, frozen and unused parameters, mixed dtypes and gradient_as_bucket_view work as they do
+    without it.
+
+    Args:
+        scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
+            parameters together. A bucket travels as one in any case: what is selected within parameters is sent bucket
+            by bucket, and so is what is selected within the whole model, once the last bucket is there.
+        clip: the greatest norm of this rank's gradient; a larger one is scaled down before anything else. That needs
+            the whole gradient, so that backward hides no communication any more.
+        timed: measure the parts of each step; on an accelerator the lane's thread then waits for its stream.
+
+    Returns:
+        the attachment, which holds the statistics of the last step and everything a checkpoint needs.
+
+    Raises:
+        ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
+            the reducer cannot select within this scope, or clip is not positive.
+        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The bucket's gradients are zero
+            then; DDP's own work is done, so the model can be trained on.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(f"gradients must be dense tensors, '{name}' makes sparse ones: build it with sparse=False")
+    check_clip(clip)
+    return Attachment(model, scoped(reducer, scope), whole_model=scope == "model", clip=clip, timed=timed)
+
+
+class Attachment:
+    """A reducer at work on a DDP model. Build it with ``attach``.
+
+    The hook puts each bucket on a lane and returns. There buckets are reduced in the order of their numbers, over a
+    process group of their own.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, reducer: Reducer, *, whole_model: bool, clip: float | None, timed: bool
+    ) -> None:
+        trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        if whole_model and len({p.dtype for p in trained.values()}) > 1:
+            raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
+        try:
+            model.register_comm_hook(self, _hook)
+        except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
+            raise ValueError("model already has a communication hook, and DDP takes one: wrap it anew") from error
+        parameters = dict(model.module.named_parameters())
+        self.reducer = reducer
+        self.comm = GroupComm(private_group(model.process_group), timed=timed)
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._finds_unused = bool(model.find_unused_parameters)
+        self._is_rehearsing = False
+        self._device = next(iter(trained.values())).device
+        self._states = BucketStates(reducer, parameters)
+        self._reduction = Reduction(
+            reducer,
+            self._states,
+            self.comm,
+            self._device,
+            num_parameters=len(set(trained) - set(model.parameters_to_ignore)),
+            whole_model=whole_model,
+            clip=clip,
+        )
+        self._compute_end_s: float | None = None
+
+    @property
+    def stats(self) -> tuple[StepStats, ...]:
+        """The statistics of the last step, one per reduced vector in the order in which they were reduced."""
+        return tuple(self._reduction.last_step.stats)
+
+    @property
+    def bucket_names(self) -> list[tuple[str, ...]]:
+        """The parameters of each of DDP's buckets, in the order of the last backward."""
+        return self._reduction.last_step.bucket_names
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of the last backward after all gradients were computed: the communication it did not hide."""
+        return self._reduction.last_step.exposed_s
+
+    @property
+    def clip(self) -> float | None:
+        """The greatest norm of this rank's gradient; may be changed from step to step, on all ranks alike."""
+        return self._reduction.clip
+
+    @clip.setter
+    def clip(self, limit: float | None) -> None:
+        self._reduction.clip = limit
+
+    def residuals(self) -> list[Tensor]:
+        """Return this rank's residuals, one vector per bucket, not copied; empty where the reducer keeps none."""
+        return self._states.residuals()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's residuals, by parameter name, and selector states; save one per rank."""
+        return {"buckets": self._states.save()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
+
+        Raises:
+            ValueError: it names parameters that the model does not have, or of other shapes.
+        """
+        self._states.load(saved["buckets"])
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Let backward go by in this context without reducing anything.
+
+        DDP makes new buckets before its second forward, in the order in which gradients were ready in the first
+        backward. One rehearsal on all ranks before the first step, or before the first after a restart, lets every
+        step have the buckets that it would have in a run that was never interrupted. The gradients are this rank's own
+        then.
+        """
+        self._is_rehearsing = True
+        try:
+            yield
+        finally:
+            self._is_rehearsing = False
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Put one bucket of DDP on the lane, where it is reduced in place; DDP waits for the future."""
+        grad, parameters = bucket.buffer(), bucket.parameters()
+        names = tuple(self._names[parameter] for parameter in parameters)
+        layout = Layout(names, tuple(tuple(parameter.shape) for parameter in parameters))
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
+        if self._is_rehearsing:
+            self._rehearse(bucket.index(), names)
+            future.set_result(grad)
+            return future
+        gradients = bucket.gradients() if self._finds_unused else ()
+        self._reduction.put(Bucket(bucket.index() == 0, layout, grad, gradients, future))
+        _at_end_of_backward(self._note_compute_end)
+        return future
+
+    def _rehearse(self, index: int, names: tuple[str, ...]) -> None:
+        if index == 0:
+            self.bucket_names.clear()
+        self.bucket_names.append(names)
+
+    def _note_compute_end(self) -> None:
+        """Note when DDP begins to wait; called once per bucket, of which the first counts."""
+        if self._compute_end_s is None:
+            self._compute_end_s = self.comm.now(self._device)
+            _at_end_of_backward(self._end_backward)
+
+    def _end_backward(self) -> None:
+        assert self._compute_end_s is not None
+        self._reduction.last_step.exposed_s = self.comm.now(self._device) - self._compute_end_s
+        self._compute_end_s = None
+        error = self._reduction.take_error()
+        if error is not None:
+            raise error
+
+
+def _at_end_of_backward(call: Callable[[], None]) -> None:
+    """Have autograd's engine call this after all gradients are computed, and after what was queued before.
+
+    What DDP does at the end, to wait for the futures, it queues behind the hooks of all buckets. An error raised by
+    such a call comes out of backward() with its type; raised in a hook it would leave DDP waiting, and raised by a
+    future it would lose its type.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def _hook(state: Attachment, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.reduce(bucket)

@@ -1,0 +1,26 @@
+"""What the last step reports, gathered bucket by bucket."""
+
+from micro.stats import StepStats
+
+
+class LastStep:
+    """The statistics of the last step on one rank.
+
+    Attributes:
+        stats: one per reduced vector, in the order in which they were reduced.
+        bucket_names: the parameters of each of DDP's buckets, in the same order.
+        exposed_s: seconds of the last backward after all gradients were computed: the communication it did not hide.
+    """
+
+    def __init__(self) -> None:
+        self.stats: list[StepStats] = []
+        self.bucket_names: list[tuple[str, ...]] = []
+        self.exposed_s = 0.0
+        self._index: int | None = None
+
+    def begin(self, index: int) -> None:
+        """Forget the step before, at the first bucket of a backward; ``index`` is the number of the new step."""
+        if index != self._index:
+            self._index = index
+            self.stats.clear()
+            self.bucket_names.clear()

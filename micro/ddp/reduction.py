@@ -1,0 +1,175 @@
+"""What happens to DDP's buckets on the lane: they are reduced one after the other, and handed back to DDP."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from micro.clipping import clip_
+from micro.comm import GroupComm
+from micro.ddp.last_step import LastStep
+from micro.ddp.states import BucketStates
+from micro.ddp.unused import unused_set_aside
+from micro.flat import Layout
+from micro.lane import Lane
+from micro.nonfinite import NonFiniteGradient
+from micro.reducers.base import Reducer
+from micro.scope import joined
+from micro.stats import StepStats
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket of DDP.
+
+    Attributes:
+        is_first: it is the first of its backward.
+        layout: of its gradients in the vector ``grad`` (numel,).
+        gradients: views of ``grad``, one per parameter, where DDP looks for unused parameters; else empty.
+        future: what DDP waits for.
+    """
+
+    is_first: bool
+    layout: Layout
+    grad: Tensor
+    gradients: Sequence[Tensor]
+    future: torch.futures.Future[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A reduction that was launched: the vector ``grad`` that it reduces, and the buckets that the vector holds."""
+
+    finish: Callable[[], StepStats]
+    buckets: Sequence[Bucket]
+    grad: Tensor
+
+
+class Reduction:
+    """Reduces buckets in the order in which they were put on the lane, two of them at a time where reducers can.
+
+    All methods but ``put`` and ``take_error`` run on the lane's thread.
+
+    Args:
+        reducer, states, comm: what reduces, what it remembers, over which ranks.
+        device: of the gradients.
+        num_parameters: of the model, as far as they are reduced.
+        whole_model: select over all buckets at once.
+        clip: see micro.attach; may be changed between steps.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        states: BucketStates,
+        comm: GroupComm,
+        device: torch.device,
+        *,
+        num_parameters: int,
+        whole_model: bool,
+        clip: float | None,
+    ) -> None:
+        self.clip = clip
+        self.last_step = LastStep()
+        self._reducer = reducer
+        self._states = states
+        self._comm = comm
+        self._num_parameters = num_parameters
+        self._whole_model = whole_model
+        self._lane = Lane(device)
+        self._waiting: list[Bucket] = []
+        self._running: list[_Running] = []
+        self._errors: list[BaseException] = []
+        self._has_failed = False
+
+    def put(self, bucket: Bucket) -> None:
+        """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
+        self._lane.put(partial(self._receive, bucket))
+
+    def take_error(self) -> BaseException | None:
+        """Return the first error of this backward; one after which nothing can be reduced is returned ever after."""
+        error = self._errors[0] if self._errors else None
+        if not self._has_failed:
+            self._errors.clear()
+        return error
+
+    def _receive(self, bucket: Bucket) -> None:
+        self._waiting.append(bucket)
+        try:
+            if not self._has_failed:
+                self._advance()
+        except BaseException as error:  # a task of the lane must not raise: backward raises it at its end
+            self._errors.append(error)
+            self._has_failed = True
+        if self._has_failed:
+            self._release_all()
+
+    def _advance(self) -> None:
+        """Launch what can be launched; finish what runs while no other bucket waits on the lane."""
+        if self._is_ready():
+            if self.clip is not None:
+                clip_([bucket.grad for bucket in self._waiting], self.clip)
+            if self._whole_model:
+                self._launch_joined(list(self._waiting))
+            else:
+                for bucket in self._waiting:
+                    self._launch(self._reducer, [bucket], bucket.grad, bucket.layout)
+            self._waiting.clear()
+        while self._running and (self._lane.is_idle or len(self._running) > 1):
+            self._finish_first()
+
+    def _is_ready(self) -> bool:
+        """Whether the waiting buckets can be reduced: always, unless the whole gradient is needed first."""
+        if not self._whole_model and self.clip is None:
+            return True
+        return sum(len(bucket.layout.names) for bucket in self._waiting) == self._num_parameters
+
+    def _launch_joined(self, buckets: Sequence[Bucket]) -> None:
+        reducer, layout = joined(self._reducer, [bucket.layout for bucket in buckets])
+        grad = buckets[0].grad if len(buckets) == 1 else torch.cat([bucket.grad for bucket in buckets])
+        self._launch(reducer, buckets, grad, layout)
+
+    def _launch(self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout) -> None:
+        state = self._states.of(layout, grad.dtype, grad.device)
+        if buckets[0].is_first:
+            self.last_step.begin(state.step)
+        self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
+        self._comm.begin_step()
+        finish: Callable[[], StepStats]
+        with unused_set_aside(state, [view for bucket in buckets for view in bucket.gradients], self._comm):
+            try:
+                finish = reducer.launch(state, grad, self._comm)
+            except NonFiniteGradient as error:
+                finish = partial(_raise, error)
+        self._running.append(_Running(finish, buckets, grad))
+
+    def _finish_first(self) -> None:
+        running = self._running[0]
+        try:
+            self.last_step.stats.append(running.finish())
+        except NonFiniteGradient as error:
+            running.grad.zero_()
+            self._errors.append(error)
+        if running.grad is not running.buckets[0].grad:
+            sizes = [bucket.layout.numel for bucket in running.buckets]
+            for bucket, piece in zip(running.buckets, running.grad.split(sizes), strict=True):
+                bucket.grad.copy_(piece)
+        del self._running[0]
+        for bucket in running.buckets:
+            bucket.future.set_result(bucket.grad)
+
+    def _release_all(self) -> None:
+        """Give DDP zeros where nothing can be reduced any more, so that backward ends and raises."""
+        left = [*(bucket for running in self._running for bucket in running.buckets), *self._waiting]
+        self._running.clear()
+        self._waiting.clear()
+        for bucket in left:
+            if not bucket.future.done():
+                bucket.future.set_result(bucket.grad.zero_())
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -1,0 +1,43 @@
+"""The vector in which a method selects, whatever travels together: a bucket, each parameter, or the whole model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Literal, get_args
+
+from micro.exchanges.in_pieces import InPieces
+from micro.flat import Layout
+from micro.reducers.base import Reducer
+from micro.reducers.sparse import SparseReducer
+from micro.selectors.per_tensor import PerTensor
+
+Scope = Literal["bucket", "tensor", "model"]
+
+
+def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
+    """Return ``reducer`` as it selects within ``scope``; see micro.attach.
+
+    Raises:
+        ValueError: no such scope, or the reducer selects nothing, or cannot send its selection in pieces.
+    """
+    if scope not in get_args(Scope):
+        raise ValueError(f"scope must be one of {', '.join(get_args(Scope))}, got '{scope}'")
+    if scope == "bucket":
+        return reducer
+    if not isinstance(reducer, SparseReducer):
+        raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")
+    if scope == "model":
+        _ = InPieces(each=reducer.exchange, ends=(1,))  # refuses what cannot be sent bucket by bucket
+        return reducer
+    return replace(reducer, selector=PerTensor(selector=reducer.selector))
+
+
+def joined(reducer: Reducer, layouts: Sequence[Layout]) -> tuple[Reducer, Layout]:
+    """Return a reducer that selects over all buckets at once and sends bucket by bucket, and the layout of them all."""
+    if len(layouts) == 1:
+        return reducer, layouts[0]
+    assert isinstance(reducer, SparseReducer)
+    names = tuple(name for layout in layouts for name in layout.names)
+    shapes = tuple(shape for layout in layouts for shape in layout.shapes)
+    ends = tuple(accumulate(layout.numel for layout in layouts))
+    return replace(reducer, exchange=InPieces(each=reducer.exchange, ends=ends)), Layout(names, shapes)
