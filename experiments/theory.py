@@ -28,15 +28,10 @@ from experiments.reports.markdown import opening, table, write_csv
 from experiments.reports.names import label
 from experiments.reports.plot_style import save
 from experiments.studies import theory_figures as drawing
-from experiments.studies.method_comparison import (
-    Row,
-    build_methods,
-    known_methods,
-    reference_times,
-    time_selection,
-    timing_gradient,
-)
+from experiments.studies.method_comparison.trial import Row
+from experiments.studies.methods import build_methods, known_methods
 from experiments.studies.recorded_gradients import Training, training_config
+from experiments.studies.selection_times import reference_times, time_selection, timing_gradient
 from micro import kernels
 from micro.density import check_density
 from micro.planning import theory

@@ -19,7 +19,7 @@ from rich.table import Table
 import micro
 from experiments.benchmarks.processes import Row, measure, serve, slowest
 from experiments.studies.gradient_sources import fitting_scale, layered
-from experiments.studies.method_comparison import build_methods, chosen, known_methods
+from experiments.studies.methods import build_methods, known_methods, select_names
 from micro.comm import GroupComm
 from micro.density import target_count
 from micro.partition import equal_slice
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
-    methods = chosen([name for name in arguments.methods.split(",") if name], known_methods(), "methods")
+    methods = select_names([name for name in arguments.methods.split(",") if name], known_methods(), "methods")
     build_methods(methods, arguments.density[0])  # a mistake shows here, not on the ranks
     frames = []
     for numel in arguments.numel:

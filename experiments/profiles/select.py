@@ -23,7 +23,7 @@ from experiments.profiles.ranks import Report, Settings, device_name, serve
 from experiments.reports.names import label
 from experiments.reports.plot_style import save
 from experiments.studies.gradient_sources import fitting_scale, layered
-from experiments.studies.method_comparison import build_methods, chosen, known_methods
+from experiments.studies.methods import build_methods, known_methods, select_names
 from micro import kernels
 from micro.comm import GroupComm
 from micro.density import check_density
@@ -52,7 +52,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     Raises:
         UserError: no such method, lengths that make no curve, or a number out of range.
     """
-    methods = chosen([name for name in options.methods.split(",") if name], known_methods(), "methods")
+    methods = select_names([name for name in options.methods.split(",") if name], known_methods(), "methods")
     try:
         check_density(options.density)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Names beside points, placed so that nothing is written over anything else."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -156,12 +156,3 @@ def _nearest(center: tuple[float, float], box: Box) -> tuple[float, float]:
 
 def _width(name: str) -> float:
     return float(TextPath((0, 0), name, size=SIZE, prop=FontProperties(family="DejaVu Sans")).get_extents().width)
-
-
-def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other beats in both coordinates (less is better), from left to right."""
-    kept: list[tuple[float, float]] = []
-    for x, y in sorted(set(points)):
-        if not kept or y < kept[-1][1]:
-            kept.append((x, y))
-    return kept

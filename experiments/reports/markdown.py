@@ -1,4 +1,4 @@
-"""Small parts of a written report: the command, the machine, tables."""
+"""Small parts of a written report: the command and the machine it ran on, tables, files of numbers."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -21,9 +21,10 @@ def opening(title: str, module: str, arguments: Sequence[str], world_size: int) 
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table, the first column to the left, numbers to the right."""
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    """Return a Markdown table of cells as they are given, the first column to the left, the others to the right."""
+    frame = pd.DataFrame(list(rows), columns=list(columns))
+    alignment = ["left", *["right"] * (len(columns) - 1)]
+    return str(frame.to_markdown(index=False, disable_numparse=True, colalign=alignment))
 
 
 def write_csv(numbers: pd.DataFrame, path: Path) -> Path:

@@ -81,6 +81,11 @@ class Look:
     dashes: Dashes
     marker: str
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Settings of a line that is drawn for the method."""
+        return {"color": self.color, "linestyle": self.dashes, "marker": self.marker}
+
 
 def look(method: str) -> Look:
     """Return how to draw a method: as its yaml says, otherwise by a checksum of its key, the same in every figure."""

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 
 from experiments.config.errors import UserError
 from experiments.studies import simulated_steps as simulating
-from experiments.studies.method_comparison import build_methods, chosen, known_methods
+from experiments.studies.methods import build_methods, known_methods, select_names
 from experiments.studies.networks import Nodes, Preset, load_network
 from experiments.studies.simulated_steps import DENSE, EXACT, PUBLISHED, Formula, Methods, Way
 from experiments.training.schedule_problem import Selection
@@ -89,7 +89,7 @@ def study_of(options: argparse.Namespace) -> Study:
     nodes = _nodes(options, algorithms)
     networks = [wired for name in options.network for wired in _wired(name, algorithms, nodes, workers)]
     methods, selection = _methods(options)
-    schedules = chosen(_words(options.schedules), list(known(Schedule)), "schedules")
+    schedules = select_names(_words(options.schedules), list(known(Schedule)), "schedules")
     ways = [Way(DENSE, name) for name in schedules]
     ways += [Way(method, schedule) for method in methods.sparse for schedule in SPARSE_SCHEDULES]
     recorded = [_load(Trace, path) for path in options.trace]
@@ -115,7 +115,7 @@ def study_of(options: argparse.Namespace) -> Study:
 
 def _algorithms(given: str) -> list[Asked | None]:
     """Return what was asked for; None stands for each network's own."""
-    words = chosen(_words(given), ALGORITHMS, "algorithm") if given else []
+    words = select_names(_words(given), ALGORITHMS, "algorithm") if given else []
     return [name for name in ALGORITHMS if name in words] or [None]
 
 
@@ -160,7 +160,7 @@ def _methods(options: argparse.Namespace) -> tuple[Methods, str]:
     """Return the methods, dense first, and where their seconds of selection come from, in words."""
     if not options.memory_gb_s > 0:
         raise UserError(f"--memory-gb-s must be above 0, got {options.memory_gb_s:g}")
-    names = chosen(_words(options.methods), known_methods(), "methods")
+    names = select_names(_words(options.methods), known_methods(), "methods")
     sparse = [name for name in names if name != DENSE]
     reducers = build_methods([DENSE, *sparse], options.density)
     if options.select is None:

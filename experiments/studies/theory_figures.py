@@ -22,7 +22,7 @@ from experiments.reports.plot_style import (
     new_figure,
     style,
 )
-from experiments.studies.comparison_figures import REFERENCES
+from experiments.studies.method_comparison.panel_figures import REFERENCE_LINES
 
 MEASURED: LineSettings = {"color": BLUE, "linestyle": "-"}
 PREDICTED: LineSettings = {"color": VERMILLION, "linestyle": DASHES[1]}
@@ -95,10 +95,10 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
     figure = new_figure(COLUMN_INCHES, 3.9)
     axes = figure.subplots()
     handles = []
-    for method in [*REFERENCES, *(name for name in in_order(numbers["method"]) if name not in REFERENCES)]:
+    for method in [*REFERENCE_LINES, *(name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES)]:
         rows = numbers[numbers["method"] == method]
         own = look(method)
-        line = REFERENCES.get(method) or {"color": own.color, "linestyle": own.dashes, "marker": own.marker}
+        line = REFERENCE_LINES.get(method) or {"color": own.color, "linestyle": own.dashes, "marker": own.marker}
         axes.plot(rows["numel"], 1e3 * rows["select_s"], **line)
         handles.append(Line2D([], [], label=names.get(method, method), **line))
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")

@@ -16,12 +16,15 @@ import micro
 from experiments import compare
 from experiments.benchmarks import select, transform
 from experiments.config.errors import UserError
-from experiments.reports.label_placement import front
 from experiments.reports.names import in_order, label
-from experiments.studies import comparison_figures as drawing
-from experiments.studies.equal_bytes import match_bytes
 from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic
-from experiments.studies.method_comparison import build_methods, known_methods, trial
+from experiments.studies.method_comparison import measure
+from experiments.studies.method_comparison.equal_bytes import match_bytes
+from experiments.studies.method_comparison.numbers import front
+from experiments.studies.method_comparison.panel_figures import draw_density_steps
+from experiments.studies.method_comparison.point_figures import draw_front
+from experiments.studies.method_comparison.trial import trial
+from experiments.studies.methods import build_methods, known_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
 
 N, NUMEL, STEPS, DENSITY = 4, 500, 5, 0.1
@@ -148,7 +151,7 @@ def test_a_method_that_fails_is_told_and_costs_the_others_nothing(
             raise RuntimeError("broken")
         return trial(name, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compare, "trial", fail_for_topk)
+    monkeypatch.setattr(measure, "trial", fail_for_topk)
     words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
     assert compare.main([*words, "--select-numel", "--out", str(tmp_path)]) == 1
     assert "failed: topk on normal gradients, 2 workers: RuntimeError: broken" in capsys.readouterr().out
@@ -162,7 +165,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return trial(name, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compare, "trial", interrupted_at_cltk)
+    monkeypatch.setattr(measure, "trial", interrupted_at_cltk)
     words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
     assert compare.main([*words, "--out", str(tmp_path)]) == 130
     assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk"}
@@ -222,7 +225,7 @@ def test_names_of_crowded_points_do_not_overlap() -> None:
         step_error=[1 + 0.01 * (place % 3) for place in range(len(methods))],
         cumulative_error=[0.9 - 0.02 * place for place in range(len(methods))],
     )
-    figure = drawing.draw_front(rows, "Crowded")
+    figure = draw_front(rows, "Crowded")
     assert [len(axes.texts) for axes in figure.axes] == [30, 30]
     assert _overlaps(figure) == []
 
@@ -231,7 +234,7 @@ def test_published_forms_are_named_on_the_front_alone() -> None:
     rows = pd.DataFrame({"method": ["topk", "sage_published", "micro_published"]}).assign(
         bytes_share=[0.1, 0.2, 0.05], step_error=[1.0, 2.0, 3.0], cumulative_error=[0.5, 0.6, 0.4]
     )
-    for axes in drawing.draw_front(rows, "Published").axes:
+    for axes in draw_front(rows, "Published").axes:
         assert {text.get_text() for text in axes.texts} == {label("topk"), label("micro_published")}
 
 
@@ -239,7 +242,7 @@ def test_panels_are_one_per_method() -> None:
     steps = [("topk", s, t, 2.0) for s in TITLES for t in range(3)] + [
         ("micro", s, t, 1.0) for s in TITLES for t in range(3)
     ]
-    figure = drawing.draw_density_steps(pd.DataFrame(steps, columns=["method", "stream", "step", "build_up"]), "Title")
+    figure = draw_density_steps(pd.DataFrame(steps, columns=["method", "stream", "step", "build_up"]), "Title")
     assert [axes.get_title() for axes in figure.axes] == ["Top-k", "MiCRO"]
     assert all(len(axes.get_lines()) == 1 + len(TITLES) for axes in figure.axes)
 

@@ -8,7 +8,7 @@ import torch
 
 import micro
 from experiments.studies.gradient_sources import fitting_scale, layered
-from experiments.studies.method_comparison import build_methods, known_methods
+from experiments.studies.methods import build_methods, known_methods
 from micro.exchanges.in_pieces import InPieces
 from micro.flat import Layout
 from micro.planning.volumes import Calls, calls_of

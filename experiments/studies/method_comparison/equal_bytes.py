@@ -4,19 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.studies.gradient_sources import Gradients
-from experiments.studies.method_comparison import build_methods, trial
+from experiments.studies.method_comparison.trial import trial
+from experiments.studies.methods import build_methods
 
-TOLERANCE = 0.02  # of the bytes asked for
+TOLERANCE = 0.02  # of the bytes wanted
 MAX_TRIALS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A method's density that comes nearest to the bytes asked for.
+    """A method's density at which its bytes come nearest to the bytes wanted.
 
     Attributes:
         method: its name.
-        density: to ask for.
+        density: its target.
         bytes_share: what it sends then, over the bytes of a dense all-reduce.
     """
 
@@ -42,15 +43,15 @@ def _match(method: str, wanted: float, density: float, gradients: Gradients, wor
         (reducer,) = build_methods([method], density).values()
         row, _ = trial(method, reducer, gradients, world_size)
         if row["density"] == 1.0 and density < 1:
-            return None  # it sends everything, whatever is asked
-        here = Match(method, density, row["bytes_share"])
-        if best is None or _miss(here, wanted) < _miss(best, wanted):
-            best = here
-        if _miss(here, wanted) <= TOLERANCE:
+            return None  # it sends everything, whatever its target
+        current = Match(method, density, row["bytes_share"])
+        if best is None or _distance(current, wanted) < _distance(best, wanted):
+            best = current
+        if _distance(current, wanted) <= TOLERANCE:
             break
-        density = float(f"{min(1.0, density * min(max(wanted / here.bytes_share, 0.1), 10.0)):.4g}")
+        density = float(f"{min(1.0, density * min(max(wanted / current.bytes_share, 0.1), 10.0)):.4g}")
     return best
 
 
-def _miss(match: Match, wanted: float) -> float:
+def _distance(match: Match, wanted: float) -> float:
     return abs(match.bytes_share / wanted - 1)

@@ -1,0 +1,71 @@
+"""The rows of a comparison as frames: what tables show and figures draw."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from experiments.reports.names import in_order
+from experiments.studies.gradient_sources import TITLES
+from experiments.studies.method_comparison.measure import Comparison
+from experiments.studies.method_comparison.trial import Row
+
+Point = tuple[float, float]
+
+
+def ordered_rows(rows: list[Row]) -> pd.DataFrame:
+    """Return the rows by stream, number of workers and method, each in its order."""
+    frame = pd.DataFrame(rows)
+    order = {method: place for place, method in enumerate(in_order(frame["method"]))}
+    streams = list(TITLES)
+    return (
+        frame.assign(stream_place=frame["stream"].map(streams.index), method_place=frame["method"].map(order))
+        .sort_values(["stream_place", "world_size", "method_place"], kind="stable", ignore_index=True)
+        .drop(columns=["stream_place", "method_place"])
+    )
+
+
+def sparse_rows(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of methods that leave something out: others have no density to be wrong about."""
+    return numbers[numbers.groupby("method")["density"].transform("min") < 1]
+
+
+def volumes(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return the bytes that a worker sent in a step, and how many values of four bytes they are per target index."""
+    sending = numbers[numbers["bytes_share"] > 0]
+    dense_bytes = 2 * 4 * sending["numel"] * (sending["world_size"] - 1) / sending["world_size"]
+    sent = sending["bytes_share"] * dense_bytes
+    words = sent / (4 * sending["density"] * sending["numel"])
+    return sending[["method", "stream", "world_size"]].assign(bytes_sent=sent, words_per_k=words)
+
+
+def tradeoff_numbers(numbers: pd.DataFrame, done: Comparison) -> pd.DataFrame:
+    """Return error and compression of the further densities, and of the main one on their stream.
+
+    Args:
+        numbers: the rows of the main density, with as many workers as the further ones had.
+    """
+    further = pd.DataFrame(done.tradeoffs)
+    stream = further["stream"].iloc[0]
+    rows = pd.concat([numbers[numbers["stream"] == stream], further], ignore_index=True)
+    rows = rows[rows["bytes_share"] > 0].assign(compression=1 / rows["bytes_share"])
+    columns = ["method", "stream", "world_size", "density", "compression", "step_error", "cumulative_error"]
+    return rows[columns].drop_duplicates(["method", "density"]).sort_values(["method", "density"], ignore_index=True)
+
+
+def front(points: list[Point]) -> list[Point]:
+    """Return the points that no other beats in both coordinates (less is better), from left to right."""
+    kept: list[Point] = []
+    for x, y in sorted(set(points)):
+        if not kept or y < kept[-1][1]:
+            kept.append((x, y))
+    return kept
+
+
+def front_methods(rows: pd.DataFrame, error: str) -> list[str]:
+    """Return the methods on the front of ``error`` against bytes, the one that sends least first."""
+    finite = rows[np.isfinite(rows[error]) & (rows["bytes_share"] > 0)]
+    methods: Mapping[Point, str] = {
+        (x, y): method for method, x, y in zip(finite["method"], finite["bytes_share"], finite[error], strict=True)
+    }
+    return [methods[point] for point in front(list(methods))]

@@ -1,0 +1,95 @@
+"""Figures of a comparison that show all methods on common axes: error against bytes, error over compression."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.reports.figures import LineSettings
+from experiments.reports.label_placement import name_points
+from experiments.reports.names import in_order
+from experiments.reports.plot_style import BLACK, PAGE_INCHES, head, look, new_figure, plain_log, style
+from experiments.studies.method_comparison.numbers import front
+
+FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis
+PUBLISHED = "_published"  # ends the name of a published form, after the method
+
+
+@style()
+def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
+    """Error against bytes sent, a point per method, and the line of those that no other beats in both.
+
+    Args:
+        numbers: columns method, bytes_share, step_error, cumulative_error.
+    """
+    figure = new_figure(PAGE_INCHES, 8.4)
+    panels = figure.subplots(2, 1, sharex=True)
+    sending = numbers[numbers["bytes_share"] > 0]
+    drawn = sending.set_index("method").loc[in_order(sending["method"])].reset_index()
+    titles = {
+        "step_error": "error of one update: ||update - mean|| / ||mean||, mean over steps",
+        "cumulative_error": "error of the sum of all updates, at the last step",
+    }
+    handles = [Line2D([], [], label="no method sends less at a smaller error", color=BLACK, linewidth=0.7)]
+    if drawn["method"].str.endswith(PUBLISHED).any():
+        hollow: LineSettings = {"color": BLACK, "marker": "o", "markerfacecolor": "none", "linestyle": "none"}
+        handles.append(Line2D([], [], label="published form of the same mark; named on the front alone", **hollow))
+    head(figure, title, handles)
+    placings = [
+        _draw_front(axes, drawn, error, text) for axes, (error, text) in zip(panels, titles.items(), strict=True)
+    ]
+    panels[-1].set_xlabel("bytes sent / bytes of the dense all-reduce")
+    figure.draw_without_rendering()  # settles the layout that names are placed in
+    for place in placings:
+        place()
+    return figure
+
+
+def _draw_front(axes: Axes, rows: pd.DataFrame, error: str, text: str) -> Callable[[], None]:
+    """Draw one panel and return the function that writes the names, to be called once the layout is settled."""
+    finite = rows[np.isfinite(rows[error])]
+    points = [(float(x), max(float(y), FLOOR)) for x, y in zip(finite["bytes_share"], finite[error], strict=True)]
+    best = front(points)
+    axes.plot([x for x, _ in best], [y for _, y in best], color=BLACK, linewidth=0.7, zorder=1)
+    looks = [look(method) for method in finite["method"]]
+    published = [str(method).endswith(PUBLISHED) for method in finite["method"]]
+    for point, method, hollow in zip(points, looks, published, strict=True):
+        face = "none" if hollow else method.color
+        axes.plot(*point, color=method.color, marker=method.marker, markerfacecolor=face, linestyle="none", zorder=2)
+    names = [
+        "" if hollow and point not in best else method.name
+        for point, method, hollow in zip(points, looks, published, strict=True)
+    ]
+    axes.set(xscale="log", yscale="log", ylabel=f"relative error ({FLOOR:g}: or less)")
+    axes.set_title(text, loc="left")
+    _widen(axes)
+    return lambda: name_points(axes, points, names, [method.color for method in looks], best)
+
+
+def _widen(axes: Axes) -> None:
+    """Give the logarithmic axes room for the names of the outermost points."""
+    for limits, set_limits in ((axes.get_xlim(), axes.set_xlim), (axes.get_ylim(), axes.set_ylim)):
+        low, high = np.log10(limits)
+        room = 0.12 * (high - low) + 0.05
+        set_limits(10 ** (low - room), 10 ** (high + room))
+
+
+@style()
+def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
+    """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
+    figure = new_figure(PAGE_INCHES, 3.6)
+    axes = figure.subplots()
+    handles = []
+    for method in in_order(numbers["method"]):
+        rows = numbers[numbers["method"] == method].sort_values("compression")
+        drawn = look(method)
+        axes.plot(rows["compression"], rows["step_error"].clip(lower=FLOOR), **drawn.line)
+        handles.append(Line2D([], [], label=drawn.name, **drawn.line))
+    axes.set(xlabel="compression: bytes of the dense all-reduce / bytes sent", ylabel="||update - mean|| / ||mean||")
+    plain_log(axes.xaxis)
+    plain_log(axes.yaxis)
+    head(figure, title, handles)
+    return figure

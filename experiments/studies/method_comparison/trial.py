@@ -1,0 +1,126 @@
+"""What one method makes of the same gradients as all others: density, error, bytes, mass, time of selection."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import micro
+from experiments.studies.gradient_sources import Gradients
+from experiments.studies.selection_times import time_topk
+from micro.density import target_count
+
+Row = dict[str, Any]
+SETTLING_STEPS = 20  # before a controller's worst density error counts
+KINDS = ("counts", "indices", "values")  # of bytes
+
+
+def trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size: int) -> tuple[Row, list[Row]]:
+    """Run a method on gradients and return its row of means, and a row per step."""
+    simulation = micro.Simulation(reducer, gradients.layout, world_size)
+    try:
+        ledger = _Ledger(simulation)
+        steps = [ledger.step(gradients.of(step, world_size)) for step in range(len(gradients.rows))]
+    finally:
+        simulation.close()
+    named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
+    k = target_count(steps[-1]["target_density"], gradients.layout.numel)
+    one_topk_s = time_topk(gradients.rows[0, 0], k)
+    return named | _means(steps, one_topk_s), [named | row for row in steps]
+
+
+class _Ledger:
+    """The gradients that enter simulated ranks and the updates that leave them, summed in double precision."""
+
+    def __init__(self, simulation: micro.Simulation) -> None:
+        self._simulation = simulation
+        feedback = getattr(simulation.reducer, "feedback", None)
+        self._momentum, self._nesterov = getattr(feedback, "momentum", 0.0), getattr(feedback, "nesterov", False)
+        numel = simulation.layout.numel
+        self._velocity, self._mean_sum, self._update_sum = torch.zeros(3, numel, dtype=torch.float64).unbind()
+
+    def step(self, gradients: Tensor) -> Row:
+        """Reduce one step's gradients (world_size, numel) and return what was measured."""
+        n, numel = gradients.shape
+        total = gradients.sum(0, dtype=torch.float64)
+        acc = self._sum_over_ranks("residual") + self._next_velocity(self._sum_over_ranks("momentum"), total)[1]
+        self._velocity, mean = self._next_velocity(self._velocity, total / n)
+        rows = gradients.clone()
+        stats = self._simulation.step_(rows)
+        update = rows[0].double()
+        self._mean_sum += mean
+        self._update_sum += update
+        lost = acc - self._sum_over_ranks("residual") - n * update
+        rank0 = stats[0]
+        dense_bytes = 2 * 4 * numel * (n - 1) / n
+        return {
+            "step": rank0.step,
+            "target_density": rank0.target_density,
+            "density": rank0.global_density,
+            "density_error": rank0.density_error,
+            "build_up": rank0.build_up,
+            "imbalance": rank0.imbalance,
+            **{f"{kind}_share": _ratio(_mean(stats, f"{kind}_bytes"), dense_bytes) for kind in KINDS},
+            "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
+            "cumulative_error": _ratio(float((self._update_sum - self._mean_sum).norm()), float(self._mean_sum.norm())),
+            "mass_kept": 1 - _ratio(float(lost.abs().sum()), float(acc.abs().sum())),
+            "select_s": min(s.select_s for s in stats),  # ranks share the cores: the least is nearest to one's own
+        }
+
+    def _next_velocity(self, velocity: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the next momentum, and the update that it calls for: the gradient itself where there is none."""
+        if self._nesterov:
+            velocity = self._momentum * (velocity + gradient)
+            return velocity, velocity + gradient
+        velocity = self._momentum * velocity + gradient
+        return velocity, velocity
+
+    def _sum_over_ranks(self, name: str) -> Tensor:
+        """Return the sum over ranks of what the feedback keeps under ``name``, zero where it keeps nothing."""
+        try:
+            kept = self._simulation.memory(name)
+        except KeyError:
+            kept = []
+        total = torch.zeros_like(self._mean_sum)
+        for vector in kept:
+            if vector.numel():
+                total += vector
+        return total
+
+
+def _means(steps: list[Row], one_topk_s: float) -> Row:
+    settled = steps[min(SETTLING_STEPS, len(steps) // 2) :]
+
+    def mean(key: str) -> float:
+        return statistics.fmean(row[key] for row in steps)
+
+    shares = {f"{kind}_share": mean(f"{kind}_share") for kind in KINDS}
+    return {
+        "steps": len(steps),
+        "density": mean("target_density"),
+        "mean_density": mean("density"),
+        "density_error": mean("density_error"),
+        "worst_density_error": max(row["density_error"] for row in settled),
+        "build_up": mean("build_up"),
+        "imbalance": mean("imbalance"),
+        "bytes_share": sum(shares.values()),
+        **shares,
+        "step_error": mean("step_error"),
+        "cumulative_error": steps[-1]["cumulative_error"],
+        "mass_kept": min(row["mass_kept"] for row in steps),
+        "select_topks": statistics.median(row["select_s"] for row in steps) / one_topk_s,
+    }
+
+
+def _mean(stats: Sequence[micro.StepStats], key: str) -> float:
+    return statistics.fmean(getattr(s, key) for s in stats)
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Return part / whole; 0 where both are 0, NaN where there is no whole to compare with."""
+    if whole:
+        return part / whole
+    return math.nan if part else 0.0

@@ -1,0 +1,38 @@
+"""The methods of conf/sparsifier by name, built as training builds them."""
+
+from collections.abc import Sequence
+
+import micro
+from experiments.config.builders import build_reducer
+from experiments.config.compose import compose_runs
+from experiments.config.errors import UserError, suggestion
+from experiments.config.repository import CONF
+
+
+def known_methods() -> list[str]:
+    """Return the names of conf/sparsifier."""
+    return sorted(path.stem for path in (CONF / "sparsifier").glob("*.yaml"))
+
+
+def select_names(given: Sequence[str], known: Sequence[str], what: str) -> list[str]:
+    """Return the names given, each once; all that are known where none is given.
+
+    Raises:
+        UserError: a name is not known.
+    """
+    for name in given:
+        if name not in known:
+            raise UserError(f"{what} must be among {', '.join(known)}, got '{name}'{suggestion(name, known)}")
+    return list(dict.fromkeys(given)) or list(known)
+
+
+def build_methods(names: Sequence[str], density: float) -> dict[str, micro.Reducer]:
+    """Return the reducer of each method as training would build it from its yaml.
+
+    A method that corrects momentum itself refuses an optimizer with momentum, so there is none.
+
+    Raises:
+        UserError: a density outside (0, 1], or a yaml that describes no method.
+    """
+    configs = compose_runs([[f"sparsifier={name}", f"density={density!r}", "optimizer.momentum=0"] for name in names])
+    return {name: build_reducer(config) for name, config in zip(names, configs, strict=True)}
