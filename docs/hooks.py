@@ -1,4 +1,4 @@
-"""What a build of the pages writes by itself: the configuration and the list of public names.
+"""What a build of the pages adds to them: the configuration, the list of public names, and files of the repository.
 
 A comment in a page, on a line of its own, is replaced by what it names:
 
@@ -6,6 +6,7 @@ A comment in a page, on a line of its own, is replaced by what it names:
     <!-- api: selectors partition -->     the public names that these modules and packages of micro define
     <!-- api: rest -->                    the public names that no other page asks for
     <!-- modules: micro.planning -->      every public module of a package, whole
+    <!-- file: results/published/step.md -->  a file of the repository, its links turned to the pages
 """
 
 import re
@@ -18,17 +19,24 @@ import griffe
 from experiments.config.descriptions import GROUPS, Key, choices, dataclasses, default_choices, described, train_keys
 
 PAGES = Path(__file__).parent
-_COMMENT = re.compile(r"^<!-- (configuration|api|modules)(?:: (.+?))? -->$", re.MULTILINE)
+_COMMENT = re.compile(r"^<!-- (configuration|api|modules|file)(?:: (.+?))? -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Fill a page before it is rendered; mkdocs calls this."""
+    return filled(markdown)
+
+
+def filled(markdown: str) -> str:
+    """Return a page with what its comments name in their place."""
     return _COMMENT.sub(lambda found: _filled(found[1], (found[2] or "").split()), markdown)
 
 
 def _filled(kind: str, words: list[str]) -> str:
     if kind == "configuration":
         return configuration()
+    if kind == "file":
+        return (PAGES.parent / words[0]).read_text().replace("](docs/", "](")
     if kind == "modules":
         return "\n".join(f"::: {module}\n" for package in words for module in _modules(package))
     return "\n".join(f"::: micro.{name}\n" for name in _names(words))
