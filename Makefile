@@ -13,7 +13,7 @@ PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and ho
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo figures reproduce test-fast test test-all test-net test-slurm coverage system-packages check doctor \
-  format bench lock clean clean-runs
+  docs dist format bench lock clean clean-runs
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -76,6 +76,19 @@ check: $(READY) ## formatter, linter and type check
 doctor: $(READY) ## tell what this machine can do
 	@$(RUN) -m experiments.doctor
 
+docs: $(READY) ## build the pages into site/, every link checked; needs no network
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+dist: $(READY) ## build and check the distributions, install the wheel in a new environment without numba, train with it
+	@rm -rf dist && $(RUN) -m build --outdir dist . >/dev/null
+	@$(RUN) -m twine check --strict dist/*
+	@$(PYTHON) -m venv --clear $(VENV)-dist
+	@$(VENV)-dist/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	@cd $(VENV)-dist && bin/python -c 'import importlib.util as u, micro; print("installed:", micro.__file__); assert not u.find_spec("numba")'
+	@cd $(VENV)-dist && bin/python -m torch.distributed.run --standalone --nproc-per-node 2 ../tests/dist/scripts/sparse_ddp.py
+	@rm -rf $(VENV)-dist
+
 format: $(READY) ## format the code and mend what the linter can
 	@$(RUN) -m ruff format .
 	@$(RUN) -m ruff check --fix .
@@ -86,14 +99,14 @@ bench: $(READY) ## measure the cost of a step against its floor, and of the loop
 
 lock: ## renew requirements.lock from pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV)-lock
-	@$(VENV)-lock/bin/pip install --quiet --editable '.[experiments,zoo,dev]'
+	@$(VENV)-lock/bin/pip install --quiet --editable '.[experiments,zoo,dev,docs]'
 	@{ echo "# All pins, made by 'make lock' from pyproject.toml. Packages for NVIDIA GPUs exist for Linux alone."; \
 	   $(VENV)-lock/bin/pip freeze --exclude-editable --exclude pip --exclude setuptools | \
 	   sed -E 's/^((nvidia|cuda)-.*|triton==.*)$$/\1 ; sys_platform == "linux"/'; } > requirements.lock
 	@rm -rf $(VENV)-lock
 
-clean: ## remove figures and caches, which can be made again; no runs
-	@rm -rf results/figures $(COVERAGE) .pytest_cache .mypy_cache .ruff_cache
+clean: ## remove figures, pages and caches, which can be made again; no runs
+	@rm -rf results/figures site dist $(COVERAGE) .pytest_cache .mypy_cache .ruff_cache
 
 clean-runs: ## remove runs and reproductions (results/runs, results/papers) after asking; YES=1 does not ask
 	@if [ "$(YES)" = 1 ]; then answer=y; \
