@@ -21,11 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from experiments.benchmarks.processes import Row, measure, serve, slowest
 from experiments.config.schema import TrainConfig, from_yaml, to_yaml
 from experiments.runs.records import RunFolder
+from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.loop import Trainer
 from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import load_task
-from experiments.training.workers import ProcessTeam
 
 NAME = "loop"
 WARMUP = 3
@@ -70,18 +70,18 @@ def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
     """Time pairs of steps and return one row of medians."""
     config = _config(settings["config"])
     folder = RunFolder(Path(tempfile.mkdtemp(prefix="micro-loop-")))
-    team = ProcessTeam(config, load_task(config, device))
-    harness, bare = Trainer(config, team, folder), _BareLoop(config, device)
+    workers = DdpWorkers(config, load_task(config, device))
+    harness, bare = Trainer(config, workers, folder), _BareLoop(config, device)
     pairs = []
     index = epoch = 0
     for pair in range(WARMUP + settings["steps"]):
         if index == 0:
-            team.start_epoch(epoch)
+            workers.start_epoch(epoch)
             bare.start_epoch(epoch)
         order = (harness.step, bare.step) if pair % 2 else (bare.step, harness.step)
         times = {step: _timed(step, epoch, index, device) for step in order}
         pairs.append((times[harness.step], times[bare.step]))
-        index = (index + 1) % team.num_steps
+        index = (index + 1) % workers.num_steps
         epoch += index == 0
     counted = pairs[WARMUP:]
     ratios = sorted(ours / theirs for ours, theirs in counted)

@@ -1,10 +1,10 @@
 """Save a run now and then, stop it when it is asked to, and go on from what was saved: the same on all ranks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,6 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, open_checkpoint
 from experiments.runs.records import RunFolder
 from experiments.runs.stop_signals import stop_signals
-from experiments.training.workers import Team
 from micro.reducers.base import Reducer
 from micro.resizing import average
 from micro.scope import scoped
@@ -65,6 +64,26 @@ class Saved:
     passed_over: tuple[str, ...] = ()
 
 
+class Workers(Protocol):
+    """What checkpointing needs of the workers of this process; see experiments.training.workers."""
+
+    is_main: bool
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks of this process."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+
+    def agree(self, item: Any) -> list[Any]:
+        """Return the item of every process of the run, in rank order."""
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return the state of each rank of this process."""
+
+
 class Keeper:
     """Says when to save and when to stop, and does the saving, all ranks together.
 
@@ -79,8 +98,8 @@ class Keeper:
         UserError: some node does not see the run's folder.
     """
 
-    def __init__(self, config: TrainConfig, team: Team, folder: RunFolder, store: dist.Store | None) -> None:
-        self._config, self._team, self._store = config.checkpoint, team, store
+    def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
+        self._config, self._workers, self._store = config.checkpoint, workers, store
         self._world_size = config.world_size
         self._files = Checkpoints(
             folder.checkpoints_path, run=run_name(config), world_size=config.world_size, keep=self._config.keep
@@ -121,8 +140,8 @@ class Keeper:
         """Return the newest checkpoint that is whole on every rank, the same one on all; None where there is none."""
         offered, passed_over = self._on_main(lambda: (self._files.candidates(), self._files.problems()))
         for checkpoint in offered:
-            saved, problem = _attempt(lambda found=checkpoint: _read(found, self._team))  # type: ignore[misc]
-            problems = [told for told in self._team.agree(problem) if told]
+            saved, problem = _attempt(lambda found=checkpoint: _read(found, self._workers))  # type: ignore[misc]
+            problems = [told for told in self._workers.agree(problem) if told]
             if saved and not problems:
                 return replace(saved, passed_over=tuple(passed_over))
             passed_over.append(problems[0])
@@ -137,16 +156,16 @@ class Keeper:
         self._on_main(self._files.remove_all)
 
     def _write(self, draft: Path, shared: dict[str, Any]) -> list[PartDigest]:
-        random = random_state(self._team.task.device)
+        random = random_state(self._workers.device)
         return [
             self._files.write_part(draft, rank, {"own": own, "random": random, "shared": shared if rank == 0 else None})
-            for rank, own in zip(self._team.ranks, self._team.states(), strict=True)
+            for rank, own in zip(self._workers.ranks, self._workers.states(), strict=True)
         ]
 
     def _everywhere(self, work: Callable[[], T]) -> list[T]:
         """Return what ``work`` gave in each process; an error of one is raised in all."""
         result, problem = _attempt(work)
-        outcomes = self._team.agree((result, problem))
+        outcomes = self._workers.agree((result, problem))
         for _, told in outcomes:
             if told:
                 raise UserError(told)
@@ -154,10 +173,10 @@ class Keeper:
 
     def _on_main(self, work: Callable[[], T]) -> T:
         """Return in all processes what ``work`` gave in rank 0's, or raise its error."""
-        return self._everywhere(lambda: work() if self._team.is_main else None)[0]  # type: ignore[return-value]
+        return self._everywhere(lambda: work() if self._workers.is_main else None)[0]  # type: ignore[return-value]
 
     def _check_shared(self, folder: RunFolder) -> None:
-        for rank, sees in enumerate(self._team.agree(folder.config_path.exists())):
+        for rank, sees in enumerate(self._workers.agree(folder.config_path.exists())):
             if not sees:
                 raise UserError(
                     f"rank {rank} does not see {folder.path}, where checkpoints go: put output on a disk that all "
@@ -178,7 +197,7 @@ class Keeper:
         assert self._store is not None
         if stop_signals.number:
             self._store.set(f"before/{step}", "stop")
-        elif self._team.is_main and self._clock_is_due():
+        elif self._workers.is_main and self._clock_is_due():
             self._store.set(f"before/{step}", "save")
 
     def _by_clock_or_steps(self, step: int) -> Verdict:
@@ -192,7 +211,7 @@ class Keeper:
         return "save" if every and step % every == 0 and step != self._first else "go on"
 
 
-def saved_elsewhere(config: TrainConfig, team: Team) -> Saved | None:
+def saved_elsewhere(config: TrainConfig, workers: Workers) -> Saved | None:
     """Return what ``start_from`` names, as this run's workers need it; None where it names nothing.
 
     With another number of workers each begins with the mean of all residuals: the model is moved by the mean over
@@ -206,7 +225,7 @@ def saved_elsewhere(config: TrainConfig, team: Team) -> Saved | None:
         return None
     checkpoint = open_checkpoint(Path(config.start_from))
     if checkpoint.world_size == config.world_size:
-        return _read(checkpoint, team)
+        return _read(checkpoint, workers)
     if config.resize == "refuse":
         raise UserError(
             f"start_from={config.start_from} had {checkpoint.world_size} workers, this run has {config.world_size}: "
@@ -215,7 +234,7 @@ def saved_elsewhere(config: TrainConfig, team: Team) -> Saved | None:
     parts = [Checkpoints.read_part(checkpoint, rank) for rank in range(checkpoint.world_size)]
     buckets = average(_reducer(config), [part["own"]["buckets"] for part in parts])
     own = {"buckets": buckets, "carry": None}
-    return _saved(parts[0]["shared"], [own] * len(team.ranks), None, checkpoint.world_size)
+    return _saved(parts[0]["shared"], [own] * len(workers.ranks), None, checkpoint.world_size)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -235,10 +254,10 @@ def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> 
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-def _read(checkpoint: Checkpoint, team: Team) -> Saved:
-    parts = {rank: Checkpoints.read_part(checkpoint, rank) for rank in sorted({0, *team.ranks})}
-    own = [parts[rank]["own"] for rank in team.ranks]
-    return _saved(parts[0]["shared"], own, parts[team.ranks[0]]["random"], checkpoint.world_size)
+def _read(checkpoint: Checkpoint, workers: Workers) -> Saved:
+    parts = {rank: Checkpoints.read_part(checkpoint, rank) for rank in sorted({0, *workers.ranks})}
+    own = [parts[rank]["own"] for rank in workers.ranks]
+    return _saved(parts[0]["shared"], own, parts[workers.ranks[0]]["random"], checkpoint.world_size)
 
 
 def _saved(

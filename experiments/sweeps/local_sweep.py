@@ -27,8 +27,8 @@ from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS, stop_signals
 from experiments.sweeps.live_table import Board
 from experiments.sweeps.local_sweep_worker import Job, attempt
 from experiments.tracking.progress import SweepProgress, print_plain
+from experiments.training.devices import choose_device
 from experiments.training.runner import folder_of, label, num_steps
-from experiments.training.workers import choose_device
 
 ON_ERROR = ("continue", "stop")
 _REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""The training loop: steps, epochs, what is recorded of them, and where they begin."""
+"""The training loop: steps, epochs, checkpoints, and where a run begins."""
 
 import time
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import micro
 from experiments.config.schema import TrainConfig
 from experiments.runs.checkpointing import Keeper, Position, Saved, saved_elsewhere, set_random_state
-from experiments.runs.records import RecordWriter, RunFolder
+from experiments.runs.records import RunFolder
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
-from experiments.training.workers import Reduced, Team
+from experiments.training.recording import Recorder, step_row
+from experiments.training.workers import Workers
 
 
 class Trainer:
-    """One run's training: a team of workers, an optimizer, and rank 0's records.
+    """One run's training: the workers, an optimizer, and rank 0's records.
 
     Args:
         store: where real ranks leave notes for each other; see Keeper.
@@ -28,18 +28,20 @@ class Trainer:
         UserError: a record or checkpoint cannot be read or written.
     """
 
-    def __init__(self, config: TrainConfig, team: Team, folder: RunFolder, store: dist.Store | None = None) -> None:
-        self._config, self._team = config, team
-        self._optimizer = build_optimizer(config.optimizer, team.task.model, config.lr)
-        self._keeper = Keeper(config, team, folder, store)
+    def __init__(
+        self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None = None
+    ) -> None:
+        self._config, self._workers = config, workers
+        self._optimizer = build_optimizer(config.optimizer, workers.task.model, config.lr)
+        self._keeper = Keeper(config, workers, folder, store)
         self.position = Position()
-        self.began = self._keeper.newest() or saved_elsewhere(config, team)
+        self.began = self._keeper.newest() or saved_elsewhere(config, workers)
         if self.began:
             self._load(self.began)
         self._keeper.forget_after(self.position.step)
-        if team.is_main:
+        if workers.is_main:
             folder.rewind(self.position.step)
-        self._recorder = Recorder(folder) if team.is_main else None
+        self._recorder = Recorder(folder) if workers.is_main else None
 
     def run(self) -> dict[str, Any] | None:
         """Train to the end and return the last epoch's row; None where the run was asked to stop, and saved.
@@ -50,8 +52,8 @@ class Trainer:
         row: dict[str, Any] | None = None
         while self.position.epoch < self._config.epochs:
             first = self.position
-            self._team.start_epoch(first.epoch, start=first.index)
-            for index in range(first.index, self._team.num_steps):
+            self._workers.start_epoch(first.epoch, start=first.index)
+            for index in range(first.index, self._workers.num_steps):
                 verdict = self._keeper.verdict(self.position.step)
                 if verdict != "go on":
                     self._save()
@@ -67,11 +69,11 @@ class Trainer:
     def step(self, epoch: int, index: int) -> float:
         """Take one step, number ``index`` of an epoch, and return the loss of rank 0's batch."""
         started = time.perf_counter()
-        lr = learning_rate(self._config, epoch + index / self._team.num_steps)
+        lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
         set_lr_(self._optimizer, self._config.optimizer, lr)
         self._optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
         at = self.position
-        reduced = self._team.reduce(at.step, lr)
+        reduced = self._workers.reduce(at.step, lr)
         if not any(stats.skipped for stats in reduced.stats):
             self._clip_update(lr)
             self._optimizer.step()
@@ -86,23 +88,23 @@ class Trainer:
     def _residual_norm(self, step: int) -> float | None:
         """Measure rank 0's residual in the steps that are asked for, outside of the step's time."""
         every = self._config.measure_residual_every
-        return self._team.residual_norm() if every and step % every == 0 else None
+        return self._workers.residual_norm() if every and step % every == 0 else None
 
     def _clip_update(self, lr: float) -> None:
         chosen = self._config.optimizer
         if chosen.clip is not None and chosen.clip_at == "update":
             limit = chosen.clip * (lr if chosen.scales_gradients else 1.0)
-            torch.nn.utils.clip_grad_norm_(self._team.task.model.parameters(), limit)
+            torch.nn.utils.clip_grad_norm_(self._workers.task.model.parameters(), limit)
 
     def _evaluate(self) -> dict[str, Any]:
-        sums = self._team.evaluate().cpu()
+        sums = self._workers.evaluate().cpu()
         at = self.position
         row = {
             "epoch": at.epoch,
             "step": at.step,
             "time_s": at.time_s,
-            "train_loss": at.loss_sum / self._team.num_steps,
-            **self._team.task.measures(sums),
+            "train_loss": at.loss_sum / self._workers.num_steps,
+            **self._workers.task.measures(sums),
             "num_samples": int(sums[-1]),
         }
         if self._recorder:
@@ -118,88 +120,18 @@ class Trainer:
     def _shared(self) -> dict[str, Any]:
         """Return what is equal on all ranks; of batch-norm statistics rank 0's count, as DDP has it."""
         return {
-            "model": self._team.task.model.state_dict(),
+            "model": self._workers.task.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "num_steps": self._team.num_steps,
+            "num_steps": self._workers.num_steps,
         }
 
     def _load(self, saved: Saved) -> None:
-        self._team.task.model.load_state_dict(saved.shared["model"])
+        self._workers.task.model.load_state_dict(saved.shared["model"])
         self._optimizer.load_state_dict(saved.shared["optimizer"])
-        self._team.load_states(saved.ranks)
-        set_random_state(saved.random, self._team.task.device)
+        self._workers.load_states(saved.ranks)
+        set_random_state(saved.random, self._workers.device)
         at, before = saved.position, saved.shared["num_steps"]
-        if before != self._team.num_steps:  # another number of workers: the same share of the epoch
-            index = min(at.index * self._team.num_steps // before, self._team.num_steps)
+        if before != self._workers.num_steps:  # another number of workers: the same share of the epoch
+            index = min(at.index * self._workers.num_steps // before, self._workers.num_steps)
             at = Position(at.step, at.epoch, index, at.loss_sum * index / max(at.index, 1), at.time_s)
         self.position = at
-
-
-class Recorder:
-    """Rank 0's records of a run."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._steps = RecordWriter(folder.steps_path)
-        self._epochs = RecordWriter(folder.epochs_path)
-
-    def step(self, row: dict[str, Any]) -> None:
-        """Append a row for one step."""
-        self._steps.append(row)
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """Append a row for one epoch."""
-        self._epochs.append(row)
-
-    def sync(self) -> None:
-        """Have all rows on the disk."""
-        self._steps.sync()
-        self._epochs.sync()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._steps.close()
-        self._epochs.close()
-
-
-def step_row(
-    step: int, epoch: int, loss: float, lr: float, reduced: Reduced, step_s: float, time_s: float
-) -> dict[str, Any]:
-    """Return what is recorded of a step: the buckets of a dense step added up."""
-    stats = reduced.stats
-    numel = sum(s.num_choices for s in stats)
-    target = sum(s.target_count for s in stats)
-    updated = sum(s.global_count for s in stats)
-    whole: micro.StepStats = stats[0]
-    select_s, exchange_s = sum(s.select_s for s in stats), sum(s.exchange_s for s in stats)
-    work_s = select_s + exchange_s + sum(s.rest_s for s in stats)
-    seen = min(1.0, reduced.exposed_s / work_s) if work_s else 0.0  # the share that backward did not hide
-    select_s, exchange_s = seen * select_s, seen * exchange_s
-    return {
-        "step": step,
-        "epoch": epoch,
-        "loss": loss,
-        "lr": lr,
-        "rule": whole.rule,
-        "target_density": target / numel,
-        "density": updated / numel,
-        "local_density": sum(s.local_count for s in stats) / numel,
-        "density_error": abs(updated / target - 1),
-        "build_up": updated / target,
-        "imbalance": whole.imbalance,
-        "threshold": whole.threshold,
-        "relative_error": whole.relative_error,
-        "bytes_sent": sum(s.bytes_sent for s in stats),
-        "counts_bytes": sum(s.counts_bytes for s in stats),
-        "indices_bytes": sum(s.indices_bytes for s in stats),
-        "values_bytes": sum(s.values_bytes for s in stats),
-        "num_collectives": sum(s.num_collectives for s in stats),
-        "compute_s": reduced.compute_s,
-        "select_s": select_s,
-        "exchange_s": exchange_s,
-        "hidden_s": (1 - seen) * work_s,
-        "load_s": reduced.load_s,
-        "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
-        "step_s": step_s,
-        "time_s": time_s,
-        "skipped": any(s.skipped for s in stats),
-    }

@@ -16,9 +16,12 @@ from experiments.runs.manifest import collect_manifest
 from experiments.runs.records import RunFolder, write_json
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
+from experiments.training.ddp_workers import DdpWorkers
+from experiments.training.devices import choose_device
 from experiments.training.loop import Trainer
+from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import load_task
-from experiments.training.workers import ProcessTeam, SimulatedTeam, Team, choose_device
+from experiments.training.workers import Workers
 
 
 def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
@@ -31,16 +34,16 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
         False where a signal stopped the run, which is saved and can go on.
     """
     device, store = start_group(config)
-    with _threads(config.cluster.num_threads), _team(config, device) as team:
-        trainer = Trainer(config, team, folder, store)
-        if team.is_main:
-            write_json(folder.manifest_path, _manifest(config, team, trainer, command))
-            if team.plan:
-                team.plan.save(folder.plan_path)
+    with _threads(config.cluster.num_threads), _workers(config, device) as workers:
+        trainer = Trainer(config, workers, folder, store)
+        if workers.is_main:
+            write_json(folder.manifest_path, _manifest(config, workers, trainer, command))
+            if workers.plan:
+                workers.plan.save(folder.plan_path)
         started = time.perf_counter()
         last = trainer.run()
-        if team.is_main and last is not None:
-            weights = team.task.model.state_dict()
+        if workers.is_main and last is not None:
+            weights = workers.task.model.state_dict()
             if config.save_weights:
                 save_weights(weights, folder.weights_path)
             digest = weights_digest(weights)
@@ -86,29 +89,29 @@ _store: dist.Store | None = None  # of the one group that this process is in
 
 
 @contextmanager
-def _team(config: TrainConfig, device: torch.device) -> Iterator[Team]:
+def _workers(config: TrainConfig, device: torch.device) -> Iterator[Workers]:
     task = load_task(config, device)
-    team: Team = SimulatedTeam(config, task) if config.cluster.simulated else ProcessTeam(config, task)
+    workers: Workers = SimulatedWorkers(config, task) if config.cluster.simulated else DdpWorkers(config, task)
     try:
-        yield team
+        yield workers
     finally:
-        team.close()
+        workers.close()
     if dist.is_initialized():
         dist.destroy_process_group()  # not after an error: others may be gone, and leaving would wait for them
 
 
-def _manifest(config: TrainConfig, team: Team, trainer: Trainer, command: list[str]) -> dict[str, Any]:
-    num_parameters = sum(p.numel() for p in team.task.model.parameters())
+def _manifest(config: TrainConfig, workers: Workers, trainer: Trainer, command: list[str]) -> dict[str, Any]:
+    num_parameters = sum(p.numel() for p in workers.task.model.parameters())
     began = trainer.began
     return collect_manifest(
         seed=config.seed,
         command=command,
         world_size=config.world_size,
-        data_checksums=team.task.checksums,
+        data_checksums=workers.task.checksums,
         extra={
-            "device": str(team.task.device),
+            "device": str(workers.task.device),
             "num_parameters": num_parameters,
-            "steps": config.epochs * team.num_steps,
+            "steps": config.epochs * workers.num_steps,
             "began_at_step": trainer.position.step,
             "passed_over": list(began.passed_over) if began else [],
         },

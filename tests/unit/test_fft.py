@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import micro
-from experiments.training.loop import step_row
+from experiments.training.recording import step_row
 from experiments.training.workers import Reduced
 from micro.codecs.range_float import RangeFloat
 from micro.density import Accordion

@@ -15,8 +15,8 @@ from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import weights_digest
 from experiments.training.loop import Trainer
 from experiments.training.preflight import prepare_runs
+from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import load_task
-from experiments.training.workers import SimulatedTeam
 from micro.resizing import average
 
 CPU = torch.device("cpu")
@@ -52,16 +52,16 @@ class Run:
         self.folder = RunFolder(Path(config.output) / run_name(config))
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.touch()
-        team = SimulatedTeam(config, load_task(config, CPU))
+        workers = SimulatedWorkers(config, load_task(config, CPU))
         try:
-            self.trainer = Trainer(config, team, self.folder)
+            self.trainer = Trainer(config, workers, self.folder)
             self.began_at = self.trainer.position.step
             self.row = self._until(stop)
-            self.digest = weights_digest(team.task.model.state_dict())
-            self.states = team.states()
+            self.digest = weights_digest(workers.task.model.state_dict())
+            self.states = workers.states()
         finally:
             stop_signals.number = 0
-            team.close()
+            workers.close()
 
     def _until(self, stop: int | None) -> dict[str, object] | None:
         step = self.trainer.step

@@ -1,0 +1,123 @@
+"""A worker in a process of its own: torch's DistributedDataParallel computes, micro's hook reduces."""
+
+import inspect
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+from experiments.config.builders import build_reducer
+from experiments.config.schema import TrainConfig
+from experiments.training.bucketing import agreed_plan, bucket_caps, check_buckets
+from experiments.training.seeding import seed_step
+from experiments.training.tasks import Batch, Task
+from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers, moved_to
+from micro import kernels
+from micro.comm import GroupComm, gather_objects
+
+
+class DdpWorkers(Workers):
+    """This process is one rank of a torch.distributed group; DDP drives, micro reduces."""
+
+    def __init__(self, config: TrainConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.rank = dist.get_rank()
+        self.is_main, self.ranks = self.rank == 0, [self.rank]
+        self._batches = task.batches(self.rank)
+        self.num_batches = self._batches.num_batches
+        self._comm = GroupComm()
+        kernels.prepare()
+        self.plan = agreed_plan(config, task.model, self._comm)
+        self._ddp = DistributedDataParallel(
+            task.model,
+            device_ids=[task.device] if task.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            **unsynced_buffers(task.model),
+            **bucket_caps(config, task.model, self.plan),
+        )
+        reducer = build_reducer(config, steps_per_epoch=self.num_steps)
+        self._attachment = micro.attach(
+            self._ddp, reducer, scope=config.scope, clip=self._clip(config.lr), timed=config.timed
+        )
+        self._rehearse()
+
+    def start_epoch(self, epoch: int, *, start: int = 0) -> None:
+        """Begin to draw this rank's batches of an epoch."""
+        self._epoch = self._batches.epoch(epoch, start=start * self._config.accumulate)
+        if not start:
+            self._carries = [None]
+
+    def reduce(self, step: int, lr: float) -> Reduced:
+        """Compute this rank's gradients; the hook reduces them during the last backward."""
+        started = time.perf_counter()
+        batches = [next(self._epoch) for _ in range(self._config.accumulate)]
+        load_s = time.perf_counter() - started
+        seed_step(self._config.seed, step, self.rank, self.task.device)
+        self._attachment.clip = self._clip(lr)
+        started = self._comm.now(self.task.device)
+        loss = self._backward(batches, self._scale(lr))
+        elapsed_s = self._comm.now(self.task.device) - started
+        exposed_s = self._attachment.exposed_s
+        return Reduced(loss, self._attachment.stats, elapsed_s - exposed_s, exposed_s, load_s)
+
+    def evaluate(self) -> Tensor:
+        """Evaluate this rank's share with rank 0's batch-norm statistics, and add up over ranks."""
+        for buffer in learnt_buffers(self.task.model):
+            self._comm.broadcast_(buffer, 0, "values")
+        return self._comm.all_reduce_(self.task.evaluate(self.rank, self._comm.world_size))
+
+    def agree(self, item: Any) -> list[Any]:
+        """Return every rank's item."""
+        return gather_objects(item)
+
+    def residuals(self) -> list[Tensor]:
+        """Return this rank's residuals, one vector per bucket."""
+        return self._attachment.residuals()
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return this rank's state."""
+        return [{**self._attachment.state_dict(), "carry": self._carries[0]}]
+
+    def load_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on from this rank's state."""
+        self._attachment.load_state_dict(states[0])
+        self._carries = [moved_to(states[0]["carry"], self.task.device)]
+
+    def _backward(self, batches: Sequence[Batch], scale: float) -> Tensor:
+        losses = []
+        for number, batch in enumerate(batches):
+            with nullcontext() if number == len(batches) - 1 else self._ddp.no_sync():
+                loss, self._carries[0] = self.task.loss(self._ddp, batch, self._carries[0])
+                (loss if scale == 1 else loss * scale).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _rehearse(self) -> None:
+        """Let DDP settle its buckets before the first step, so that a resumed run has the same ones.
+
+        DDP settles them after its first backward. With a plan, a second backward shows them, and they are compared.
+        """
+        with kept_buffers(self.task.model), self._attachment.rehearsal():
+            for _ in range(2 if self.plan else 1):
+                self._carries = [None]
+                seed_step(self._config.seed, 0, self.rank, self.task.device)
+                self._backward([next(self._batches.epoch(0))], 1.0)
+        for parameter in self.task.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        if self.plan:
+            check_buckets(self.plan, self._attachment.bucket_names)
+
+
+def unsynced_buffers(model: nn.Module) -> dict[str, Any]:
+    """Return DDP's argument that keeps it from sending buffers before each step, where none of them changes."""
+    if learnt_buffers(model):
+        return {}
+    known = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}

@@ -1,0 +1,125 @@
+"""All workers of a run in one process: one model, and as many simulated ranks that reduce its gradients."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import micro
+from experiments.config.builders import build_reducer
+from experiments.config.schema import TrainConfig
+from experiments.training.seeding import seed_step
+from experiments.training.tasks import Batch, Task
+from experiments.training.workers import Reduced, Workers, kept_buffers, moved_to
+from micro import kernels
+from micro.clipping import clip_
+from micro.scope import scoped
+
+
+class SimulatedWorkers(Workers):
+    """All ranks in this process: their replicas are identical, so one model stands for all of them.
+
+    The ranks' gradients are computed in turn and reduced by ``micro.Simulation``; batch-norm statistics are rank 0's,
+    as DDP keeps them. The order of parameters in the flat gradient is that in which gradients become ready in backward,
+    as DDP's is. So a run equals one with real processes up to the order of floating-point sums.
+    """
+
+    is_main = True
+
+    def __init__(self, config: TrainConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.ranks = range(config.world_size)
+        kernels.prepare()
+        self._batches = [task.batches(rank) for rank in self.ranks]
+        self.num_batches = self._batches[0].num_batches
+        self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
+        layout = micro.Layout.of({name: self._parameters[name] for name in self._ready_order()})
+        reducer = scoped(build_reducer(config, steps_per_epoch=self.num_steps), config.scope)
+        self._simulation = micro.Simulation(reducer, layout, config.world_size, device=task.device)
+        self._rows = torch.zeros(config.world_size, layout.numel, device=task.device)
+
+    def start_epoch(self, epoch: int, *, start: int = 0) -> None:
+        """Begin to draw every rank's batches of an epoch."""
+        first = start * self._config.accumulate
+        self._epochs: list[Iterator[Batch]] = [batches.epoch(epoch, start=first) for batches in self._batches]
+        if not start:
+            self._carries = [None] * len(self.ranks)
+
+    def reduce(self, step: int, lr: float) -> Reduced:
+        """Compute each rank's gradient in turn, then reduce them all."""
+        started = time.perf_counter()
+        batches = [[next(epoch) for _ in range(self._config.accumulate)] for epoch in self._epochs]
+        drawn = time.perf_counter()
+        self._rows.zero_()
+        losses = [self._gradient(step, rank, given, lr) for rank, given in enumerate(batches)]
+        compute_s = time.perf_counter() - drawn
+        stats = self._simulation.step_(self._rows)
+        self._point_gradients_at(0)
+        first = stats[0]
+        exposed_s = first.select_s + first.exchange_s + first.rest_s
+        return Reduced(losses[0], (first,), compute_s, exposed_s, drawn - started)
+
+    def evaluate(self) -> Tensor:
+        """Evaluate the one model on the whole test set."""
+        return self.task.evaluate(0, 1)
+
+    def agree(self, item: Any) -> list[Any]:
+        """Return the item: there is one process."""
+        return [item]
+
+    def residuals(self) -> list[Tensor]:
+        """Return rank 0's residual."""
+        return self._simulation.residuals()[:1]
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return every rank's state."""
+        ranks = self._simulation.state_dict()["ranks"]
+        return [{"buckets": [bucket], "carry": carry} for bucket, carry in zip(ranks, self._carries, strict=True)]
+
+    def load_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on from every rank's state; the parameters may have lain in several buckets."""
+        self._simulation.load_buckets([state["buckets"] for state in states])
+        self._carries = [moved_to(state["carry"], self.task.device) for state in states]
+
+    def close(self) -> None:
+        """End the simulation's threads."""
+        self._simulation.close()
+
+    def _gradient(self, step: int, rank: int, batches: Sequence[Batch], lr: float) -> Tensor:
+        with kept_buffers(self.task.model) if rank else nullcontext():
+            self._point_gradients_at(rank)
+            seed_step(self._config.seed, step, rank, self.task.device)
+            losses = [self._backward(rank, batch, self._scale(lr)) for batch in batches]
+        limit = self._clip(lr)
+        if limit is not None:
+            clip_([self._rows[rank]], limit)
+        return torch.stack(losses).mean()
+
+    def _backward(self, rank: int, batch: Batch, scale: float) -> Tensor:
+        loss, self._carries[rank] = self.task.loss(self.task.model, batch, self._carries[rank])
+        (loss if scale == 1 else loss * scale).backward()
+        return loss.detach()
+
+    def _point_gradients_at(self, rank: int) -> None:
+        """Let gradients be views of a rank's row, laid out in memory as their parameters are, as DDP does it."""
+        row = self._rows[rank]
+        for name, place in self._simulation.layout.slices():
+            parameter, offset = self._parameters[name], row.storage_offset() + place.start
+            parameter.grad = row.as_strided(parameter.shape, parameter.stride(), offset)
+
+    def _ready_order(self) -> list[str]:
+        """Return the parameters' names in the order in which a backward makes their gradients."""
+        ready: list[str] = []
+        watches = [
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
+            for name, parameter in self._parameters.items()
+        ]
+        with kept_buffers(self.task.model):
+            seed_step(self._config.seed, 0, 0, self.task.device)
+            self.task.loss(self.task.model, next(self._batches[0].epoch(0)))[0].backward()
+        for watch in watches:
+            watch.remove()
+        return ready + [name for name in self._parameters if name not in ready]
