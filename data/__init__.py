@@ -8,7 +8,7 @@ import difflib
 import inspect
 
 from data.batches import EvalBatches, ShardedBatches
-from data.character_vocabulary import spelling
+from data.character_vocabulary import characters_of_words
 from data.cifar import Cifar10, Cifar100
 from data.digits import Digits
 from data.imagenet import ImageNet
@@ -38,6 +38,7 @@ __all__ = [
     "ShardedBatches",
     "Text",
     "TextBatches",
+    "characters_of_words",
     "check",
     "generator",
     "info",
@@ -45,7 +46,6 @@ __all__ = [
     "mix",
     "names",
     "ranking_sums",
-    "spelling",
 ]
 
 _SOURCES: dict[str, type[Source]] = {

@@ -12,7 +12,7 @@ FIRST = 3
 MAX_LENGTH = 65  # numbers of a word at most, start and end included; longer words are cut behind
 
 
-def spelling(words: Sequence[str]) -> Tensor:
+def characters_of_words(words: Sequence[str]) -> Tensor:
     """Return the characters of every word as numbers, padded to the longest word.
 
     The start of the word, its characters, its end, and padding up to word_length. A word of more than

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.character_vocabulary import spelling
+from data.character_vocabulary import characters_of_words
 from data.source import DatasetInfo, Text
 
 SPLITS = ("train", "valid", "test")
@@ -223,7 +223,7 @@ def _numbered(words: Sequence[str], numbers: Mapping[str, int]) -> Tensor:
 
 
 def _sizes(text: Text) -> DatasetInfo:
-    letters = spelling(text.words)
+    letters = characters_of_words(text.words)
     sizes = {
         "num_words": len(text.words),
         "num_characters": int(letters.max()) + 1,

@@ -7,13 +7,12 @@ It belongs to an editable install of the repository, whose conf/ it reads; runs 
 """
 
 import sys
-from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
-_CONF = Path(__file__).resolve().parents[1] / "conf"
+from experiments.config.repository import CONF
 
 
 def main() -> None:
@@ -31,6 +30,6 @@ def _complete() -> None:
     _answer()
 
 
-@hydra.main(config_path=str(_CONF), config_name="train", version_base="1.3")
+@hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
 def _answer(_composed: DictConfig) -> None:
     """Do nothing: hydra answers the shell before it comes here."""

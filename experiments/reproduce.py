@@ -14,7 +14,6 @@ import functools
 import hashlib
 import importlib
 import io
-import json
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from experiments.config.checks import SCALES
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.reports.html_page import write_page
-from experiments.runs.records import write_json
+from experiments.runs.atomic_files import load_json, write_json
 from experiments.studies.paper_studies import Paper, Part, load_paper, papers
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import folder_of
@@ -134,12 +133,9 @@ def _waits_for_files(part: Part) -> bool:
 def _is_done(part: Part, out: Path) -> bool:
     if part.trains:
         return not _waits_for_files(part) and all(folder_of(config).is_done() for config in configs_of(part))
-    try:
-        stamp = json.loads(_stamp(part, out).read_text())
-    except (OSError, ValueError):
-        return False
+    stamp = load_json(_stamp(part, out))
     made_of = {key: stamp.get(key) for key in ("command", "inputs")}
-    there = all((part.folder / name).exists() for name in stamp["files"])
+    there = all((part.folder / name).exists() for name in stamp.get("files", ()))
     return there and made_of == {"command": part.command, "inputs": _inputs(part)}
 
 

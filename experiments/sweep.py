@@ -17,8 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from yaml import YAMLError
 
-from experiments.config.compose import CONF, compose_run
+from experiments.config.compose import compose_run
 from experiments.config.errors import UserError, suggestion
+from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, removal_table, remove

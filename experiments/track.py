@@ -9,7 +9,8 @@ import yaml
 
 from experiments.config.errors import UserError
 from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
-from experiments.runs.records import RunFolder, read_records
+from experiments.runs.json_lines import read_records
+from experiments.runs.run_folder import RunFolder
 from experiments.tracking.wandb_mirror import check_wandb, mirror
 
 

@@ -16,12 +16,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.config.checks import typed
-from experiments.config.compose import CONF, expand, take_whole_
+from experiments.config.compose import expand, take_whole_
 from experiments.config.errors import UserError
+from experiments.config.repository import CONF
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.launching.rank_process import leave
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import reason_of, state_of
 from experiments.training.preflight import check_run, prepare_runs
 from experiments.training.runner import execute, folder_of, join

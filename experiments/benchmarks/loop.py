@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from experiments.benchmarks.processes import Row, measure, serve, slowest
 from experiments.config.schema import TrainConfig, from_yaml, to_yaml
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.loop import Trainer
 from experiments.training.optimizers import build_optimizer

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.launching.launch import launch
-from experiments.runs.records import write_json
+from experiments.runs.atomic_files import write_json
 from micro.comm import GroupComm
 
 Row = dict[str, Any]

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from experiments.config.errors import one_line_with_type
+
 State = Literal["here", "absent", "failed"]
 Check = Callable[[], Iterable["Finding"]]
 
@@ -44,9 +46,4 @@ def _tried(name: str, check: Check) -> list[Finding]:
     try:
         return list(check())
     except Exception as error:  # whatever it is, it is what the report is for
-        return [Finding(name=name, value="failed", note=one_line(error), state="failed")]
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's type and text on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        return [Finding(name=name, value="failed", note=one_line_with_type(error), state="failed")]

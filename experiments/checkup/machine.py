@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from experiments.checkup.findings import Finding
+from experiments.launching.child_environment import num_cores
 
 PACKAGES = {
     "hydra-core": "configuration: train and sweep",
@@ -94,11 +95,6 @@ def load() -> Iterator[Finding]:
     busy = recent > BUSY * num_cores()
     note = "others are at work: what is measured here is what they leave" if busy else "in the last minute"
     yield Finding(name="load", value=f"{recent:.1f}", note=note, state="absent" if busy else "here")
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compilers() -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """Two ranks of this machine that measure, started early: they import while their starter does other things."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from experiments.launching.child_environment import child_environment
+
 WORLD_SIZE = 2
 PATIENCE_S = 100  # where kernels are not compiled yet, that takes longer than all the rest
 ANSWER, MEETING = "answer.json", "meeting"
 _MODULE = "experiments.checkup.ranks"
 _POLL_S = 0.02
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,7 @@ class Pair:
         return Measured(**json.loads((self._folder / ANSWER).read_text()))
 
     def _start(self, rank: int) -> "subprocess.Popen[bytes]":
-        path = [str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        environment = child_environment(OMP_NUM_THREADS="1")
         command = [sys.executable, "-m", _MODULE, str(rank), str(self._folder)]
         return subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
 

@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -14,10 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config.checks import typed
-from experiments.config.errors import UserError, one_line, suggestion
+from experiments.config.errors import UserError, one_line_of_hydra, suggestion
+from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
@@ -36,7 +34,7 @@ def compose_run(overrides: list[str], *, joined_world_size: int | None = None) -
         composed = compose("train", overrides)
         take_whole_(composed, overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_unknown_key(str(error), overrides) or one_line(error)) from None
+        raise UserError(_unknown_key(str(error), overrides) or one_line_of_hydra(error)) from None
     return typed(composed, joined_world_size=joined_world_size)
 
 
@@ -82,7 +80,7 @@ def _parsed(overrides: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
-        raise UserError(one_line(error)) from None
+        raise UserError(one_line_of_hydra(error)) from None
 
 
 def _check_words(overrides: list[str]) -> None:

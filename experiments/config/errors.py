@@ -23,7 +23,17 @@ def check_choice(key: str, allowed: Iterable[str], given: str) -> None:
         raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
 
 
-def one_line(error: Exception) -> str:
-    """Return the message of an error of Hydra or OmegaConf in one line."""
+def one_line(error: object) -> str:
+    """Return the text of an error on one line, or the name of its type where it has no text."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def one_line_with_type(error: BaseException) -> str:
+    """Return the type and the text of an error on one line: ``ValueError: no such file``."""
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def one_line_of_hydra(error: Exception) -> str:
+    """Return the message of an error of Hydra or OmegaConf on one line, without its hints."""
     lines = [line.strip() for line in str(error).splitlines()]
     return "; ".join([line for line in lines if line and not line.startswith(_HINTS)][:3])

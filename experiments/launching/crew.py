@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
+from experiments.config.errors import one_line_with_type
+from experiments.launching.child_environment import num_cores, with_python_path
 from experiments.launching.failures import Failure, Kind, RankFailure, is_lost_peer, root_cause
 from experiments.launching.namespaces import Hosts, stop
 
 Answer = Any  # plain values
 Task = Callable[..., Answer]
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _PORT = 29500
 _TIMEOUT_S = 600  # of a collective: a large vector on a slow link takes minutes
 
@@ -43,10 +43,9 @@ class Crew:
 
     def __enter__(self) -> Self:
         world_size = len(self._hosts.names)
-        cores = len(os.sched_getaffinity(0))
         common = {
-            "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // world_size)),
+            "PYTHONPATH": with_python_path(os.environ)["PYTHONPATH"],
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // world_size)),
             "WORLD_SIZE": str(world_size),
             "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
@@ -134,7 +133,7 @@ def serve(tasks: Mapping[str, Task]) -> None:
                 joined = True
             told = {"answer": tasks[request["task"]](**request["settings"])}
         except Exception as error:
-            message = " ".join(f"{type(error).__name__}: {error}".split())
+            message = one_line_with_type(error)
             told = {"error": message, "collective": is_lost_peer(error), "time": time.time()}
         answers.write(json.dumps(told) + "\n")
         if "error" in told:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from experiments.config import errors
+
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
 _MAX_MESSAGE = 300  # characters of an error that still read as one line
 _SETTLE_S = 2  # a death this long after a rank's error follows from it: NCCL's abort, or SIGKILL at the shutdown
@@ -104,7 +106,7 @@ def describe_exit(exit_code: int, log: Path) -> str:
 
 def one_line(text: str) -> str:
     """Return text as one line of bounded length."""
-    line = " ".join(text.split())
+    line = errors.one_line(text)
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
 
 

@@ -5,7 +5,6 @@ caller's sweep as well as the run, no worker outlives this process, the terminal
 blamed for a failure is the one that caused it.
 """
 
-import json
 import logging
 import os
 import signal
@@ -23,11 +22,12 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from experiments.config.errors import UserError
+from experiments.launching.child_environment import num_cores, with_python_path
 from experiments.launching.failures import Failure, Kind, RankFailure, describe_exit, kind_of_exit, one_line, root_cause
 from experiments.launching.rank_process import LAUNCHER_PID
-from experiments.runs.records import RunFolder, write_json
+from experiments.runs.atomic_files import load_json, write_json
+from experiments.runs.run_folder import RunFolder
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher")
 
@@ -145,21 +145,13 @@ def _clear_reports(folder: RunFolder) -> None:
 
 def _worker_variables(nproc_per_node: int, env: Mapping[str, str]) -> dict[str, str]:
     given = {**os.environ, **env}
-    path = [str(_REPOSITORY), *filter(None, [given.get("PYTHONPATH")])]
     return {
         "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or str(max(1, num_cores() // nproc_per_node)),
         **env,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each start of the ranks gets a store of its own
-        "PYTHONPATH": os.pathsep.join(path),  # the caller may have changed its working directory
+        "PYTHONPATH": with_python_path(given)["PYTHONPATH"],  # the caller may have changed its working directory
         LAUNCHER_PID: str(os.getpid()),
     }
-
-
-def num_cores() -> int:
-    """Return the cores this process may use, which inside a SLURM job are fewer than the machine has."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager
@@ -242,25 +234,18 @@ def _settle(folder: RunFolder, processes: Mapping[int, ProcessFailure]) -> Failu
 
 def _reports(folder: RunFolder) -> dict[int, dict[str, Any]]:
     """Return what ``recorded_errors`` wrote, by rank; ranks of other nodes included."""
-    reports = [_load(path) for path in sorted(folder.errors_path.glob("rank*.json"))]
+    reports = [load_json(path) for path in sorted(folder.errors_path.glob("rank*.json"))]
     return {report["rank"]: report for report in reports if report}
 
 
 def _told_by_another_node(folder: RunFolder, known: set[int]) -> list[Failure]:
     """Return the failures of ranks that only their own node could see, where it has written already."""
-    told = _load(folder.failure_path).get("failures", ())
+    told = load_json(folder.failure_path).get("failures", ())
     return [Failure(**{**row, "kind": Kind[row["kind"].upper()]}) for row in told if row["rank"] not in known]
 
 
 def _to_row(failure: Failure) -> dict[str, Any]:
     return {**asdict(failure), "kind": failure.kind.name.lower()}
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def _from_report(folder: RunFolder, report: Mapping[str, Any], exit_code: int | None) -> Failure:

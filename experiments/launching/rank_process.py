@@ -18,7 +18,8 @@ from typing import NoReturn
 
 from experiments.launching.failures import is_lost_peer
 from experiments.launching.rank_environment import whole_number
-from experiments.runs.records import RecordError, RunFolder, write_atomic, write_json
+from experiments.runs.atomic_files import RecordError, write_atomic, write_json
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"

@@ -17,8 +17,10 @@ from experiments.config.errors import UserError
 from experiments.launching.launch import launch
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import die_with_parent
+from experiments.runs.atomic_files import write_json
+from experiments.runs.json_lines import RecordWriter
 from experiments.runs.manifest import collect_manifest
-from experiments.runs.records import RecordWriter, RunFolder, write_json
+from experiments.runs.run_folder import RunFolder
 from experiments.tracking.progress import watch
 
 Settings = dict[str, Any]

@@ -15,7 +15,8 @@ import yaml
 from experiments.config.errors import UserError, suggestion
 from experiments.config.identity import is_neutral
 from experiments.reports.measures import METRICS, metric_of
-from experiments.runs.records import Row, RunFolder, read_records
+from experiments.runs.json_lines import Row, read_records
+from experiments.runs.run_folder import RunFolder
 
 STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (

@@ -19,7 +19,8 @@ from experiments.reports.frames import load
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
 from experiments.reports.tables import markdown, summarise
-from experiments.runs.records import RunFolder, write_atomic
+from experiments.runs.atomic_files import load_json, write_atomic
+from experiments.runs.run_folder import RunFolder
 from experiments.studies.paper_studies import Paper, Part
 
 DOTS_PER_PIXEL = 2  # of a figure's file to a pixel of the page
@@ -184,6 +185,6 @@ def _told(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _seconds(part: Part, out: Path) -> float | None:
     try:
-        return float(json.loads((out / "parts" / f"{part.name}.json").read_text())["seconds"])
-    except (OSError, ValueError, KeyError):
+        return float(load_json(out / "parts" / f"{part.name}.json")["seconds"])
+    except (ValueError, KeyError, TypeError):
         return None

@@ -15,7 +15,7 @@ from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
 from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, open_checkpoint
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 from micro.reducers.base import Reducer
 from micro.resizing import average

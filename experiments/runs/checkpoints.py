@@ -23,7 +23,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from experiments.config.errors import UserError
-from experiments.runs.records import CHECKPOINT_FILE, RunFolder, cannot_write, flush_folder, reason, write_json
+from experiments.runs.atomic_files import cannot_write, flush_folder, reason, write_json
+from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 FORMAT = 1
 _DRAFT, _OLD = ".draft-", ".old-"  # what is not a checkpoint yet, and what is none any more

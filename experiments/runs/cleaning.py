@@ -8,7 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.config.errors import UserError
-from experiments.runs.records import FolderInUse, RunFolder, reason
+from experiments.runs.atomic_files import reason
+from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, last_step, state_of, told
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
+from experiments.config.repository import ROOT
+
 _PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -61,7 +62,7 @@ def collect_manifest(
         "command": list(command),
         "seed": seed,
         "world_size": world_size,
-        "git": git_state(_REPOSITORY),
+        "git": git_state(ROOT),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "host": socket.gethostname(),
         "platform": platform.platform(),

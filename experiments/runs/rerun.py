@@ -1,7 +1,6 @@
 """Run again what a run folder says, in a place of its own."""
 
 import itertools
-import json
 import signal
 import sys
 from pathlib import Path
@@ -11,18 +10,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.config.checks import typed
-from experiments.config.errors import UserError, suggestion
+from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
+from experiments.config.repository import ROOT
 from experiments.config.schema import TrainConfig
+from experiments.runs.atomic_files import load_json
 from experiments.runs.manifest import git_state
-from experiments.runs.records import RunFolder
-from experiments.runs.status import is_held, log_of
+from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import log_of
 from experiments.sweeps.local_sweep import FailedRun, Outcome, saving_at_interrupt
 from experiments.sweeps.local_sweep_worker import attempt
 from experiments.training.preflight import check_run
 from experiments.training.runner import show_progress
-
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def rerun(run: str, words: list[str], *, output: Path) -> tuple[RunFolder, Outcome]:
@@ -86,7 +85,7 @@ def saved_config(folder: RunFolder, words: list[str]) -> TrainConfig:
     try:
         composed = OmegaConf.merge(OmegaConf.load(folder.config_path), OmegaConf.from_dotlist(words))
     except (OmegaConfBaseException, YAMLError, OSError) as error:
-        raise UserError(f"{folder.config_path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{folder.config_path}: {one_line(error)}") from None
     if not isinstance(composed, DictConfig):
         raise UserError(f"{folder.config_path} is no configuration")
     try:
@@ -98,12 +97,12 @@ def saved_config(folder: RunFolder, words: list[str]) -> TrainConfig:
 def free_folder(path: Path) -> RunFolder:
     """Return the first of ``NAME-rerun-1``, ``-2`` ... that is not finished and not in use."""
     numbered = (RunFolder(path.with_name(f"{path.name}-rerun-{number}")) for number in itertools.count(1))
-    return next(folder for folder in numbered if not folder.is_done() and not is_held(folder))
+    return next(folder for folder in numbered if not folder.is_done() and not folder.is_locked())
 
 
 def differences(original: RunFolder) -> list[str]:
     """Say in which way the code of today is not that of the run."""
-    then, now = _manifest(original).get("git") or {}, git_state(_REPOSITORY)
+    then, now = load_json(original.manifest_path).get("git") or {}, git_state(ROOT)
     if not (then.get("revision") and now["revision"]):
         return [f"cannot compare the code: no git revision {'here' if then.get('revision') else 'in the manifest'}"]
     if then["revision"] != now["revision"]:
@@ -115,26 +114,11 @@ def differences(original: RunFolder) -> list[str]:
 
 def compare(original: RunFolder, again: RunFolder) -> str:
     """Say whether two finished runs ended with the same weights."""
-    first, second = (_weights(folder) for folder in (original, again))
+    first, second = (load_json(folder.done_path).get("weights_sha256") for folder in (original, again))
     if first is None:
         return f"{original.path.name} is not finished: no weights to compare"
     same = "the same weights as" if first == second else "other weights than"
     return f"ended with {same} {original.path.name}"
-
-
-def _weights(folder: RunFolder) -> str | None:
-    try:
-        return str(json.loads(folder.done_path.read_text())["weights_sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _manifest(folder: RunFolder) -> dict[str, dict[str, str]]:
-    try:
-        value = json.loads(folder.manifest_path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _sets(words: list[str], key: str) -> bool:

@@ -1,16 +1,14 @@
 """What became of a run, told by its folder alone."""
 
-import fcntl
-import json
-import os
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
+from experiments.config.errors import one_line
 from experiments.reports.measures import in_words
-from experiments.runs.records import CHECKPOINT_FILE, RunFolder
-from experiments.tracking.progress import LastRow
+from experiments.runs.atomic_files import load_json
+from experiments.runs.json_lines import LastRow
+from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 
 class State(StrEnum):
@@ -27,26 +25,11 @@ def state_of(folder: RunFolder) -> State:
     """Return what became of the run in ``folder``, which may not exist."""
     if folder.is_done():
         return State.DONE
-    if is_held(folder):
+    if folder.is_locked():
         return State.RUNNING
     if folder.failure_path.exists() or _reports(folder):
         return State.FAILED
     return State.STOPPED if folder.config_path.exists() else State.NEW
-
-
-def is_held(folder: RunFolder) -> bool:
-    """Return whether a process owns the folder at this moment."""
-    try:
-        descriptor = os.open(folder.path / ".lock", os.O_RDONLY)
-    except OSError:
-        return False  # nobody has ever owned it
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def saved_step(folder: RunFolder) -> int | None:
@@ -76,16 +59,16 @@ def told(folder: RunFolder) -> str:
 
 def reason_of(folder: RunFolder) -> str:
     """Return why the last attempt failed, in one line; empty where nobody told."""
-    failure = _load(folder.failure_path)
+    failure = load_json(folder.failure_path)
     if failure:
         return f"rank {failure.get('rank')} failed: {failure.get('message')}"
-    reports = [_load(path) for path in _reports(folder)]
-    return next((" ".join(f"{told.get('type')}: {told.get('message')}".split()) for told in reports if told), "")
+    reports = [load_json(path) for path in _reports(folder)]
+    return next((one_line(f"{report.get('type')}: {report.get('message')}") for report in reports if report), "")
 
 
 def log_of(folder: RunFolder) -> Path | None:
     """Return the file that tells most about a failure; None where there is none."""
-    named = _load(folder.failure_path).get("log")
+    named = load_json(folder.failure_path).get("log")
     candidates = [*([Path(named)] if named else []), *_reports(folder), run_log(folder)]
     return next((path for path in candidates if path.exists()), None)
 
@@ -97,11 +80,3 @@ def run_log(folder: RunFolder) -> Path:
 
 def _reports(folder: RunFolder) -> list[Path]:
     return sorted(folder.errors_path.glob("rank*.json"))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}  # half of a file tells as much as none
-    return value if isinstance(value, dict) else {}

@@ -1,15 +1,15 @@
-"""The weights that a run ends with: told by their digest, kept where asked for."""
+"""The weights that a run ends with: their digest, and a file of them where one is wanted."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from experiments.runs.records import cannot_write, flush_folder
+from experiments.runs.atomic_files import atomic_file
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
@@ -28,15 +28,8 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     Raises:
         RecordError: the file cannot be written.
     """
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        with draft.open("wb") as file:
+    with atomic_file(path, one_writer=True) as file:
+        try:
             torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-        flush_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # torch's writer has an error of its own for a full disk
-        with suppress(OSError):
-            draft.unlink()
-        raise cannot_write(path, error if isinstance(error, OSError) else OSError(28, os.strerror(28))) from None
+        except RuntimeError:  # torch's writer has an error of its own for a full disk
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None

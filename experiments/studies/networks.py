@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.compose import CONF
 from experiments.config.errors import UserError, suggestion
+from experiments.config.repository import CONF
 from micro.parts import Rule
 from micro.planning.costs import Algorithm, Flat, Hierarchical, Link, Network, scaled
 

@@ -11,8 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.config.checks import SCALES
-from experiments.config.compose import CONF
 from experiments.config.errors import UserError, suggestion
+from experiments.config.repository import CONF
 
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call

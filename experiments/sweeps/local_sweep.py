@@ -20,8 +20,8 @@ from rich.console import Console
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.launching.launch import num_cores
-from experiments.runs.records import RunFolder
+from experiments.launching.child_environment import child_environment, num_cores
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import log_of
 from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS, stop_signals
 from experiments.sweeps.live_table import Board
@@ -31,7 +31,6 @@ from experiments.training.devices import choose_device
 from experiments.training.runner import folder_of, label, num_steps
 
 ON_ERROR = ("continue", "stop")
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _POLL_S = 0.1
 
 
@@ -345,7 +344,6 @@ def _job(config: TrainConfig, folder: RunFolder, *, at_once: int) -> Job:
 
 
 def _start() -> _Slot:
-    path = [str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     words = tempfile.TemporaryFile()  # noqa: SIM115 - open until the process has ended
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.sweeps.local_sweep_worker", str(os.getpid())],
@@ -353,7 +351,7 @@ def _start() -> _Slot:
         stdout=subprocess.PIPE,
         stderr=words,
         bufsize=0,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        env=child_environment(),
         start_new_session=True,
     )
     assert process.stdin is not None

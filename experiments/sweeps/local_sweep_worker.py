@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_process import die_with_parent
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import run_log
 from experiments.training.runner import Watcher, execute
 from micro import NonFiniteGradient
@@ -55,7 +55,7 @@ def attempt(config: TrainConfig, folder: RunFolder, watcher: Watcher) -> str | N
         return str(error)
     except Exception as error:  # memory that ran out, say: the other runs may have enough
         traceback.print_exc()
-        return " ".join(f"{type(error).__name__}: {error}".split())
+        return one_line_with_type(error)
     return None
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.records import RunFolder, cannot_write, write_atomic
+from experiments.runs.atomic_files import cannot_write, write_atomic
+from experiments.runs.run_folder import RunFolder
 from experiments.sweeps.job_script import Array, arrays_of, num_processes, place_of, ranges, script
 
 _ANSWER_S = 60

@@ -1,6 +1,5 @@
 """A study in tables: what it will run, what became of each run, and what failed."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -9,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.config.schema import TrainConfig
-from experiments.runs.records import RunFolder
+from experiments.runs.atomic_files import load_json
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, last_step, saved_step, state_of, told
 from experiments.sweeps.local_sweep import FailedRun
 from experiments.tracking.progress import is_terminal
@@ -84,9 +84,6 @@ def _plan(folder: RunFolder) -> str:
 
 def _steps(folder: RunFolder) -> str:
     """Return the steps recorded and those of the run, as far as its manifest tells."""
-    try:
-        total = json.loads(folder.manifest_path.read_text()).get("steps")
-    except (OSError, ValueError, AttributeError):
-        total = None
+    total = load_json(folder.manifest_path).get("steps")
     done = last_step(folder)
     return f"{done}/{total}" if total else (str(done) if done else "")

@@ -4,25 +4,22 @@ The ranks print into files, and what they record is the truth about them, so the
 records and draws. On a terminal this is a bar; elsewhere a plain line now and then, for a log.
 """
 
-import json
-import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from experiments.reports.measures import in_words
-from experiments.runs.records import RunFolder
+from experiments.runs.json_lines import LastRow
+from experiments.runs.run_folder import RunFolder
 
 _REDRAW_S = 0.5
 _LINE_EVERY_S = 10.0
-_TAIL_BYTES = 1 << 16  # only the last row counts; a longer backlog is skipped
 
 
 @dataclass(frozen=True)
@@ -122,32 +119,6 @@ class SweepProgress:
         return current + mean * max(self._total_runs - self._num_begun, 0)
 
 
-class LastRow:
-    """The last finished row of a growing file of JSON lines; only new bytes are read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._row: dict[str, Any] = {}
-
-    def read(self) -> dict[str, Any]:
-        """Return the last row, empty as long as there is none."""
-        try:
-            with self._path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._offset:  # taken back to a checkpoint
-                    self._offset, self._row = 0, {}
-                file.seek(max(self._offset, size - _TAIL_BYTES))
-                lines = file.read().rsplit(b"\n", 2)
-                unfinished = lines[-1]
-                self._offset = file.tell() - len(unfinished)
-        except OSError:
-            return self._row
-        if len(lines) > 1:
-            self._row = _parsed(lines[-2]) or self._row
-        return self._row
-
-
 class RunReader:
     """Turn the records of a run into snapshots; arguments are those of the function ``watch``."""
 
@@ -234,14 +205,6 @@ def print_plain(console: Console, line: str) -> None:
 def is_terminal(console: Console) -> bool:
     """Return whether a bar can be redrawn. Variables such as FORCE_COLOR make rich say so of a file as well."""
     return console.file.isatty() and not console.is_dumb_terminal
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None  # the reader of the records tells about it; a display is no place to fail
-    return row if isinstance(row, dict) else None
 
 
 def duration(seconds: float) -> str:

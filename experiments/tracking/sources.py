@@ -5,7 +5,6 @@ all sources to one form, and the tables of a run are equal whichever it is read 
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.config.errors import UserError, suggestion
+from experiments.config.errors import UserError, one_line, suggestion
+from experiments.launching.child_environment import num_cores
 from experiments.reports.frames import FinishedRun, Frames, Selection, load, tidy
-from experiments.runs.records import Row
+from experiments.runs.json_lines import Row
 from experiments.tracking.wandb_mirror import need_key, need_wandb
 
 NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -61,7 +61,7 @@ def from_wandb_files(root: Path | str, selection: Selection | None = None) -> Fr
     paths = sorted({path.resolve() for path in Path(root).rglob("*.wandb")}, key=lambda path: path.parent.name)
     if not paths:
         raise UserError(f"{root} holds no file of W&B (*.wandb): name a folder of runs made with tracking=wandb")
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(8, num_cores())) as pool:
         read = list(pool.map(_read_file, paths))
     runs = {name: mirror for name, mirror, _ in read}  # of a run with several files the newest, which comes last
     finished = {name: is_finished for name, _, is_finished in read}
@@ -84,7 +84,7 @@ def from_wandb_server(project: str, selection: Selection | None = None) -> Frame
     try:
         found = list(wandb.Api().runs(project, per_page=200, lazy=False))
     except Exception as error:  # wandb raises what its parts raise: of the network, of the server, its own
-        raise UserError(f"cannot read {project} from W&B: {_first_line(error)}") from None
+        raise UserError(f"cannot read {project} from W&B: {one_line(error)}") from None
     runs = {run.id: _Mirror(f"W&B run {project}/{run.id}", run.config, _scan(run)) for run in found}
     return tidy(_finished(runs, {run.id: run.state == "finished" for run in found}, project), selection)
 
@@ -153,7 +153,7 @@ def _scan(run: Any) -> Callable[[], Iterable[Row]]:
         try:
             return list(run.scan_history(use_cache=False))  # a run that was made again has other rows
         except Exception as error:
-            raise UserError(f"cannot read the history of W&B run {run.id}: {_first_line(error)}") from None
+            raise UserError(f"cannot read the history of W&B run {run.id}: {one_line(error)}") from None
 
     return history
 
@@ -162,7 +162,3 @@ def _own(row: Row, kind: str) -> Row:
     """Return the part of a history's row that is of one kind of record, as the record had it."""
     own = {key.partition("/")[2]: value for key, value in row.items() if key.startswith(f"{kind}/")}
     return {key: NOT_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in own.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

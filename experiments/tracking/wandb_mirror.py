@@ -22,12 +22,13 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line, one_line_with_type
 from experiments.config.tracking_settings import TrackingConfig
-from experiments.runs.records import Row, RunFolder
+from experiments.launching.child_environment import child_environment
+from experiments.runs.json_lines import Row
+from experiments.runs.run_folder import RunFolder
 
 RECORDS = ("steps", "epochs")
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _POLL_S = 1.0
 _STOPPED_S = 5.0  # a run that was stopped waits no longer: going on makes the mirror anew
 
@@ -55,7 +56,7 @@ def need_key(asked: str, otherwise: str) -> None:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             found = wandb.login(prompt=False)
     except Exception as error:  # of any kind: a key that cannot be one, settings that cannot be read
-        raise UserError(f"{asked}: {_one_line(error)}; set WANDB_API_KEY, or {otherwise}") from None
+        raise UserError(f"{asked}: {one_line(error)}; set WANDB_API_KEY, or {otherwise}") from None
     if not found:
         raise UserError(f"{asked} needs a key of W&B, and there is none: set WANDB_API_KEY, or {otherwise}")
 
@@ -69,7 +70,7 @@ def mirrored(tracking: TrackingConfig, folder: RunFolder) -> Iterator[None]:
     try:
         process = _start(folder)
     except OSError as error:
-        _warn(_one_line(error), folder)
+        _warn(one_line(error), folder)
         yield
         return
     try:
@@ -211,14 +212,13 @@ def _beginning(folder: RunFolder) -> tuple[int, int] | None:
 def _start(folder: RunFolder) -> "subprocess.Popen[bytes]":
     path = _log_path(folder)
     path.parent.mkdir(exist_ok=True)
-    python_path = os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     with path.open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "experiments.tracking.wandb_mirror", str(folder.path.resolve())],
             stdin=subprocess.PIPE,  # what comes through it, its end included, says that the run is over
             stdout=log,
             stderr=log,
-            env={**os.environ, "PYTHONPATH": python_path, "WANDB_ERROR_REPORTING": "false"},
+            env=child_environment(WANDB_ERROR_REPORTING="false"),
             start_new_session=True,  # no terminal to ask at, and no Ctrl-C before the run has dealt with it
         )
 
@@ -259,10 +259,6 @@ def _warn(wrong: str, folder: RunFolder) -> None:
     print(f"warning: W&B mirror: {wrong}; the run is whole, {again}", file=sys.stderr)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _moment() -> bool:
     """Wait until the run is over, but not for long; return whether it is."""
     return bool(select.select([sys.stdin], [], [], _POLL_S)[0])
@@ -278,7 +274,7 @@ def main(run_dir: str) -> int:
         mirror(folder, TrackingConfig(**asked), _moment)
     except Exception as error:
         traceback.print_exc()
-        print(f"{type(error).__name__}: {_one_line(error)}", file=sys.stderr)
+        print(one_line_with_type(error), file=sys.stderr)
         return 1
     return 0
 

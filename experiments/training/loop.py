@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig
 from experiments.runs.checkpointing import Keeper, Position, Saved, saved_elsewhere, set_random_state
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.recording import Recorder, step_row
 from experiments.training.workers import Workers

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig, from_yaml
+from experiments.runs.atomic_files import write_json
 from experiments.runs.manifest import collect_manifest
-from experiments.runs.records import RunFolder, write_json
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.training.ddp_workers import DdpWorkers

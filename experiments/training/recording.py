@@ -3,7 +3,8 @@
 from typing import Any
 
 import micro
-from experiments.runs.records import RecordWriter, RunFolder
+from experiments.runs.json_lines import RecordWriter
+from experiments.runs.run_folder import RunFolder
 from experiments.training.workers import Reduced
 
 

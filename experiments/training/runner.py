@@ -1,6 +1,5 @@
 """One run from a checked configuration to DONE, wherever its workers are."""
 
-import json
 import signal
 import sys
 from collections.abc import Callable
@@ -16,7 +15,9 @@ from experiments.config.schema import TrainConfig, to_yaml
 from experiments.launching.launch import launch
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import die_with_parent, recorded_errors
-from experiments.runs.records import FolderInUse, RunFolder, write_atomic
+from experiments.runs.atomic_files import load_json, write_atomic
+from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_mirror import mirrored
@@ -161,11 +162,11 @@ def _prepare(config: TrainConfig, folder: RunFolder) -> None:
 
 def _tell_beginning(folder: RunFolder) -> None:
     """Say where a run went on, and which checkpoints it could not use."""
-    told = json.loads(folder.manifest_path.read_text()) if folder.manifest_path.exists() else {}
-    for line in told.get("passed_over", ()):
+    manifest = load_json(folder.manifest_path)
+    for line in manifest.get("passed_over", ()):
         print(f"passed over: {line}", file=sys.stderr)
-    if told.get("began_at_step"):
-        print(f"went on from step {told['began_at_step']}: {folder.path}", file=sys.stderr)
+    if manifest.get("began_at_step"):
+        print(f"went on from step {manifest['began_at_step']}: {folder.path}", file=sys.stderr)
 
 
 def _stopped(folder: RunFolder) -> SystemExit:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.records import read_records
+from experiments.runs.json_lines import read_records
 from tests.dist.test_train import ROOT, only_run, run
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("checkpoints")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, saved_step, state_of
 from tests.dist.test_train import ROOT, run
 

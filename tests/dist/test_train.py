@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from experiments import figures
-from experiments.runs.records import read_records
+from experiments.runs.json_lines import read_records
 
 pytestmark = pytest.mark.dist
 ROOT = Path(__file__).resolve().parents[2]

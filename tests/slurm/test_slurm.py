@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.runs.records import RunFolder, read_records
+from experiments.runs.json_lines import read_records
+from experiments.runs.run_folder import RunFolder
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import folder_of

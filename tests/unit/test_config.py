@@ -8,9 +8,10 @@ import pytest
 from hydra import initialize_config_dir
 
 from experiments.config.builders import build_reducer, check_parts
-from experiments.config.compose import CONF, compose_run, expand
+from experiments.config.compose import compose_run, expand
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
+from experiments.config.repository import CONF
 from experiments.config.schema import from_yaml, to_yaml
 from experiments.sweep import jobs, studies
 from experiments.training.preflight import prepare_runs

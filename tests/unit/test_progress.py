@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.runs.records import RecordWriter
+from experiments.runs.json_lines import RecordWriter
 from experiments.tracking import progress
 from experiments.tracking.progress import LastRow, Snapshot, SweepProgress, watch
 

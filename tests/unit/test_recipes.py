@@ -12,8 +12,9 @@ from hydra import compose, initialize_config_dir
 import data
 from experiments.config.builders import build_model, check_parts
 from experiments.config.checks import typed
-from experiments.config.compose import CONF, compose_run
+from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
+from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig
 
 STUDIES = {"cifar10_small", "cifar10_resnet20", "digits"}  # of no paper: they have one form

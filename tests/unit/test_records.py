@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.runs.records import RecordError, RecordWriter, RunFolder, read_records, write_atomic, write_json
+from experiments.runs.atomic_files import RecordError, write_atomic, write_json
+from experiments.runs.json_lines import RecordWriter, read_records
+from experiments.runs.run_folder import RunFolder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -99,7 +101,8 @@ def test_a_row_that_fits_in_part_is_taken_back(file: Path) -> None:
     program = """
 import resource, signal, sys
 from pathlib import Path
-from experiments.runs.records import RecordError, RecordWriter
+from experiments.runs.atomic_files import RecordError
+from experiments.runs.json_lines import RecordWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = RecordWriter(Path(sys.argv[1]))
 writer.append({"step": 0})
@@ -153,7 +156,7 @@ def test_only_one_process_owns_a_folder(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 with RunFolder(Path(sys.argv[1])).claim():
     print("mine", flush=True)
     sys.stdin.read()

@@ -10,7 +10,8 @@ import micro
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig, to_yaml
-from experiments.runs.records import RunFolder, read_records
+from experiments.runs.json_lines import read_records
+from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import weights_digest
 from experiments.training.loop import Trainer

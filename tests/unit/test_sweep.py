@@ -14,9 +14,9 @@ from experiments import sweep
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.runs.cleaning import removable, remove
-from experiments.runs.records import RunFolder
 from experiments.runs.rerun import compare, differences, find_run, free_folder, saved_config
-from experiments.runs.status import State, is_held, log_of, state_of, told
+from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import State, log_of, state_of, told
 from experiments.sweeps import local_sweep as sweeping
 from experiments.sweeps.live_table import Board
 from experiments.sweeps.local_sweep import Outcome, num_at_once
@@ -69,9 +69,9 @@ def test_a_folder_tells_its_state(tmp_path: Path, name: str) -> None:
 
 def test_a_folder_that_is_owned_is_running_and_a_question_takes_no_lock(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", {"failure.json": FAILURE})
-    assert not is_held(folder)
+    assert not folder.is_locked()
     with folder.claim():
-        assert is_held(folder)
+        assert folder.is_locked()
         assert state_of(folder) == State.RUNNING
     descriptor = os.open(folder.path / ".lock", os.O_RDWR)
     try:

@@ -234,7 +234,7 @@ def test_a_vocabulary_is_by_frequency_then_alphabet_after_the_special_words() ->
 
 def test_words_can_be_read_back_from_their_spelling() -> None:
     words = ("<unk>", "a", "Größe", "naïve", "漢字")
-    letters, characters = data.character_vocabulary(words), sorted(set("".join(words)))
+    letters, characters = data.characters_of_words(words), sorted(set("".join(words)))
     assert letters.shape == (5, 7)
     assert letters.dtype == torch.int64
     assert letters.max() == 2 + len(characters)
@@ -246,7 +246,7 @@ def test_words_can_be_read_back_from_their_spelling() -> None:
 
 
 def test_a_long_word_keeps_its_first_characters() -> None:
-    letters = data.character_vocabulary(["ab", "a" * 63, "a" * 63 + "b"])
+    letters = data.characters_of_words(["ab", "a" * 63, "a" * 63 + "b"])
     assert letters.shape == (3, MAX_LENGTH)
     assert torch.equal(letters[1], letters[2])
     assert letters[2].tolist() == [1, *[3] * 63, 2]
@@ -423,7 +423,7 @@ def _paragraphs(loaded: Text, tokens: Tensor) -> set[str]:
 
 
 def _assert_consistent(loaded: Text, sizes: DatasetInfo) -> None:
-    letters = data.character_vocabulary(loaded.words)
+    letters = data.characters_of_words(loaded.words)
     assert sizes.kind == "text"
     assert sizes.sizes == {
         "num_words": len(loaded.words),

@@ -25,7 +25,7 @@ from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
 from experiments.config.tracking_settings import TrackingConfig
 from experiments.reports.frames import Frames
-from experiments.runs.records import RunFolder
+from experiments.runs.run_folder import RunFolder
 from experiments.tracking.sources import from_folders, from_wandb_files, from_wandb_server, read
 from experiments.tracking.wandb_mirror import group_of, mirror, mirrored
 from experiments.training.preflight import prepare_runs

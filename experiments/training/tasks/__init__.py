@@ -33,7 +33,7 @@ def load_task(config: TrainConfig, device: torch.device) -> Task:
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
     if isinstance(content, data.Text) and isinstance(getattr(model, "spelling", None), torch.Tensor):
-        model.spelling.copy_(data.spelling(content.words))  # type: ignore[operator]
+        model.spelling.copy_(data.characters_of_words(content.words))  # type: ignore[operator]
     if config.compile:
         model.compile()  # in place: parameters keep their names
     return _TASKS[models.kind_of(config.model.name)](config, model, content, device)

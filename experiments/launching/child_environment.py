@@ -1,0 +1,22 @@
+"""What the processes that this one starts need to know: where to import from, and how many cores there are."""
+
+import os
+from collections.abc import Mapping
+
+from experiments.config.repository import ROOT
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment with ``variables``, for a child that imports this repository's packages."""
+    return with_python_path({**os.environ, **variables})
+
+
+def with_python_path(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` with the repository before its other import paths, whatever the working directory is."""
+    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def num_cores() -> int:
+    """Return the number of cores this process may use, which inside a SLURM job are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,120 @@
+"""Files that appear whole or not at all, and what to say when one cannot be written."""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from experiments.config.errors import UserError
+
+
+class RecordError(UserError):
+    """A file of a run that cannot be written or read: one line that names the file, what is wrong and what to do."""
+
+
+@contextmanager
+def atomic_file(path: Path, *, one_writer: bool = False) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of ``path`` when the context ends without an error.
+
+    A reader, or a crash, sees the old file or the whole new one. The new file is on the disk before it gets its name.
+
+    Args:
+        one_writer: No other process writes ``path``, so the draft that a crash left is written over.
+
+    Raises:
+        RecordError: The file cannot be written; nothing is left of the attempt.
+    """
+    draft = path.with_name(f".{path.name}.tmp" if one_writer else f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            flush_file(file)
+        os.replace(draft, path)
+        flush_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink()
+        if isinstance(error, OSError):
+            raise cannot_write(path, error) from None
+        raise
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, whole or not at all.
+
+    Raises:
+        RecordError: The file cannot be written; nothing is left of the attempt.
+    """
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` to ``path`` as one JSON document, whole or not at all; NaN and infinity become ``null``.
+
+    Raises:
+        RecordError: The file cannot be written.
+        TypeError: A value is not plain.
+    """
+    write_atomic(path, to_json(value, indent=2) + "\n")
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one where the file is missing, torn or holds something else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return ``value`` as JSON, with ``null`` for NaN and infinity, which JSON does not have.
+
+    Raises:
+        TypeError: A value is not plain.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, indent=indent)
+    except ValueError:  # what json raises for NaN and infinity
+        return json.dumps(_without_nan(value), allow_nan=False, indent=indent)
+
+
+def flush_file(file: BinaryIO) -> None:
+    """Have what was written to a file on the disk, so that a loss of power does not take it."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(path: Path) -> None:
+    """Make a rename inside the folder survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reason(error: OSError) -> str:
+    """Return in lower case what the operating system says about an error."""
+    return (error.strerror or str(error)).lower()
+
+
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """Return the one line that says that ``path`` cannot be written, why, and what to do."""
+    remedy = "free space" if error.errno == errno.ENOSPC else "choose a folder that can be written"
+    return RecordError(f"cannot write {path}: {reason(error)}; {remedy} and start the run again")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return value

@@ -1,0 +1,94 @@
+"""The lock of a run folder: one process owns it at a time, and the death of the owner gives it back."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from experiments.config.errors import UserError
+from experiments.runs.atomic_files import reason
+
+_LOOK_S = 0.1  # how long an owner waits: longer than ``is_locked`` takes, which must not keep a run from starting
+
+
+class FolderInUse(UserError):
+    """A run folder that another process owns."""
+
+
+@contextmanager
+def lock_folder(path: Path) -> Iterator[None]:
+    """Own a folder for the length of the context; it is made when missing.
+
+    Raises:
+        FolderInUse: Another process owns it.
+        UserError: The folder cannot be made or written.
+    """
+    lock = _lock(path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process owns the folder at this moment.
+
+    Nothing is written, so folders of other users can be asked too; and because the lock is shared, several processes
+    can look at once. filelock offers neither: it takes an exclusive lock, on a file that it opens for writing.
+    """
+    try:
+        descriptor = os.open(_lock_path(path), os.O_RDONLY)
+    except OSError:
+        return False  # no process has ever owned it
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def cannot_use(path: Path, error: OSError) -> UserError:
+    """Return the one line that says that a run folder cannot be used, why, and what to do."""
+    return UserError(f"cannot use run folder {path}: {reason(error)}; choose a folder that can be written")
+
+
+def _lock(path: Path) -> FileLock:
+    made = _make_folder(path)
+    # Never a lock by the mere existence of a file, which the death of its owner would leave behind.
+    lock = FileLock(_lock_path(path), timeout=_LOOK_S, poll_interval=_LOOK_S / 5, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        message = f"run folder {path} is in use by another process; wait for it, or choose another folder"
+        raise FolderInUse(message) from None
+    except OSError as error:
+        _remove_folders(made)
+        raise cannot_use(path, error) from None
+    return lock
+
+
+def _lock_path(path: Path) -> Path:
+    return path / ".lock"
+
+
+def _make_folder(path: Path) -> list[Path]:
+    """Make a folder and its parents; return those that were missing, the deepest first."""
+    missing: list[Path] = []
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _remove_folders(missing)
+        raise cannot_use(path, error) from None
+    return missing
+
+
+def _remove_folders(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # never made, or something stands in it
+            folder.rmdir()

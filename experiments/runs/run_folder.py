@@ -1,0 +1,180 @@
+"""The folder of one run: the names of its files, who owns it, and what unfinished attempts left."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.runs.atomic_files import cannot_write, write_json
+from experiments.runs.folder_lock import cannot_use, is_locked, lock_folder
+from experiments.runs.rewinding import find_later, move_tail
+
+CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run and the names of what stands in it."""
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where the run took place, and with what."""
+        return self.path / "manifest.json"
+
+    @property
+    def steps_path(self) -> Path:
+        """One row per training step."""
+        return self.path / "steps.jsonl"
+
+    @property
+    def epochs_path(self) -> Path:
+        """One row per epoch."""
+        return self.path / "epochs.jsonl"
+
+    @property
+    def plan_path(self) -> Path:
+        """Which parameters shared a bucket, where that was planned."""
+        return self.path / "plan.json"
+
+    @property
+    def failure_path(self) -> Path:
+        """Why the run failed, if it did."""
+        return self.path / "failure.json"
+
+    @property
+    def ranks_path(self) -> Path:
+        """The folder of every rank's output."""
+        return self.path / "ranks"
+
+    @property
+    def errors_path(self) -> Path:
+        """The folder of the errors that ranks reported."""
+        return self.path / "errors"
+
+    @property
+    def attempts_path(self) -> Path:
+        """The folder of what unfinished attempts left behind, numbered from 1."""
+        return self.path / "attempts"
+
+    @property
+    def weights_path(self) -> Path:
+        """The weights that the run ended with, where they are kept."""
+        return self.path / "weights.pt"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """The folder of what the run can go on from."""
+        return self.path / "checkpoints"
+
+    @property
+    def done_path(self) -> Path:
+        """The last file of a finished run: its presence says that all others are complete."""
+        return self.path / "DONE"
+
+    def is_done(self) -> bool:
+        """Return whether the run finished."""
+        return self.done_path.exists()
+
+    def mark_done(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary`` as the run's last file.
+
+        Raises:
+            RecordError: The file cannot be written.
+        """
+        write_json(self.done_path, summary)
+
+    @contextmanager
+    def claim(self) -> Iterator[Path | None]:
+        """Own the folder for the length of the context; make it when missing.
+
+        What an unfinished attempt recorded moves to ``attempts/<n>/``, so that no attempt mixes with the next;
+        configuration and checkpoints stay. Where there is a checkpoint the rows of steps and epochs stay too, for
+        ``rewind`` to take them back to the checkpoint that the run goes on from. A finished run is left as it is: ask
+        ``is_done()`` inside the claim, because another process may have finished it just before.
+
+        Yields:
+            The folder that the earlier attempt was moved to, or None when there was none.
+
+        Raises:
+            FolderInUse: Another process owns it.
+            UserError: The folder cannot be made or written.
+        """
+        with lock_folder(self.path):
+            yield None if self.is_done() else self._put_aside()
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Own the folder as it is for the length of a context, so that no run starts in it. Raises: as ``claim``."""
+        return lock_folder(self.path)
+
+    def is_locked(self) -> bool:
+        """Return whether a process owns the folder at this moment."""
+        return is_locked(self.path)
+
+    def rewind(self, step: int) -> Path | None:
+        """Take the records back to the moment when ``step`` steps were done; 0 takes them back to the start.
+
+        Later rows of steps and epochs move to ``attempts/<n>/``: to what ``claim`` put aside of the same attempt, or
+        else to a new one. A crash on the way leaves each file as it was or as it should be.
+
+        Returns:
+            The folder that rows were moved to, or None when there were no later ones.
+
+        Raises:
+            RecordError: A file cannot be read or written, or a row is not a record.
+        """
+        later = {
+            self.steps_path: find_later(self.steps_path, lambda index: index >= step),
+            self.epochs_path: find_later(self.epochs_path, lambda num_done: num_done > step or step == 0),
+        }
+        moving = {path: start for path, start in later.items() if start is not None}
+        if not moving:
+            return None
+        try:
+            attempt = self._attempt_without_rows()
+        except OSError as error:
+            raise cannot_write(self.attempts_path, error) from None
+        for path, start in moving.items():
+            move_tail(path, start, attempt / path.name)
+        return attempt
+
+    def _put_aside(self) -> Path | None:
+        rows = () if self._has_checkpoint() else (self.steps_path, self.epochs_path)
+        per_attempt = (*rows, self.ranks_path, self.errors_path, self.failure_path, self.manifest_path)
+        leavings = [path for path in per_attempt if path.exists()]
+        if not leavings:
+            return None
+        try:
+            attempt = self._next_attempt()
+            for path in leavings:
+                path.rename(attempt / path.name)
+        except OSError as error:
+            raise cannot_use(self.path, error) from None
+        return attempt
+
+    def _has_checkpoint(self) -> bool:
+        return any(self.checkpoints_path.glob(f"step-*/{CHECKPOINT_FILE}"))
+
+    def _next_attempt(self) -> Path:
+        self.attempts_path.mkdir(exist_ok=True)
+        attempt = self.attempts_path / str(self._last_attempt() + 1)
+        attempt.mkdir()
+        return attempt
+
+    def _last_attempt(self) -> int:
+        taken = (int(folder.name) for folder in self.attempts_path.iterdir() if folder.name.isdecimal())
+        return max(taken, default=0)
+
+    def _attempt_without_rows(self) -> Path:
+        """The newest attempt where its rows stayed behind when it was put aside, or else a new one."""
+        self.attempts_path.mkdir(exist_ok=True)
+        newest = self.attempts_path / str(self._last_attempt())
+        has_rows = any((newest / path.name).exists() for path in (self.steps_path, self.epochs_path))
+        return newest if newest.exists() and not has_rows else self._next_attempt()
