@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import data
-from data import columns, text
+from data import text, text_batches
 from data.character_vocabulary import MAX_LENGTH
 from data.source import DatasetInfo, Text
 
@@ -383,7 +383,7 @@ def test_a_text_makes_batches_of_every_kind() -> None:
     words: dict[str, Any] = {"num_words": len(loaded.words), "mask_word": data.UNKNOWN}
     assert next(data.TextBatches(loaded.train, batch_size=4, **place).epoch(0))[0].shape == (4, 16)
     assert next(data.MaskedBatches(loaded.train, batch_size=4, seed=0, **words, **place).epoch(0))[0].shape == (4, 16)
-    assert next(iter(data.EvalColumns(loaded.test, **place)))[0].shape == (columns.NUM_COLUMNS // 2, 16)
+    assert next(iter(data.EvalColumns(loaded.test, **place)))[0].shape == (text_batches.NUM_COLUMNS // 2, 16)
     assert next(iter(data.EvalMasked(loaded.test, **words, **place)))[0].shape == (31, 16)
 
 
