@@ -1,27 +1,40 @@
 """The hot loops: accumulate, scan and compact, count by magnitude, and exact top-k on top of them.
 
-On a CPU with numba installed the scan is compiled; anywhere else the pure-torch reference runs, and both give the same
-indices. What a scan has to cost is one read of what it searches.
+On a CPU with numba installed the loops are compiled; anywhere else the pure-torch reference runs, and both give the
+same indices. numba is imported when a loop first runs. A scan reads what it searches once.
 """
 
 import math
+from functools import cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from micro.kernels import reference
 
-try:
-    from micro.kernels import cpu
-except ImportError:  # numba is optional: the reference does the same work more slowly
-    cpu = None  # type: ignore[assignment]
-
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 
 
 def compiled(x: Tensor) -> bool:
-    """Tell whether the compiled scan serves this tensor (float32, contiguous, on a CPU, numba installed)."""
-    return cpu is not None and x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+    """Tell whether the compiled loops serve this tensor (float32, contiguous, on a CPU, numba installed)."""
+    fits = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
+    return fits and _with_numba() is not None
+
+
+@cache
+def _with_numba() -> ModuleType | None:
+    """Return the compiled loops, or None without numba: the reference does the same work more slowly."""
+    try:
+        from micro.kernels import cpu
+    except ImportError:
+        return None
+    return cpu
+
+
+def _for(*tensors: Tensor) -> ModuleType:
+    """Return the module whose loops serve these tensors."""
+    return _with_numba() or reference if all(map(compiled, tensors)) else reference
 
 
 def above(x: Tensor, threshold: float) -> Tensor:
@@ -34,7 +47,7 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
 def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return what `above` returns, and the magnitudes (k,) of those elements, in one scan."""
-    return (cpu if compiled(x) else reference).above(x, threshold)
+    return _for(x).above(x, threshold)
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +57,7 @@ def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tenso
         pieces: (S, 2) int64 starts and stops, ascending, not overlapping.
         thresholds: (S,) rounded to the dtype of ``x`` first.
     """
-    return (cpu if compiled(x) else reference).above_by_piece(x, pieces, thresholds)
+    return _for(x).above_by_piece(x, pieces, thresholds)
 
 
 def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
@@ -54,7 +67,7 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
         lengths: (S,) int64, m in sum.
         ranks: (S,) int64 from 1; infinity is returned for ranks below, 0 for ranks beyond a run's length.
     """
-    return (cpu if compiled(magnitudes) else reference).kth_by_run(magnitudes, lengths, ranks)
+    return _for(magnitudes).kth_by_run(magnitudes, lengths, ranks)
 
 
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
@@ -65,7 +78,7 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     Returns:
         the index of the first NaN or Inf that was left out, None where there was none.
     """
-    return (cpu if compiled(grad) and compiled(residual) else reference).absorb_(residual, grad)
+    return _for(grad, residual).absorb_(residual, grad)
 
 
 def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
@@ -74,9 +87,7 @@ def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins:
     Bin b counts patterns from ``first_bit_pattern + (b << shift)`` on, ``1 << shift`` of them; what lies outside of all
     bins, zeros, NaN and infinity are not counted.
     """
-    if compiled(x):
-        return cpu.magnitude_counts(x, first_bit_pattern, shift, num_bins)
-    return reference.magnitude_counts(x, first_bit_pattern, shift, num_bins)
+    return _for(x).magnitude_counts(x, first_bit_pattern, shift, num_bins)
 
 
 def largest(x: Tensor, k: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, ClassVar
 
 import torch
@@ -66,6 +65,8 @@ class GaussianK(Selector[Correction]):
 
 def normal_quantile(density: float) -> float:
     """Return the z that a standard normal variable exceeds in magnitude with probability ``density``, in (0, 1]."""
+    from statistics import NormalDist  # here: it imports fractions and decimals, which nothing else needs
+
     return -NormalDist().inv_cdf(density / 2)
 
 
