@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.paper_studies import papers
+from experiments.studies.paper_reproduction.papers import known_papers
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -17,7 +17,7 @@ names = [path.stem for path in NOTEBOOKS]
 
 
 def test_every_paper_has_a_notebook() -> None:
-    assert names == papers()
+    assert names == known_papers()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=names)

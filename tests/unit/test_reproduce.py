@@ -15,9 +15,9 @@ import torch
 from experiments import figures, reproduce, sweep
 from experiments.config.checks import SCALES
 from experiments.config.errors import UserError
-from experiments.reports.html_page import write_page
-from experiments.studies import paper_studies as papers
-from experiments.studies.paper_studies import Paper, Part, load_paper
+from experiments.studies.paper_reproduction import papers, parts
+from experiments.studies.paper_reproduction.page import write_paper_page
+from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 
@@ -70,7 +70,7 @@ def paper_of(*parts: Part) -> Paper:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", papers.papers())
+@pytest.mark.parametrize("name", papers.known_papers())
 def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_path: Path) -> None:
     paper = load_paper(name, scale, out=tmp_path, root="data")
     assert any(part.trains for part in paper.parts)
@@ -79,10 +79,10 @@ def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_p
             assert sweep.jobs(part.words[1], list(part.words[2:]))
             assert part.runs
         else:
-            reproduce.check(paper_of(part))
+            reproduce.check_command(part)
 
 
-@pytest.mark.parametrize("name", papers.papers())
+@pytest.mark.parametrize("name", papers.known_papers())
 def test_small_studies_need_no_files(name: str, tmp_path: Path) -> None:
     for part in load_paper(name, "small", out=tmp_path, root="missing").parts:
         if part.trains and not any(word.startswith("schedule.") for word in part.words):
@@ -131,14 +131,14 @@ def test_bad_files_are_told_with_their_name(tiny: Path, tmp_path: Path, text: st
 )
 def test_a_wrong_command_is_told_before_anything_runs(words: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"part some: .*{said}"):
-        reproduce.check(paper_of(part_of(tmp_path, *words)))
+        reproduce.check_command(part_of(tmp_path, *words))
 
 
 def test_page_escapes_what_it_is_given_and_loads_nothing(tmp_path: Path) -> None:
     part = part_of(tmp_path, "figures", "--select", "<script>alert(1)</script>")
     part.folder.mkdir()
     (part.folder / "report.md").write_text("# Head\n\n<script>alert(2)</script> ![x](http://example.org/x.png)\n")
-    page = write_page(paper_of(part), tmp_path)
+    page = write_paper_page(paper_of(part), tmp_path)
     text = page.read_text()
     loads = Loads()
     loads.feed(text)
@@ -147,12 +147,12 @@ def test_page_escapes_what_it_is_given_and_loads_nothing(tmp_path: Path) -> None
     assert "<i>shown" not in text
     assert "The paper: best &lt;b&gt;of all" in text
     assert "<h3>Head</h3>" in text
-    assert write_page(paper_of(part), tmp_path).read_text() == text
+    assert write_paper_page(paper_of(part), tmp_path).read_text() == text
 
 
 def test_page_says_what_is_missing(tmp_path: Path) -> None:
     parts = part_of(tmp_path, "figures"), part_of(tmp_path, "sweep", "demo", f"output={tmp_path}/runs", name="training")
-    text = write_page(paper_of(*parts), tmp_path).read_text()
+    text = write_paper_page(paper_of(*parts), tmp_path).read_text()
     assert "left nothing to show" in text
     assert "holds no finished run" in text
 
@@ -164,7 +164,7 @@ def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
     (conf / "sweep").mkdir(parents=True)
     (conf / "sweep" / "tiny.yaml").write_text(TINY_STUDY)
     monkeypatch.setattr(sweep, "CONF", conf)
-    monkeypatch.setattr(reproduce, "_call", in_this_process)
+    monkeypatch.setattr(parts, "run", in_this_process)
     words = ["tiny", "--out", str(out), "seed=3", "cluster.num_threads=1"]
     threads = torch.get_num_threads()
     assert reproduce.main(words) == 0
@@ -183,7 +183,7 @@ def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
     assert loads.found
     assert all(source.startswith("data:image/png;base64,") for source in loads.found)
     capsys.readouterr()
-    monkeypatch.setattr(reproduce, "_call", lambda part: pytest.fail(f"{part.name} was carried out again"))
+    monkeypatch.setattr(parts, "run", lambda part: pytest.fail(f"{part.name} was carried out again"))
     assert reproduce.main(words) == 0
     assert capsys.readouterr().out.count("nothing to do") == 2
     assert (out / "index.html").read_bytes() == page
@@ -193,7 +193,7 @@ def in_this_process(part: Part) -> int:
     """Do what the part's command does; starting a process of its own takes a while."""
     if not part.trains:
         return figures.main(part.words[1:])
-    for config in reproduce.configs_of(part):
+    for config in reproduce.runs_of(part):
         execute(config, lambda config, folder: nullcontext())
     return 0
 
@@ -214,5 +214,5 @@ def test_a_signal_stops_the_command_that_runs(tmp_path: Path) -> None:
     part = part_of(tmp_path, *words)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(SystemExit) as stopped:
-        reproduce._call(part)
+        parts.run(part)
     assert stopped.value.code == 128 + signal.SIGTERM

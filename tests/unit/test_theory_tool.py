@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from experiments import theory
-from experiments.theory import Vector
+from experiments.studies.topk_theory.accumulators import Vector, accumulators
+from experiments.studies.topk_theory.bound import check, error_numbers, histogram_numbers
 
 
 def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
     randomness = torch.Generator().manual_seed(0)
-    normal = theory.check(Vector("normal", torch.randn(4000, generator=randomness)))
-    equal = theory.check(Vector("equal", torch.ones(400)))
+    normal = check(Vector("normal", torch.randn(4000, generator=randomness)))
+    equal = check(Vector("equal", torch.ones(400)))
     assert normal["holds"]
     assert normal["worst_ratio"] < 1
     assert abs(normal["excess_kurtosis"]) < 0.5
@@ -24,13 +25,13 @@ def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
 
 
 def test_worst_ratio_of_equal_magnitudes_is_in_closed_form() -> None:
-    row = theory.check(Vector("equal", torch.ones(400)))
+    row = check(Vector("equal", torch.ones(400)))
     assert row["worst_ratio"] == pytest.approx(1 / (1 - row["worst_share"]))  # (1 - s) / (1 - s)^2
 
 
 def test_errors_are_those_of_sorting() -> None:
     values = torch.tensor([3.0, -1.0, 2.0, 0.5, -4.0])
-    numbers = theory.error_numbers(Vector("five", values))
+    numbers = error_numbers(Vector("five", values))
     squares = sorted((v * v for v in values.tolist()), reverse=True)
     for _, row in numbers.iterrows():
         k = round(row["share"] * 5)
@@ -40,7 +41,7 @@ def test_errors_are_those_of_sorting() -> None:
 
 
 def test_histogram_is_a_density() -> None:
-    numbers = theory.histogram_numbers(Vector("normal", torch.randn(3000)))
+    numbers = histogram_numbers(Vector("normal", torch.randn(3000)))
     width = numbers["value"].diff().iloc[1]
     assert numbers["density"].sum() * width == pytest.approx(1, abs=1e-3)
     assert numbers["normal"].sum() * width == pytest.approx(1, abs=1e-3)
@@ -48,8 +49,8 @@ def test_histogram_is_a_density() -> None:
 
 def test_accumulators_hold_gradient_and_residual() -> None:
     words = ["batch_size=4", "model=mlp"]
-    everything = theory.accumulators(words, 2, 1.0, [0, 1])  # nothing is left over, so these are gradients
-    some = theory.accumulators(words, 2, 0.01, [0, 1])
+    everything = accumulators(words, 2, 1.0, [0, 1])  # nothing is left over, so these are gradients
+    some = accumulators(words, 2, 0.01, [0, 1])
     assert torch.equal(everything[0].values, some[0].values)
     assert not torch.equal(everything[1].values, some[1].values)
 

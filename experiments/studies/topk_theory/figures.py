@@ -97,8 +97,7 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
     handles = []
     for method in [*REFERENCE_LINES, *(name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES)]:
         rows = numbers[numbers["method"] == method]
-        own = look(method)
-        line = REFERENCE_LINES.get(method) or {"color": own.color, "linestyle": own.dashes, "marker": own.marker}
+        line = REFERENCE_LINES.get(method) or look(method).line
         axes.plot(rows["numel"], 1e3 * rows["select_s"], **line)
         handles.append(Line2D([], [], label=names.get(method, method), **line))
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")

@@ -1,4 +1,4 @@
-"""What the reproduction of a paper is made of: conf/paper/NAME.yaml, read and checked."""
+"""The parts of a paper's reproduction: conf/paper/NAME.yaml, read and checked."""
 
 import shlex
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ class Part:
     Attributes:
         name: of its folder.
         shows: what it shows, in words.
-        claim: what the paper says of that, where it is known; empty otherwise.
+        claim: what the paper says of that; empty where it is not known.
         words: the command, a module of experiments first.
-        folder: what it writes, unless it trains, is in here.
+        folder: where it writes, unless it trains.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def command(self) -> str:
-        """What a user would type."""
+        """The command as a user would type it."""
         return shlex.join(["python", "-m", f"experiments.{self.words[0]}", *self.words[1:]])
 
 
@@ -66,7 +66,7 @@ class Paper:
     parts: tuple[Part, ...]
 
 
-def papers() -> list[str]:
+def known_papers() -> list[str]:
     """Return the names of all papers."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -82,9 +82,8 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     Raises:
         UserError: no such paper or scale, or its file is not one.
     """
-    for what, given, known in (("paper", key, papers()), ("scale", scale, list(SCALES))):
-        if given not in known:
-            raise UserError(f"{what} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
+    _check_name("paper", key, known_papers())
+    _check_name("scale", scale, list(SCALES))
     path = FOLDER / f"{key}.yaml"
     content = _read(path)
     parts = []
@@ -93,13 +92,16 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
             raise UserError(f"{path}: part {name} must say what it shows, and its command as {' or '.join(SCALES)}")
         if scale in given:
             places = {"out": out, "here": out / name, "runs": out / "runs", "root": root}
-            words = [_placed(word, places, path) for word in shlex.split(given[scale])]
-            if words[0] not in MODULES:
-                raise UserError(f"{path}: a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
+            words = _command(given[scale], places, path)
             words += overrides if words[0] == SWEEP else ()
             claim = given.get("claim", "")
             parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name, claim=claim))
     return Paper(key=key, name=content["name"], source=content["source"], scale=scale, parts=tuple(parts))
+
+
+def _check_name(kind: str, given: str, known: Sequence[str]) -> None:
+    if given not in known:
+        raise UserError(f"{kind} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -112,9 +114,17 @@ def _read(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _placed(word: str, places: dict[str, Any], path: Path) -> str:
+def _command(text: str, places: dict[str, Any], path: Path) -> list[str]:
+    """Return the words of a command, the names of folders in braces replaced."""
+    words = [_filled_in(word, places, path) for word in shlex.split(text)]
+    if words[0] not in MODULES:
+        raise UserError(f"{path}: a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
+    return words
+
+
+def _filled_in(word: str, places: dict[str, Any], path: Path) -> str:
     try:
         return word.format(**places)
     except (KeyError, IndexError, ValueError):
         known = ", ".join(f"{{{name}}}" for name in places)
-        raise UserError(f"{path}: '{word}' may hold {known} alone in braces") from None
+        raise UserError(f"{path}: '{word}' must have no other braces than {known}") from None

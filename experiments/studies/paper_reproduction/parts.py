@@ -1,0 +1,147 @@
+"""Carry out the parts of a paper in turn, each in a process of its own; what did not change is not done again.
+
+A part that trains is done when all of its runs are. Another one leaves a stamp: its command, a checksum of the files
+that the command reads, and the files that it wrote.
+"""
+
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from experiments.config.schema import TrainConfig
+from experiments.runs.atomic_files import load_json, write_json
+from experiments.studies.paper_reproduction.papers import Paper, Part
+from experiments.training.runner import folder_of
+
+STAMPS = "parts"  # folder of the stamps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """What entry points know of the command of a part.
+
+    Attributes:
+        check: raises UserError where a command that does not train would not be understood.
+        runs_of: of a part that trains; raises UserError as a sweep does.
+    """
+
+    check: Callable[[Part], None]
+    runs_of: Callable[[Part], list[TrainConfig]]
+
+
+def check(paper: Paper, commands: Commands) -> None:
+    """Check every command, and every run of every study whose files are there, before the first one starts.
+
+    Raises:
+        UserError: a command that would not be understood, or a run that could not start.
+    """
+    for part in paper.parts:
+        if not part.trains:
+            commands.check(part)
+        elif not _waits_for_files(part):
+            commands.runs_of(part)
+
+
+def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = False) -> list[Part]:
+    """Carry out all parts in turn and print what each took and left; returns those that failed.
+
+    Args:
+        again: carry out parts that did not change, too; finished runs stay.
+    """
+    failed = []
+    for number, part in enumerate(paper.parts, 1):
+        head = f"[{number}/{len(paper.parts)}] {part.name}"
+        if _is_done(part, out, commands) and (part.trains or not again):
+            print(f"{head}: unchanged, nothing to do", flush=True)
+            continue
+        print(f"{head}: {part.command}", flush=True)
+        began = time.perf_counter()
+        exit_code = run(part)
+        seconds = time.perf_counter() - began
+        if exit_code:
+            failed.append(part)
+            print(f"{head}: failed after {seconds:.0f} s", flush=True)
+            continue
+        files = _files(part)
+        _write_stamp(part, out, seconds, files)
+        left = f"{len(commands.runs_of(part))} runs" if part.trains else f"{len(files)} files in {part.folder}"
+        print(f"{head}: {seconds:.0f} s, {left}", flush=True)
+    return failed
+
+
+def run(part: Part) -> int:
+    """Run a part's command in a process of its own and return its exit code; SIGTERM is passed on to that process."""
+    process = subprocess.Popen([sys.executable, "-m", f"experiments.{part.words[0]}", *part.words[1:]])
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)  # it saves its state; waiting for that inside the handler would never end
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # Ctrl-C reached it, too
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if received:
+        sys.exit(128 + received[0])
+    return code
+
+
+def seconds_of(part: Part, out: Path) -> float | None:
+    """Return how long a part took when it was last carried out; None where that is not known."""
+    try:
+        return float(load_json(_stamp(part, out))["seconds"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _waits_for_files(part: Part) -> bool:
+    """Return whether a study names a file that an earlier part makes."""
+    named = [word.partition("=")[2] for word in part.words if word.startswith("schedule.")]
+    return any(not Path(name).exists() for name in named)
+
+
+def _is_done(part: Part, out: Path, commands: Commands) -> bool:
+    if part.trains:
+        return not _waits_for_files(part) and all(folder_of(run).is_done() for run in commands.runs_of(part))
+    stamp = load_json(_stamp(part, out))
+    if not all((part.folder / name).exists() for name in stamp.get("files", ())):
+        return False
+    return bool(stamp.get("command") == part.command and stamp.get("inputs") == _inputs(part))
+
+
+def _inputs(part: Part) -> str:
+    """Return a checksum of the files that a part's command names outside of its folder; of runs, of their ends."""
+    digest = hashlib.sha256()
+    for word in part.words[1:]:
+        path = Path(word)
+        if not path.exists() or path == part.folder or part.folder in path.parents:
+            continue
+        for file in [path] if path.is_file() else sorted(path.glob("*/DONE")):
+            digest.update(file.name.encode() + file.parent.name.encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _files(part: Part) -> list[str]:
+    return sorted(str(path.relative_to(part.folder)) for path in part.folder.rglob("*") if path.is_file())
+
+
+def _write_stamp(part: Part, out: Path, seconds: float, files: list[str]) -> None:
+    stamp = _stamp(part, out)
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    made_of = {"command": part.command, "inputs": "" if part.trains else _inputs(part)}
+    write_json(stamp, {**made_of, "seconds": round(seconds, 1), "files": files})
+
+
+def _stamp(part: Part, out: Path) -> Path:
+    return out / STAMPS / f"{part.name}.json"

@@ -1,0 +1,65 @@
+"""Everything that a check of the theory writes: theory.csv, theory.md, and the figures with their numbers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.reports.markdown import table, write_csv
+from experiments.reports.names import label
+from experiments.reports.plot_style import save
+from experiments.studies.topk_theory.accumulators import Vector
+from experiments.studies.topk_theory.bound import curve_numbers, error_numbers, histogram_numbers
+from experiments.studies.topk_theory.figures import draw_curve, draw_errors, draw_histogram, draw_operators
+from experiments.studies.topk_theory.operators import OPERATORS
+
+HOW_TO_READ = """\
+u is rank 0's accumulator, d its length. *mean* and *deviation* are those of the normal law fitted to it, *kurtosis* is
+its excess over a normal's 0. *convex* and *below the line* say whether the curve of squared, sorted, normalised
+magnitudes is as the bound assumes. *worst ratio* is the largest ||u - Top_k(u)||^2 / ||u||^2 over (1 - k/d)^2 at the
+shares checked: above 1 the bound is broken, for any reason; *at k/d* is where. Equal magnitudes break the assumption,
+and with it the bound.
+"""
+COLUMNS = ["u", "mean", "deviation", "kurtosis", "convex", "below the line", "bound holds", "worst ratio", "at k/d"]
+FIGURES = (
+    ("histogram", draw_histogram, histogram_numbers),
+    ("pi-squared", draw_curve, curve_numbers),
+    ("error", draw_errors, error_numbers),
+)
+
+
+def write(vectors: Sequence[Vector], rows: list[dict[str, Any]], density: float, out: Path, opening: str) -> list[Path]:
+    """Write table, numbers and figures of the vectors; returns the paths.
+
+    Args:
+        rows: what ``check`` said of them.
+        density: of the training that they are from.
+        opening: the first lines of the report.
+    """
+    written = [write_csv(pd.DataFrame(rows), out / "theory.csv"), out / "theory.md"]
+    written[-1].write_text("\n".join([opening, HOW_TO_READ, table(COLUMNS, map(_cells, rows)), ""]))
+    title = f"Accumulators under top-k, density {density:g}, d = {vectors[0].values.numel():,}"
+    for stem, draw, numbers_of in FIGURES:
+        numbers = pd.concat([numbers_of(vector) for vector in vectors], ignore_index=True)
+        written += save(draw(numbers, title), numbers, out / stem)
+    return written
+
+
+def write_times(times: pd.DataFrame, density: float, world_size: int, out: Path) -> list[Path]:
+    """Draw the times of the operators, if there are any; returns the paths."""
+    if times.empty:
+        return []
+    names = {name: label(name) for name in OPERATORS} | {"micro": f"{label('micro')}, 1/{world_size} slice"}
+    title = f"Time to find the largest, one rank, density {density:g}"
+    return save(draw_operators(times, names, title), times, out / "operators")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["vector"],
+        *(f"{row[key]:.3g}" for key in ("mean", "deviation", "excess_kurtosis")),
+        *("yes" if row[key] else "no" for key in ("convex", "below_line", "holds")),
+        f"{row['worst_ratio']:.4g}",
+        f"{row['worst_share']:.3g}",
+    ]
