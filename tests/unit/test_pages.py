@@ -1,0 +1,262 @@
+"""Every command, setting, path, name and example on every page works: README, docs/ and the files they include."""
+
+import argparse
+import importlib
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from difflib import ndiff
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import initialize_config_dir
+
+from experiments import sweep
+from experiments.config.compose import compose_run, expand
+from experiments.config.descriptions import CONF, GROUPS, train_keys
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests/dist/scripts"
+SOURCES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+STAND_FOR = {  # words of the pages that a reader replaces
+    "NAME": "demo",
+    "SITE": "slurm_gpu_example",
+    "RUN": "some-run",
+    "RUN_FOLDER": "results/runs/some-run",
+    "ENTITY/PROJECT": "me/micro",
+    "PAPER": "micro",
+    "SCALE": "small",
+}
+SCHEMATIC = {"python -m experiments.NAME", "make X"}  # which stand for many commands
+ELSEWHERE = {"eval", "export", ".", "wandb", "pre-commit", "conda", "git", "cd"}  # commands that are not this project's
+FOLDERS = {"micro", "experiments", "conf", "docs", "tests", "data", "models", "notebooks"}
+
+_hooks_spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/hooks.py")
+assert _hooks_spec is not None
+assert _hooks_spec.loader is not None
+
+
+@cache
+def text_of(path: Path) -> str:
+    """A page as a reader sees it, files that it includes in their place."""
+    included = re.compile(r"^<!-- file: (.+?) -->$", re.MULTILINE)
+    return included.sub(lambda found: (ROOT / found[1]).read_text(), path.read_text())
+
+
+def blocks(path: Path) -> Iterator[tuple[str, str]]:
+    """The fenced blocks of a page: their language and their text."""
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text_of(path), re.MULTILINE | re.DOTALL):
+        yield found[1], found[2]
+
+
+def spans(path: Path) -> set[str]:
+    """The pieces of code inside sentences and tables."""
+    prose = re.sub(r"^```.*?^```$", "", text_of(path), flags=re.MULTILINE | re.DOTALL)
+    return {" ".join(found[1].split()) for found in re.finditer(r"(?<!`)`([^`]+)`(?!`)", prose)}
+
+
+def commands(path: Path) -> list[str]:
+    """Every command of a page, one a line."""
+    lines = [line for language, text in blocks(path) if language in ("", "bash") for line in joined(text)]
+    return [*lines, *(span for span in sorted(spans(path)) if re.match(r"(python -m|make|micro-train) \S", span))]
+
+
+def joined(text: str) -> list[str]:
+    """Lines of a block without comments, continued ones in one piece."""
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [line for line in (re.sub(r"(^|\s+)#.*", "", line).strip() for line in lines) if line]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+EVERY_PAGE = pytest.mark.parametrize("path", SOURCES, ids=name_of)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+class Parsed(Exception):
+    """A command line was understood."""
+
+
+@pytest.fixture
+def only_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tool stop where it has read its command line."""
+
+    def stop_after(method: str) -> None:
+        parse = getattr(argparse.ArgumentParser, method)
+
+        def stopping(parser: argparse.ArgumentParser, *arguments: Any) -> None:
+            raise Parsed(parse(parser, *arguments))
+
+        monkeypatch.setattr(argparse.ArgumentParser, method, stopping)
+
+    for method in ("parse_args", "parse_intermixed_args"):
+        stop_after(method)
+
+
+@EVERY_PAGE
+@pytest.mark.usefixtures("only_parse")
+def test_commands_are_understood(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = []
+    for command in commands(path):
+        if command in SCHEMATIC:
+            continue
+        try:
+            check(command, monkeypatch)
+        except (Exception, SystemExit) as error:
+            wrong.append(f"{command}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [replaced(word) for word in shlex.split(command)]
+    if words[0] == "make":
+        check_make(words[1:])
+    elif words[0] == "pip":
+        check_pip(words[1:])
+    elif words[0] == "micro-train":
+        check_training(words[1:])
+    elif words[0] == "torchrun":
+        check_module(words[words.index("-m") + 1 :], monkeypatch)
+    elif words[:2] == ["python", "-m"]:
+        check_module(words[2:], monkeypatch)
+    elif words[0] not in ELSEWHERE:
+        raise AssertionError("a command that no test knows")
+
+
+def replaced(word: str) -> str:
+    key, equals, value = word.rpartition("=")
+    return f"{key}{equals}{STAND_FOR.get(value, value)}"
+
+
+def check_make(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for word in words:
+        name, is_setting, value = word.partition("=")
+        if is_setting:
+            assert f"$({name})" in makefile, f"the Makefile knows no {name}"
+            if name == "PAPER":
+                assert set(value.split("|")) <= {path.stem for path in (CONF / "paper").glob("*.yaml")}
+        else:
+            assert re.search(rf"^{name}:", makefile, re.MULTILINE), f"the Makefile has no target {name}"
+
+
+def check_pip(words: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra in re.findall(r"\[(.+?)\]", " ".join(words)):
+        assert set(extra.split(",")) <= set(project["optional-dependencies"]), f"there is no extra {extra}"
+
+
+def check_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = words[0]
+    if name == "experiments.train":
+        check_training(words[1:])
+        return
+    monkeypatch.setattr(sys, "argv", [name, *words[1:]])
+    if words[1:] == ["--help"]:
+        return
+    try:
+        importlib.import_module(name).main()
+    except Parsed as parsed:
+        (options,) = parsed.args
+        if name == "experiments.sweep" and hasattr(options, "words") and options.name != "some-run":
+            with initialize_config_dir(str(CONF), version_base="1.3"):
+                words = [word for word in options.words if not word.startswith("backend=")]
+                compose_run(sweep.jobs(options.name, words)[0])
+    else:
+        raise AssertionError("it read no command line")
+
+
+def check_training(words: list[str]) -> None:
+    flags = [word for word in words if word.startswith("-")]
+    assert set(flags) <= {"-m", "--multirun", "--cfg", "--help"}
+    settings = [word for word in words if "=" in word and not word.startswith(("install=", "hydra.launcher."))]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for job in expand(settings, multirun="-m" in flags):
+            compose_run(job)
+
+
+@EVERY_PAGE
+def test_settings_are_keys_of_the_configuration(path: Path) -> None:
+    known = {*(key.name for key in train_keys()), *GROUPS, "hydra", "install"}
+    named = {span.partition("=")[0] for span in spans(path) if re.fullmatch(r"[a-z_]+(\.[a-z_]+)*=\S+", span)}
+    assert {name for name in named if name.split(".")[0] not in known} <= {"residual", "acc", "rule"}
+
+
+@EVERY_PAGE
+def test_files_are_there(path: Path) -> None:
+    named = {span for span in spans(path) if re.fullmatch(r"\.?[\w.-]+(/[\w.-]+)*/?", span) and "/" in span}
+    named = {name for name in named if name.split("/")[0] in FOLDERS and not re.search("[A-Z]{3,}|cache", name)}
+    assert {name for name in named if not (ROOT / name).exists()} <= HISTORY.get(path.name, set())
+
+
+HISTORY = {"CHANGELOG.md": {"experiments/harness/"}, "changelog.md": {"experiments/harness/"}}
+
+
+@EVERY_PAGE
+def test_names_of_the_library_are_there(path: Path) -> None:
+    for span in spans(path):
+        for name in re.findall(r"(?<![\w./])micro(?:\.\w+)+", span):
+            if not name.endswith((".md", ".json", ".yaml")):
+                resolve(name)
+
+
+def resolve(name: str) -> None:
+    """Import what a dotted name names, a module or an attribute."""
+    parts = name.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for length, part in enumerate(parts[1:], 2):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(".".join(parts[:length]))
+
+
+@EVERY_PAGE
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    for language, text in blocks(path):
+        if language == "python":
+            sys.modules.setdefault("example", type(sys)("example"))
+            exec(compile(text, name_of(path), "exec"), names)
+        if language == "yaml":
+            yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
+def test_the_two_lines_are_those_of_the_tested_scripts(page: str) -> None:
+    (shown,) = [text for language, text in blocks(ROOT / page) if language == "diff"]
+    plain, sparse = ((SCRIPTS / name).read_text().splitlines() for name in ("plain_ddp.py", "sparse_ddp.py"))
+    changes = [line[2:] for line in ndiff(plain, sparse) if line.startswith("+")]
+    assert [line[1:] for line in shown.splitlines() if line.startswith("+")] == changes
+    assert not [line for line in shown.splitlines() if line.startswith("-")]
+    kept = [line[1:] for line in shown.splitlines() if line.startswith(" ")]
+    assert set(kept) <= set(plain)
+
+
+def test_every_public_name_stands_on_one_page_of_the_reference() -> None:
+    pytest.importorskip("griffe")
+    hooks = importlib.util.module_from_spec(_hooks_spec)
+    _hooks_spec.loader.exec_module(hooks)
+    shown = [
+        name
+        for page in (ROOT / "docs/api").glob("*.md")
+        for name in re.findall(r"^::: micro\.(\w+)$", hooks.filled(page.read_text()), re.MULTILINE)
+    ]
+    import micro
+
+    assert sorted(shown) == sorted(name for name in micro.__all__ if not name.startswith("_"))
