@@ -427,7 +427,7 @@ def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_s
 
 @grid(row=[row for row in SEEDED if not row.conserves_mass])
 def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> None:
-    world_size, draws = 2, 2000
+    world_size, draws = 2, 500
     layout = micro.Layout.flat(40)
     grads = gradients(layout, world_size, 0, torch.float64)
     group, drawn = SimulatedGroup(world_size), torch.empty(draws, layout.numel, dtype=torch.float64)
