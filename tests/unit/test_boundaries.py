@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,19 @@ class Module:
     name: str
     source: str
 
-    def imports(self) -> set[str]:
-        """Return the dotted names of all imports, wherever in the file; ``from a import b`` gives a and a.b."""
-        return set(self._imports(ast.walk(ast.parse(self.source))))
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.source)))
+
+    @cached_property
+    def imported(self) -> set[str]:
+        """The dotted names of all imports, wherever in the file; ``from a import b`` gives a and a.b."""
+        return set(self._imports(self.nodes))
 
     def late_imports(self) -> set[str]:
         """Return the imports that happen inside functions alone."""
-        tree = ast.parse(self.source)
-        inner = {id(node) for outer in ast.walk(tree) if isinstance(outer, FUNCTIONS) for node in ast.walk(outer)}
-        return self.imports() - set(self._imports(node for node in ast.walk(tree) if id(node) not in inner))
+        inner = {id(node) for outer in self.nodes if isinstance(outer, FUNCTIONS) for node in ast.walk(outer)}
+        return self.imported - set(self._imports(node for node in self.nodes if id(node) not in inner))
 
     def _imports(self, nodes: Iterable[ast.AST]) -> Iterator[str]:
         for node in nodes:
@@ -66,15 +71,23 @@ class Module:
 
     def distributed_names(self) -> set[str]:
         """Return what of torch.distributed is used: by attribute of whatever name it has here, or imported from it."""
-        tree, names = ast.parse(self.source), {"torch.distributed"}
-        for node in ast.walk(tree):
+        names = {"torch.distributed"}
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 names |= {alias.asname for alias in node.names if alias.asname and alias.name == "torch.distributed"}
             elif isinstance(node, ast.ImportFrom) and node.module == "torch":
                 names |= {alias.asname or alias.name for alias in node.names if alias.name == "distributed"}
-        used = {name.removeprefix("torch.distributed.") for name in self.imports() if is_in(name, "torch.distributed")}
-        attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-        return used | {node.attr for node in attributes if ast.unparse(node.value) in names}
+        used = {name.removeprefix("torch.distributed.") for name in self.imported if is_in(name, "torch.distributed")}
+        attributes = (node for node in self.nodes if isinstance(node, ast.Attribute))
+        return used | {node.attr for node in attributes if written_name(node.value) in names}
+
+
+def written_name(node: ast.AST) -> str:
+    """Return ``a.b`` of a name with attributes; an empty text of any other expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    outer = written_name(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{outer}.{node.attr}" if outer and isinstance(node, ast.Attribute) else ""
 
 
 def is_in(name: str, *packages: str) -> bool:
@@ -98,7 +111,7 @@ def crossings(modules: list[Module]) -> list[str]:
 
 def crossed(module: Module) -> Iterator[str]:
     optional = {name for name in module.late_imports() if is_in(module.name, "models") and is_in(name, *OPTIONAL)}
-    for name in module.imports() - optional:
+    for name in module.imported - optional:
         if not may_import(module.name, name):
             yield f"imports {name}"
     if module.name != "micro.comm":
