@@ -15,6 +15,7 @@ machine: compare them within a table, not across machines.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from experiments.config.errors import UserError
 from experiments.launching.failures import RankFailure
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Read the command line and run one benchmark."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -35,7 +36,7 @@ def main() -> None:
         command.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         arguments.run(arguments, Console() if sys.stdout.isatty() else Console(width=140))
     except (UserError, RankFailure) as error:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 
 from experiments.checkup import machine, surroundings
 from experiments.checkup.findings import Finding, Section, section
-from experiments.checkup.pair import Measured, Pair
+from experiments.checkup.pair import Measured, measuring_pair
 from experiments.checkup.rendering import show_plain, show_rich, to_json
 
 
@@ -63,7 +63,7 @@ def _sections(options: argparse.Namespace) -> Iterator[Section]:
 def _started(stack: ExitStack) -> Callable[[], Measured]:
     """Start the two ranks, which import while other checks go on; a machine that cannot says so when it is asked."""
     try:
-        return stack.enter_context(Pair()).measured
+        return stack.enter_context(measuring_pair())
     except OSError as error:
         return partial(_fail, error)
 

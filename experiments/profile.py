@@ -23,7 +23,7 @@ from experiments.config.errors import UserError
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.profiles import backward, link, select
-from experiments.profiles.ranks import DEVICES, check_device, join, measure
+from experiments.profiles.measure_on_ranks import DEVICES, check_device, join, measure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
     settings = {"nproc": options.nproc, "device": options.device}
     settings |= command.prepare(options, ranks.world_size if ranks else options.nproc)
     _make_folder(options.out)
-    rows = join(command.work, settings, ranks) if ranks else measure(command.__name__, settings)
+    rows = join(command.work, settings, ranks) if ranks else measure(command.work, settings)
     if rows is None:
         return
     console = Console() if sys.stdout.isatty() else Console(width=140)

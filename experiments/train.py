@@ -20,8 +20,8 @@ from experiments.config.compose import expand, take_whole_
 from experiments.config.errors import UserError
 from experiments.config.repository import CONF
 from experiments.launching.failures import RankFailure
+from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
-from experiments.launching.rank_process import leave
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import reason_of, state_of
 from experiments.training.preflight import check_run, prepare_runs

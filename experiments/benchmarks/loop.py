@@ -1,4 +1,4 @@
-"""A training step of the harness against a bare PyTorch loop with DDP, dense against dense.
+"""A training step of the harness against a bare PyTorch loop with DDP, both dense.
 
 Both train the same model on the same batches in the same processes, step by step in turn, so that a machine that slows
 down slows both. What the harness adds is its hook, its statistics and a record per step.
@@ -6,7 +6,6 @@ down slows both. What the harness adds is its hook, its statistics and a record 
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,8 +17,8 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.benchmarks.processes import Row, measure, serve, slowest
-from experiments.config.schema import TrainConfig, from_yaml, to_yaml
+from experiments.config.schema import TrainConfig
+from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
 from experiments.runs.run_folder import RunFolder
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.loop import Trainer
@@ -35,7 +34,7 @@ DEFAULTS = [  # images of CIFAR's size that need no file
     "dataset.settings={num_samples: 4096, image_size: 32, channels: 3, num_classes: 10}",
     "batch_size=32",
 ]
-FIXED = ["sparsifier=dense", "epochs=1000", "output=unused"]
+FIXED = ["sparsifier=dense", "epochs=1000", "output=unused", "checkpoint.every_s=0", "checkpoint.every_steps=0"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +54,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     (config,) = prepare_runs(
         [[*(arguments.overrides or DEFAULTS), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]]
     )
-    settings = {"config": to_yaml(config), "nproc": arguments.nproc, "steps": arguments.steps}
-    (row,) = measure("experiments.benchmarks.loop", settings, arguments.nproc)
+    with tempfile.TemporaryDirectory(prefix="micro-loop-") as folder:
+        settings = {"config": config, "folder": folder, "steps": arguments.steps}
+        (row,) = measure(work, settings, arguments.nproc)
     arguments.out.mkdir(parents=True, exist_ok=True)
     name = f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks"
     pd.DataFrame([row]).assign(run=name).to_csv(arguments.out / "loop.csv", index=False)
@@ -66,10 +66,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     )
 
 
-def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
+def work(settings: Settings) -> list[Row]:
     """Time pairs of steps and return one row of medians."""
-    config = _config(settings["config"])
-    folder = RunFolder(Path(tempfile.mkdtemp(prefix="micro-loop-")))
+    config: TrainConfig = settings["config"]
+    device, folder = own_device(), RunFolder(Path(settings["folder"]))
     workers = DdpWorkers(config, load_task(config, device))
     harness, bare = Trainer(config, workers, folder), _BareLoop(config, device)
     pairs = []
@@ -126,14 +126,3 @@ def _timed(step: Any, epoch: int, index: int, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return slowest(time.perf_counter() - started, device)
-
-
-def _config(text: str) -> TrainConfig:
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
-        file.flush()
-        return from_yaml(Path(file.name))
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], work)

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -20,13 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 import micro
-from experiments.benchmarks.network_ranks import DDP, FP16, POWERSGD, config_of
-from experiments.benchmarks.processes import Row
+from experiments.benchmarks.network_training import CPU, DDP, FP16, POWERSGD, begin_training, config_of, train_steps
 from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError, suggestion
 from experiments.config.schema import TrainConfig
-from experiments.launching.crew import Crew
+from experiments.launching.measurements import Row, Settings
 from experiments.launching.namespaces import Hosts, bits_per_s
+from experiments.launching.rank_group import RankGroup
 from experiments.profiles import backward, link, select
 from experiments.reports.names import label
 from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, head, new_figure, save, style
@@ -36,7 +37,6 @@ from micro.planning.schedules.base import Problem, Schedule
 from micro.planning.traces import Curve, LinkTable, SelectTable, Trace
 
 NAME = "network"
-RANKS = "experiments.benchmarks.network_ranks"
 WARMUP = 4  # DDP settles its buckets after the first step, PowerSGD starts after the second
 PROFILED_STEPS = 8
 DEFAULTS = [
@@ -86,17 +86,17 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         RankFailure: a rank failed.
     """
     asked = Asked.of(arguments)
-    with Hosts(asked.num_hosts) as hosts, Crew(hosts, RANKS) as crew:
+    with Hosts(asked.num_hosts) as hosts, RankGroup(asked.num_hosts, prefixes=hosts.prefixes()) as ranks:
         with console.status("profiling the model and the methods"):
-            known = _profile(asked, crew)
+            known = _profile(asked, ranks)
         rows = []
         for rate in asked.rates:
             hosts.shape(rate)
             with console.status(f"{rate}: measuring the link"):
-                network = _measure_link(asked, crew, rate)
+                network = _measure_link(asked, ranks, rate)
             for setup in asked.setups:
                 with console.status(f"{rate}: {setup.name}"):
-                    rows.append(_measure(asked, setup, Prediction(known, network), hosts, crew, rate))
+                    rows.append(_measure(asked, setup, Prediction(known, network), hosts, ranks, rate))
     frame = _compared(pd.DataFrame(rows))
     console.print(_table(frame, asked))
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -263,31 +263,40 @@ class Known:
         return Known(trace, replace(self.select, methods=curves))
 
 
-def _profile(asked: Asked, crew: Crew) -> Known:
+def _profile(asked: Asked, ranks: RankGroup) -> Known:
     words = [word for word in asked.overrides if not word.startswith("density=")]
     options = argparse.Namespace(steps=PROFILED_STEPS, overrides=words)
-    rows = crew.call(backward.NAME, settings=backward.prepare(options, asked.num_hosts))[0]
+    rows = _profiled(ranks, backward, backward.prepare(options, asked.num_hosts))
     trace = backward.merge(rows)
     sparse = list(dict.fromkeys(s.method for s in asked.setups if not s.config.sparsifier.is_dense))
     if not sparse:
         return Known(trace, None)
     lengths = sorted({1024, max(2048, trace.numel // 16), max(4096, trace.numel)})
     options = argparse.Namespace(methods=",".join(sparse), density=asked.density, numel=lengths, steps=PROFILED_STEPS)
-    rows = crew.call(select.NAME, settings=select.prepare(options, asked.num_hosts))[0]
+    rows = _profiled(ranks, select, select.prepare(options, asked.num_hosts))
     curves = {row["method"]: Curve(sizes=tuple(row["numel"]), seconds=tuple(row["seconds"])) for row in rows}
     return Known(trace, SelectTable(world_size=asked.num_hosts, density=asked.density, methods=curves))
 
 
-def _measure_link(asked: Asked, crew: Crew, rate: str) -> LinkTable:
+def _profiled(ranks: RankGroup, profile: ModuleType, settings: Settings) -> list[Row]:
+    rows: list[Row] = ranks.call(profile.work, settings, CPU, _no_progress)[0]
+    return rows
+
+
+def _no_progress() -> None:
+    """Show no progress of the ranks: this process does."""
+
+
+def _measure_link(asked: Asked, ranks: RankGroup, rate: str) -> LinkTable:
     options = argparse.Namespace(sizes=LINK_SIZES, repeats=10, seconds=asked.link_s)
-    rows = crew.call(link.NAME, settings=link.prepare(options, asked.num_hosts))[0]
+    rows = _profiled(ranks, link, link.prepare(options, asked.num_hosts))
     curves: dict[Any, Curve] = {
         row["op"]: Curve(sizes=tuple(row["sizes"]), seconds=tuple(row["seconds"])) for row in rows
     }
     return LinkTable(world_size=asked.num_hosts, backend="gloo", link=rate, collectives=curves)
 
 
-def _measure(asked: Asked, setup: Setup, prediction: Prediction, hosts: Hosts, crew: Crew, rate: str) -> Row:
+def _measure(asked: Asked, setup: Setup, prediction: Prediction, hosts: Hosts, ranks: RankGroup, rate: str) -> Row:
     """Train some steps over the links as they are shaped now, and return what was seen."""
     plan = None
     problem = prediction.problem(setup)
@@ -295,10 +304,10 @@ def _measure(asked: Asked, setup: Setup, prediction: Prediction, hosts: Hosts, c
         assert problem
         made = setup.schedule.plan(problem)
         plan = {"format": made.format, "schedule": made.schedule, "groups": made.groups, "num_bytes": made.num_bytes}
-    crew.call("train", method=setup.method, overrides=setup.overrides, plan=plan)
-    crew.call("steps", number=WARMUP)
+    ranks.call(begin_training, setup.method, setup.overrides, plan)
+    ranks.call(train_steps, WARMUP)
     before = hosts.counters()
-    answers = crew.call("steps", number=asked.steps)
+    answers = ranks.call(train_steps, asked.steps)
     sent = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
     slowest, compute_s = (
         [max(seconds) for seconds in zip(*(answer[key] for answer in answers), strict=True)]

@@ -7,8 +7,6 @@ that a machine that slows down slows both.
 
 import argparse
 import statistics
-import sys
-from typing import Any
 
 import pandas as pd
 import torch
@@ -17,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import micro
-from experiments.benchmarks.processes import Row, measure, serve, slowest
+from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
 from micro.comm import GroupComm
@@ -48,7 +46,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         for density in arguments.density:
             settings = {"numel": numel, "density": density, "nproc": arguments.nproc, "steps": arguments.steps}
             with console.status(f"d = {numel:,}, density {density:g}"):
-                rows = measure("experiments.benchmarks.step", settings | {"methods": methods}, arguments.nproc)
+                rows = measure(work, settings | {"methods": methods}, arguments.nproc)
             frames.append(pd.DataFrame(rows).assign(**settings))
             console.print(_table(rows, settings))
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +55,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     console.print(f"wrote {path}")
 
 
-def _table(rows: list[Row], settings: dict[str, Any]) -> Table:
+def _table(rows: list[Row], settings: Settings) -> Table:
     title = "d = {numel:,}, density {density:g}, {nproc} ranks; medians of {steps} steps".format(**settings)
     table = Table(title=title)
     for column in (
@@ -83,8 +81,9 @@ def _table(rows: list[Row], settings: dict[str, Any]) -> Table:
     return table
 
 
-def work(settings: dict[str, Any], device: torch.device) -> list[Row]:
+def work(settings: Settings) -> list[Row]:
     """Measure all methods at one length and density; a row per method, of medians over steps."""
+    device = own_device()
     numel, rank = settings["numel"], dist.get_rank()
     randomness = torch.Generator().manual_seed(rank)
     scale = fitting_scale(settings["density"], numel)
@@ -161,7 +160,3 @@ def _one_topk(gradient: torch.Tensor, k: int, steps: int, device: torch.device) 
         "floor_s": floor_s,
         "floors": select_s / floor_s,
     }
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], work)

@@ -14,16 +14,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from experiments.config.errors import UserError
+from experiments.launching.process_lifetime import exit_at_termination, kill_all
 
 MAX_HOSTS = 200
 _TOOLS = ("ip", "tc", "unshare", "setpriv", "hostname")
@@ -124,7 +124,7 @@ class Hosts:
         _remove_leftovers()
         with ExitStack() as undo:
             undo.callback(self._remove)
-            undo.enter_context(_Terminated())
+            undo.enter_context(exit_at_termination())
             self._build()
             if self._rate:
                 self.shape(self._rate)
@@ -161,9 +161,19 @@ class Hosts:
             environment: beside this process's own.
             settings: of subprocess.Popen.
         """
-        enter = ["ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "setpriv", "--pdeathsig", "TERM"]
-        owned = ["sh", "-c", _OWNED_START, self.names[host], str(os.getpid())]
-        return subprocess.Popen([*enter, *owned, *command], env={**os.environ, **(environment or {})}, **settings)
+        words = [*self.prefixes()[host], *command]
+        return subprocess.Popen(words, env={**os.environ, **(environment or {})}, **settings)
+
+    def prefixes(self) -> list[list[str]]:
+        """Return for each host the words before a command that run it there, as a child of this process.
+
+        The child is told to end when this process ends.
+        """
+        end = ["unshare", "--uts", "setpriv", "--pdeathsig", "TERM", "sh", "-c", _OWNED_START]
+        return [
+            ["ip", "netns", "exec", space, *end, name, str(os.getpid())]
+            for space, name in zip(self._spaces, self.names, strict=True)
+        ]
 
     def run(
         self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]] = (), *, timeout_s: float
@@ -177,14 +187,14 @@ class Hosts:
         with ExitStack() as closing:
             logs = [closing.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
             started: list[subprocess.Popen[Any]] = []
-            closing.callback(stop, started)
+            closing.callback(kill_all, started)
             for host, (command, more, log) in enumerate(zip(commands, given, logs, strict=True)):
                 started.append(self.start(host, command, more, stdout=log, stderr=log))
             end = time.monotonic() + timeout_s
             for process in started:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, end - time.monotonic()))
-            stop(started)
+            kill_all(started)
             return [Exit(process.returncode, _content(log)) for process, log in zip(started, logs, strict=True)]
 
     def counters(self) -> list[Counter]:
@@ -222,32 +232,6 @@ class Hosts:
     def _remove(self) -> None:
         for space in (*self._spaces, self._bridge):
             _remove_space(space)
-
-
-class _Terminated:
-    """Let SIGTERM and SIGHUP end this process as an exception does, so that what was made is removed."""
-
-    def __enter__(self) -> None:
-        self._before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-            self._before = {number: signal.signal(number, _leave) for number in numbers}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Kill the processes that still run, and collect all."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
 
 
 def _check_machine() -> None:

@@ -4,7 +4,6 @@
 to the launcher before the first slow import, and then does what ``python -m MODULE RUN_DIR`` would.
 """
 
-import ctypes
 import os
 import runpy
 import signal
@@ -14,33 +13,15 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
 
 from experiments.launching.failures import is_lost_peer
+from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import whole_number
 from experiments.runs.atomic_files import RecordError, write_atomic, write_json
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def die_with_parent(parent: int | None = None, *, how: int = signal.SIGTERM) -> None:
-    """Ask Linux to end this process when its parent dies, even by SIGKILL; elsewhere do nothing.
-
-    Args:
-        how: The signal that ends it. A rank takes SIGKILL: it may hang in a collective, where it heeds nothing else,
-            and another attempt may be under way.
-        parent: Process id that the parent had when it started this process, to notice a parent that died before
-            this call; by default the parent of this moment.
-    """
-    if sys.platform != "linux":
-        return
-    expected = os.getppid() if parent is None else parent
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
-    if os.getppid() != expected:
-        signal.raise_signal(how)
 
 
 @contextmanager
@@ -94,13 +75,6 @@ def _run_worker(module: str, run_dir: str) -> None:
         traceback.print_exc()
         leave(1)  # a thread that waits for a peer would keep a normal exit waiting too
     leave(0)  # gloo's threads can abort an interpreter that takes itself apart, after all work is done
-
-
-def leave(code: int) -> NoReturn:
-    """End this process without waiting for threads that may wait for a peer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

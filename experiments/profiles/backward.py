@@ -7,7 +7,6 @@ Times are medians over steps, then over ranks.
 import argparse
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from experiments.benchmarks.processes import Row
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.profiles.ranks import Report, Settings, device_name, serve
+from experiments.launching.measurements import Row, Settings
+from experiments.profiles.measure_on_ranks import Report, device_name
 from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.seeding import seed_step
@@ -288,7 +287,3 @@ def _table(trace: Trace) -> Table:
     times = (f"{1e3 * seconds:.2f}" for seconds in (trace.forward_s, trace.backward_s, trace.update_s))
     table.add_row(f"{len(trace.layers)}", f"{trace.numel:,}", f"{trace.num_bytes / 1e6:.2f}", *times)
     return table
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], work)

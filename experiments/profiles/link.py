@@ -7,7 +7,6 @@ import argparse
 import itertools
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from experiments.benchmarks.processes import Row, slowest
 from experiments.config.errors import UserError
+from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
-from experiments.profiles.ranks import Report, Settings, serve
+from experiments.profiles.measure_on_ranks import Report
 from experiments.reports.plot_style import save
 from micro.comm import GroupComm
 from micro.operations import OPS, Op
@@ -241,7 +240,3 @@ def _table(found: LinkTable) -> Table:
         ]
         table.add_row(op, f"{1e3 * curve.alpha_s:.4g}", f"{1e9 * curve.beta_s:.4g}", f"{curve.error:.0%}", *ends)
     return table
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], work)

@@ -7,7 +7,6 @@ its slowest rank, and the median over steps counts.
 import argparse
 import itertools
 import statistics
-import sys
 from pathlib import Path
 
 import torch
@@ -16,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 import micro
-from experiments.benchmarks.processes import Row, slowest
 from experiments.config.errors import UserError
+from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
-from experiments.profiles.ranks import Report, Settings, device_name, serve
+from experiments.profiles.measure_on_ranks import Report, device_name
 from experiments.reports.names import label
 from experiments.reports.plot_style import save
 from experiments.studies.gradient_sources import fitting_scale, layered
@@ -133,7 +132,3 @@ def _table(found: SelectTable) -> Table:
     for place, size in enumerate(curves[0].sizes):
         table.add_row(f"{size:,}", *(f"{1e3 * curve.seconds[place]:.4g}" for curve in curves))
     return table
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], work)

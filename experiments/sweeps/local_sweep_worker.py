@@ -17,7 +17,7 @@ import torch
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 from experiments.launching.failures import RankFailure
-from experiments.launching.rank_process import die_with_parent
+from experiments.launching.process_lifetime import die_with_parent
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import run_log
 from experiments.training.runner import Watcher, execute

@@ -13,8 +13,9 @@ from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.launching.launch import launch
+from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
-from experiments.launching.rank_process import die_with_parent, recorded_errors
+from experiments.launching.rank_process import recorded_errors
 from experiments.runs.atomic_files import load_json, write_atomic
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder

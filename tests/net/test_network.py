@@ -1,6 +1,7 @@
-"""Training on several hosts: by torchrun and by our own launcher, and what is told when one of them dies."""
+"""Training on several hosts: by torchrun and by our own launcher, and the message when one of them dies."""
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launching.crew import Crew
 from experiments.launching.failures import RankFailure
 from experiments.launching.namespaces import Exit, Hosts, unavailable
+from experiments.launching.rank_group import RankGroup
+from tests.dist.rank_functions import add, add_but_one
 
 ROOT = Path(__file__).parents[2]
 REASON = unavailable()
@@ -33,13 +35,6 @@ def hosts() -> Iterator[Hosts]:
 
 def run(hosts: Hosts, commands: list[list[str]]) -> list[Exit]:
     return hosts.run([[sys.executable, *command] for command in commands], [ENVIRONMENT] * len(commands), timeout_s=100)
-
-
-@pytest.fixture
-def crew(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "workers"))
-    with Crew(hosts, "crew_worker") as made:
-        yield made
 
 
 def the_run(output: Path) -> Path:
@@ -75,15 +70,12 @@ def test_the_same_command_on_every_host_trains_one_model(hosts: Hosts, tmp_path:
     assert sum("step 0/" in one.output for one in ended) == 1  # one of them shows the progress
 
 
-def test_a_host_that_dies_fails_the_others_with_a_message(crew: Crew) -> None:
-    assert crew.call("add", value=2) == [2 * NUM_HOSTS] * NUM_HOSTS
-    started = time.monotonic()
-    with pytest.raises(RankFailure, match=r"^rank 2 failed: killed by SIGKILL") as caught:
-        crew.call("add_but_one", dies=2)
+def test_a_rank_on_a_host_that_dies_fails_the_others_with_a_message(hosts: Hosts) -> None:
+    with RankGroup(NUM_HOSTS, prefixes=hosts.prefixes(), env={"OMP_NUM_THREADS": "1"}) as ranks:
+        assert ranks.call(socket.gethostname) == list(hosts.names)
+        assert ranks.call(add, 2.0) == [2.0 * NUM_HOSTS] * NUM_HOSTS
+        started = time.monotonic()
+        with pytest.raises(RankFailure, match=r"^rank 2 failed: killed by SIGKILL") as caught:
+            ranks.call(add_but_one, 2, "die")
     assert caught.value.rank == 2
     assert time.monotonic() - started < 30
-
-
-def test_a_rank_that_raises_is_named(crew: Crew) -> None:
-    with pytest.raises(RankFailure, match=r"^rank 1 failed: ValueError: this rank does not want to \(log: node2\)$"):
-        crew.call("add_but_one", raises=1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from experiments import doctor
 from experiments.checkup import pair
 from experiments.checkup.findings import Finding, section
-from experiments.checkup.pair import Measured, Pair
+from experiments.checkup.pair import Measured, measuring_pair
 from experiments.checkup.rendering import show_plain, to_json
 from experiments.checkup.surroundings import datasets, disks, slurm, wandb
 from experiments.checkup.verdict import asked_links, in_words, judge, measured_link
@@ -98,17 +99,20 @@ def test_plain_text_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ranks_that_fail_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "_MODULE", "experiments.checkup.not_there")
-    with Pair() as ranks, pytest.raises(RuntimeError, match=r"could not measure: .*not_there"):
-        ranks.measured()
+    monkeypatch.setattr(pair, "_measure", os.chdir)  # a call without its argument
+    message = (
+        r"^two ranks on this machine could not measure: rank \d failed: TypeError: chdir\(\) missing .* \(log: .*\)$"
+    )
+    with measuring_pair() as measured, pytest.raises(RuntimeError, match=message):
+        measured()
 
 
 def test_ranks_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "_MODULE", "http.server")  # it would serve for ever
-    monkeypatch.setattr(pair, "PATIENCE_S", 0.1)
-    with Pair() as ranks, pytest.raises(RuntimeError, match="could not measure"):
-        ranks.measured()
-    assert all(rank.poll() is not None for rank in ranks._ranks)
+    monkeypatch.setattr(pair, "_measure", signal.pause)
+    with measuring_pair() as measured:
+        monkeypatch.setattr(pair, "TIMEOUT_S", 0.1)
+        with pytest.raises(RuntimeError, match=r"rank \d failed: no answer within 0\.1 s"):
+            measured()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a rank does for ``experiments.bench network``: profiles, and training by one method after another."""
+"""Training by one method after another on a rank of ``experiments.bench network``."""
 
 import itertools
 import time
@@ -16,8 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
-from experiments.launching.crew import serve
-from experiments.profiles import backward, link, select
 from experiments.training.bucketing import bucket_caps
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import Batch, Task, load_task
@@ -120,45 +118,26 @@ def _endless(task: Task) -> Iterator[Batch]:
     return itertools.chain.from_iterable(batches.epoch(epoch) for epoch in itertools.count())
 
 
-class Tasks:
-    """What a rank can be told to do."""
+_training: Training | None = None  # of this rank: it lasts from one call to the next
 
-    def __init__(self) -> None:
-        self._training: Training | None = None
 
-    def train(self, method: str, overrides: list[str], plan: dict[str, Any] | None) -> None:
-        """Begin to train by a method; the one before is forgotten."""
-        self._training = None
-        self._training = Training(method, overrides, plan)
+def begin_training(method: str, overrides: list[str], plan: dict[str, Any] | None) -> None:
+    """Begin to train by a method on this rank, instead of the one before."""
+    global _training
+    _training = None  # frees its memory first
+    _training = Training(method, overrides, plan)
 
-    def steps(self, number: int) -> dict[str, list[float]]:
-        """Train some steps, beside each one without communication; return the seconds of both, and the bytes sent."""
-        assert self._training
-        seconds, sent, compute = [], [], []
-        for _ in range(number):
-            dist.barrier()
-            step_s, num_bytes = self._training.step()
-            dist.barrier()
-            seconds.append(step_s)
-            sent.append(num_bytes)
-            compute.append(self._training.compute())
+
+def train_steps(number: int) -> dict[str, list[float]]:
+    """Train some steps, beside each one without communication; return the seconds of both, and the bytes sent."""
+    assert _training
+    seconds, sent, compute = [], [], []
+    for _ in range(number):
         dist.barrier()
-        return {"seconds": seconds, "bytes": sent, "compute": compute}
-
-
-def _nothing() -> None:
-    """Show no progress: the asker does."""
-
-
-def main() -> None:
-    """Serve until the asker is gone."""
-    mine = Tasks()
-    profiles = {
-        profile.NAME: partial(lambda work, settings: work(settings, CPU, _nothing), profile.work)
-        for profile in (backward, link, select)
-    }
-    serve({"train": mine.train, "steps": mine.steps, **profiles})
-
-
-if __name__ == "__main__":
-    main()
+        step_s, num_bytes = _training.step()
+        dist.barrier()
+        seconds.append(step_s)
+        sent.append(num_bytes)
+        compute.append(_training.compute())
+    dist.barrier()
+    return {"seconds": seconds, "bytes": sent, "compute": compute}

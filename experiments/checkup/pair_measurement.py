@@ -1,22 +1,16 @@
-"""One of the two ranks of a pair: ``python -m experiments.checkup.ranks RANK FOLDER``."""
+"""What the two ranks of a pair measure: all-reduces, and MiCRO's reduction of a model's gradient."""
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import micro
 import models
-from experiments.checkup.pair import ANSWER, MEETING, PATIENCE_S, WORLD_SIZE, Measured
-from experiments.launching.rank_process import die_with_parent, leave
+from experiments.checkup.pair import Measured
 from micro import kernels
 from micro.comm import GroupComm
 
@@ -24,20 +18,6 @@ MODEL, SIZES_OF_DATA = "resnet18", {"in_channels": 3, "num_classes": 10}
 DENSITY = 0.01
 REPEATS = {64: 16, 2**12: 16, 2**16: 10, 2**20: 6, 2**22: 4, 2**24: 3}  # bytes of a vector: how often it is reduced
 WARMUP, STEPS = 2, 5  # of reductions
-
-
-def main(rank: int, folder: Path) -> None:
-    """Join the other rank and measure; rank 0 writes the answer."""
-    dist.init_process_group(
-        "gloo",
-        init_method=(folder / MEETING).as_uri(),
-        rank=rank,
-        world_size=WORLD_SIZE,
-        timeout=timedelta(seconds=PATIENCE_S),
-    )
-    found = measure()
-    if rank == 0:
-        (folder / ANSWER).write_text(json.dumps(asdict(found)))
 
 
 def measure() -> Measured:
@@ -87,9 +67,3 @@ def _select_s(numel: int, comm: GroupComm) -> float:
 
 def _slower(mine: float, comm: GroupComm) -> float:
     return float(comm.gather_rows(torch.tensor([mine], dtype=torch.float64)).max())
-
-
-if __name__ == "__main__":
-    die_with_parent()
-    main(int(sys.argv[1]), Path(sys.argv[2]))
-    leave(0)

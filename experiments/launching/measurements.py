@@ -1,0 +1,39 @@
+"""What measurements on several ranks share: the rows they return, a rank's device, the slowest rank's time."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from experiments.launching.rank_group import RankGroup
+from micro.comm import GroupComm
+
+Row = dict[str, Any]
+Settings = dict[str, Any]
+
+
+def measure(work: Callable[[Settings], list[Row]], settings: Settings, nproc: int) -> list[Row]:
+    """Call ``work(settings)`` on ``nproc`` ranks, on GPUs where there are enough, and return what rank 0 returns.
+
+    Raises:
+        RankFailure: a rank failed.
+    """
+    backend = "nccl" if torch.cuda.device_count() >= nproc else "gloo"
+    with RankGroup(nproc, backend=backend) as ranks:
+        rows: list[Row] = ranks.call(work, settings)[0]
+    return rows
+
+
+def own_device() -> torch.device:
+    """Return the device on which this rank measures: its own GPU in a group of nccl, else the CPU."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return torch.device("cpu")
+
+
+def slowest(value: float, device: torch.device) -> float:
+    """Return the largest of all ranks' values: a step lasts as long as its slowest rank."""
+    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    return float(GroupComm(timed=False).gather_rows(mine).max())

@@ -1,0 +1,120 @@
+"""A worker process: a child that calls the functions that this process sends it, in turn, and answers."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from experiments.launching.child_environment import child_environment
+from experiments.launching.failures import Kind, describe_exit, kind_of_exit
+from experiments.launching.worker_main import ErrorReport
+
+_EXIT_S = 30  # that a process gets to end by itself after it has closed its end of the connection
+
+
+class WorkerFailure(RuntimeError):
+    """A call raised an exception, or the process ended before it answered; the text is one line.
+
+    Attributes:
+        report: Of the exception; None where the process ended.
+        exit_code: Of the process; None where it reported an exception.
+    """
+
+    def __init__(self, message: str, *, report: ErrorReport | None = None, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+        self.exit_code = exit_code
+
+    @property
+    def kind(self) -> Kind:
+        """What kind of failure it is."""
+        if self.report is None:
+            return kind_of_exit(self.exit_code or 0)
+        return Kind.LOST_PEER if self.report.lost_peer else Kind.ERROR
+
+
+class WorkerProcess:
+    """A child process that answers calls one after another.
+
+    It ends when this process closes it or dies. It runs in a session of its own, so that Ctrl-C reaches this process
+    alone.
+
+    Attributes:
+        process: The child.
+        connection: Where its answers come in: ``multiprocessing.connection.wait`` waits for one of several.
+        log: File with what it printed, and with the traceback of an exception.
+
+    Args:
+        env: Environment variables beside those of this process.
+        prefix: Words before the command, such as those that enter a network namespace; they must ``exec`` it.
+        at_parent_death: The signal that ends it when this process dies.
+    """
+
+    def __init__(
+        self,
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        at_parent_death: signal.Signals = signal.SIGKILL,
+    ) -> None:
+        self.log = log
+        self.connection, child = Pipe()
+        words = map(str, (child.fileno(), os.getpid(), int(at_parent_death)))
+        with child, log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-u", "-m", "experiments.launching.worker_main", *words],
+                env=child_environment(**(env or {})),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[child.fileno()],
+                start_new_session=True,
+            )
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have the process call a function, after those that were sent before.
+
+        Args:
+            function: Of a module that the process can import, or a ``functools.partial`` of one.
+        """
+        with suppress(ConnectionError):  # it has died: receive says how
+            self.connection.send_bytes(pickle.dumps((function, arguments)))
+
+    def receive(self) -> Any:
+        """Wait for the answer to the oldest call that has none yet, and return it.
+
+        Raises:
+            WorkerFailure: The call raised an exception, or the process has ended.
+        """
+        try:
+            returned, value = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            exit_code = self._wait()
+            raise WorkerFailure(describe_exit(exit_code, self.log), exit_code=exit_code) from None
+        if not returned:
+            raise WorkerFailure(value.message, report=value)
+        return value
+
+    def close(self) -> None:
+        """End the process: it finishes the call that it is in, unless it was killed before, and takes no other."""
+        self.connection.close()
+        self.process.wait()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+        self.close()
+
+    def _wait(self) -> int:
+        try:
+            return self.process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()

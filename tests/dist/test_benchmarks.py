@@ -1,0 +1,57 @@
+"""The benchmarks whose tables stand on the pages run, small, through their entry point."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.bench import main
+from experiments.launching.namespaces import unavailable
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
+MLP = ["model=mlp", "dataset=synthetic", "batch_size=4"]
+
+
+def bench(folder: Path, *words: str) -> pd.DataFrame:
+    """Run a benchmark and return its table."""
+    main([words[0], "--out", str(folder), *words[1:]])
+    return pd.read_csv(folder / f"{words[0]}.csv")
+
+
+def test_loop(tmp_path: Path) -> None:
+    table = bench(tmp_path, "loop", "--steps", "2", *MLP)
+    assert len(table) == 1
+    assert (table[["harness_s", "bare_s", "ratio"]] > 0).all(axis=None)
+
+
+def test_step(tmp_path: Path) -> None:
+    table = bench(tmp_path, "step", *("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2"))
+    assert table["method"].tolist()[:2] == ["micro", "topk"]
+    assert (table[["total_s", "floor_s"]] > 0).all(axis=None)
+    assert set(table["numel"]) == {2000}
+
+
+def test_loading(tmp_path: Path) -> None:
+    table = bench(tmp_path, "loading", "--steps", "2", *MLP)
+    assert table["batch_size"].tolist() == [4]
+    assert 0 < table["share"][0] < 1
+
+
+def test_rules(tmp_path: Path) -> None:
+    table = bench(tmp_path, "rules", "--numel", "2000", "--density", "0.01", "--world-size", "2", "--steps", "6")
+    assert set(table["rule"]) == {"agreed", "repaired", "published"}
+    assert len(table) == 3 * 4 * 6  # rules, gradients, steps
+    assert (tmp_path / "rules.pdf").exists()
+
+
+@pytest.mark.net
+def test_network(tmp_path: Path) -> None:
+    if reason := unavailable():
+        pytest.skip(reason)
+    words = ["--rates", "1gbit", "--hosts", "2", "--steps", "1", "--link-seconds", "1"]
+    table = bench(tmp_path, "network", *words, "--methods", "ddp,dense:mgwfbp,micro", *MLP)
+    assert table["method"].tolist() == ["ddp", "dense:mgwfbp", "micro"]
+    # A sparse step of so small a model sends fewer bytes than the barriers do.
+    assert table["link_share"][:2].between(0.95, 1.2).all(), table["link_share"].tolist()
+    assert (table[["step_s", "compute_s", "predicted_s"]].dropna() > 0).all(axis=None)
+    assert (tmp_path / "network.pdf").exists()
