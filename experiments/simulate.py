@@ -12,22 +12,16 @@ dense; the published gains of merged gradients beside ours; double trees with th
 import argparse
 import shlex
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 
 from experiments.config.errors import UserError
-from experiments.reports.markdown import write_csv
-from experiments.reports.plot_style import save
-from experiments.studies import simulated_steps as simulating
-from experiments.studies import simulation_figures as drawing
-from experiments.studies.simulated_steps import DENSE, PUBLISHED, Row
-from experiments.studies.simulation_study import (
-    ALGORITHMS,
-    COMPUTES,
+from experiments.studies.simulated_steps.files import write
+from experiments.studies.simulated_steps.network_choices import ALGORITHMS
+from experiments.studies.simulated_steps.questions import compute
+from experiments.studies.simulated_steps.settings import (
     INTRA,
     MEMORY_GB_S,
     METHODS,
@@ -36,14 +30,12 @@ from experiments.studies.simulation_study import (
     SCHEDULES,
     TRACES,
     WORKERS,
+    Request,
     Study,
     study_of,
 )
-from experiments.studies.simulation_tables import print_speedups, report
-
-RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
-TREE_SCHEDULES = ("layerwise", "single", "mgwfbp")
-Frames = dict[str, pd.DataFrame]
+from experiments.studies.simulated_steps.tables import print_speedups
+from experiments.studies.simulated_steps.trace_changes import GRAINS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
         options = parser().parse_args(words)
-        study = study_of(options)
-        frames = compute(study, console)
+        study = check_options(options)
+        frames = compute(study, console.print)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -66,73 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Check what the command line asks for: the methods, schedules, traces and networks. Raises: UserError."""
-    study_of(options)
-
-
-def compute(study: Study, console: Console) -> Frames:
-    """Return a frame of rows for each question, those without rows left out, and say how long each took."""
-    questions = {"steps": _steps, "borders": _borders, "headline": _headline, "trees": _trees}
-    frames = {}
-    for name, answer in questions.items():
-        begun = time.perf_counter()
-        frame = pd.DataFrame(list(answer(study)))
-        if not frame.empty:
-            frames[name] = frame
-            console.print(f"{name}: {len(frame)} rows in {time.perf_counter() - begun:.1f} s")
-    return frames
-
-
-def write(study: Study, frames: Frames, out: Path, command: str) -> list[Path]:
-    """Write tables and figures; returns the paths."""
-    written = [write_csv(frames["steps"], out / "steps.csv")]
-    for (network, algorithm), rows in frames["steps"].groupby(["network", "algorithm"], sort=False):
-        shown = rows[(rows["method"] == DENSE) | (rows["schedule"] == simulating.EXACT)]
-        heading = f"Simulated speed-up, {network}, {algorithm}, density {study.density:g}"
-        stem = f"speedup-{network}-{algorithm}"
-        written += save(drawing.draw_speedups(shown, heading), shown, out / stem)
-    if "borders" in frames:
-        heading = f"Left of its line a method is faster than dense: ring, density {study.density:g}"
-        written += save(drawing.draw_borders(frames["borders"], heading, RATES), frames["borders"], out / "borders")
-    if "headline" in frames:
-        heading = "Step of other schedules / step of MG-WFBP at 64 workers, beside the published"
-        written += save(drawing.draw_headline(frames["headline"], heading), frames["headline"], out / "headline")
-    heading = "Double trees on the link of k80_10gbe"
-    written += save(drawing.draw_trees(frames["trees"], heading), frames["trees"], out / "double-trees")
-    written.append(out / "simulate.md")
-    written[-1].write_text(report(study, frames, command))
-    return written
-
-
-def _steps(study: Study) -> Iterator[Row]:
-    for trace in study.traces:
-        for network in study.networks:
-            facts: Row = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
-            for row in simulating.speedups(trace, network.of, study.methods, study.ways, network.workers):
-                yield facts | {"compute_s": trace.compute_s} | row
-
-
-def _borders(study: Study) -> Iterator[Row]:
-    link, workers = simulating.cluster_link(), [count for count in study.workers if count > 1]
-    for trace in study.traces:
-        for row in simulating.borders(trace, link, study.methods, workers, RATES):
-            yield {"model": trace.model} | row
-
-
-def _headline(study: Study) -> Iterator[Row]:
-    for trace in study.recorded:
-        if trace.model in PUBLISHED:
-            said = PUBLISHED[trace.model]
-            facts = {"model": trace.model, "said_layerwise": said.over_layerwise, "said_single": said.over_single}
-            for row in simulating.headline(trace, COMPUTES):
-                yield facts | row
-
-
-def _trees(study: Study) -> Iterator[Row]:
-    for trace in study.traces:
-        for row in simulating.trees(trace, TREE_SCHEDULES, study.workers):
-            yield {"model": trace.model} | row
+def check_options(options: argparse.Namespace) -> Study:
+    """Return what the command line asks for: methods, schedules, traces and networks. Raises: UserError."""
+    return study_of(Request(**{key: value for key, value in vars(options).items() if key != "out"}))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -170,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     add("--schedules", default=SCHEDULES, metavar="A,B", help="of the dense method (%(default)s)")
     add("--methods", default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
     add("--density", type=float, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
-    add("--grain", choices=list(simulating.GRAINS), default="layer", help="what a group is made of (%(default)s)")
+    add("--grain", choices=list(GRAINS), default="layer", help="what a group is made of (%(default)s)")
     add("--select", type=Path, metavar="FILE", help="table of experiments.profile select; a formula by default")
     add(
         "--memory-gb-s",

@@ -31,7 +31,7 @@ from experiments.launching.rank_group import RankGroup
 from experiments.profiles import backward, link, select
 from experiments.reports.names import label
 from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, head, new_figure, save, style
-from experiments.studies.simulated_steps import rescaled
+from experiments.studies.simulated_steps.trace_changes import rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.schedules.base import Problem, Schedule
 from micro.planning.traces import Curve, LinkTable, SelectTable, Trace

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.studies.networks import Nodes, known_networks, load_network
+from experiments.studies.simulated_steps.network_files import known_networks, load_network
+from experiments.studies.simulated_steps.networks import Nodes
 from micro.planning.costs import Flat, Link
 from micro.planning.traces import OPS, Op
 

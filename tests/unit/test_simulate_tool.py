@@ -10,8 +10,11 @@ import pytest
 
 import micro
 from experiments import simulate
-from experiments.studies import simulated_steps as simulating
-from experiments.studies.simulated_steps import Formula, Methods, Published, Way
+from experiments.studies.simulated_steps.borders import borders, crossing
+from experiments.studies.simulated_steps.published_gains import Published, cluster_link, nearest, ratios
+from experiments.studies.simulated_steps.selection_formula import SelectionFormula
+from experiments.studies.simulated_steps.step import Methods, Row, Way, schedule_for, simulate_step
+from experiments.studies.simulated_steps.trace_changes import as_published, by_layer, rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.costs import Flat, Link
 from micro.planning.traces import Curve, Layer, LinkTable, SelectTable, Trace
@@ -22,7 +25,7 @@ WAYS = [Way("dense", name) for name in ("layerwise", "single", "mgwfbp", "exact"
 SPARSE = micro.SparseReducer(micro.Micro(), 0.1)
 METHODS = Methods(
     reducers={"dense": micro.DenseReducer(), "micro": SPARSE},
-    selection=lambda world_size: Formula(selectors={"micro": "micro"}, world_size=world_size, bytes_per_s=1e9),
+    selection=lambda world_size: SelectionFormula(selectors={"micro": "micro"}, world_size=world_size, bytes_per_s=1e9),
 )
 
 
@@ -34,9 +37,9 @@ def made_up_trace(model: str = "mlp") -> Trace:
     return Trace(model=model, layers=layers, forward_s=0.008, backward_s=0.016, update_s=0.001)
 
 
-def simulated(world_size: int, method: str, schedule: str, link: Link = LINK) -> simulating.Row:
+def simulated(world_size: int, method: str, schedule: str, link: Link = LINK) -> Row:
     problem = METHODS.problem(made_up_trace(), Flat(link, world_size), method, world_size)
-    return simulating.simulate(problem, schedule, world_size)
+    return simulate_step(problem, schedule, world_size)
 
 
 @pytest.mark.parametrize("world_size", [2, 5, 64])
@@ -82,10 +85,8 @@ def test_one_worker_neither_sends_nor_selects() -> None:
 
 def test_a_method_without_selection_is_planned_as_dense_is() -> None:
     problem = problem_of(made_up_trace(), Flat(LINK, 8), SPARSE, 8, method="micro")
-    assert simulating.schedule_for(problem, "exact").name == "exact"
-    assert simulating.schedule_for(METHODS.problem(made_up_trace(), Flat(LINK, 8), "micro", 8), "exact").name == (
-        "sparse_exact"
-    )
+    assert schedule_for(problem, "exact").name == "exact"
+    assert schedule_for(METHODS.problem(made_up_trace(), Flat(LINK, 8), "micro", 8), "exact").name == ("sparse_exact")
 
 
 def test_what_a_method_sends_is_paid_for_call_by_call() -> None:
@@ -102,27 +103,27 @@ def test_a_network_of_other_ranks_is_refused() -> None:
 
 
 def test_formula_of_top_k_grows_faster_than_its_vector() -> None:
-    formula = Formula(selectors={"topk": "topk"}, world_size=4, bytes_per_s=1e9)
+    formula = SelectionFormula(selectors={"topk": "topk"}, world_size=4, bytes_per_s=1e9)
     assert formula.seconds("topk", 2**20) == pytest.approx(2**20 * (16e-9 + 20 * 2.18896957e-10))
     with pytest.raises(ValueError, match="no formula for the selection of randomk"):
-        Formula(selectors={"randomk": "randomk"}, world_size=4, bytes_per_s=1e9)
+        SelectionFormula(selectors={"randomk": "randomk"}, world_size=4, bytes_per_s=1e9)
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 3.0])
 def test_crossing_is_where_a_power_is_one(exponent: float) -> None:
-    assert simulating.crossing(lambda rate: (3e9 / rate) ** exponent, 1e8, 1e11) == pytest.approx(3e9)
-    assert simulating.crossing(lambda rate: (1e7 / rate) ** exponent, 1e8, 1e11) == 0
-    assert simulating.crossing(lambda rate: (1e12 / rate) ** exponent, 1e8, 1e11) == math.inf
+    assert crossing(lambda rate: (3e9 / rate) ** exponent, 1e8, 1e11) == pytest.approx(3e9)
+    assert crossing(lambda rate: (1e7 / rate) ** exponent, 1e8, 1e11) == 0
+    assert crossing(lambda rate: (1e12 / rate) ** exponent, 1e8, 1e11) == math.inf
 
 
 def test_a_method_gains_below_its_border_and_not_above() -> None:
     trace, rates = made_up_trace(), (1e8, 1e11)
-    (row,) = simulating.borders(trace, replace(LINK, alpha_s=1e-5), METHODS, [16], rates)
+    (row,) = borders(trace, replace(LINK, alpha_s=1e-5), METHODS, [16], rates)
     assert rates[0] < row["border"] < rates[1]
     for rate, gains in ((row["border"] / 1.5, True), (row["border"] * 1.5, False)):
         network = Flat(Link(1e-5, 8 / rate), 16)
         steps = {
-            method: simulating.simulate(METHODS.problem(trace, network, method, 16), "exact", 16)["step_s"]
+            method: simulate_step(METHODS.problem(trace, network, method, 16), "exact", 16)["step_s"]
             for method in METHODS.reducers
         }
         assert (steps["micro"] < steps["dense"]) is gains
@@ -130,7 +131,7 @@ def test_a_method_gains_below_its_border_and_not_above() -> None:
 
 def test_rescaling_keeps_proportions() -> None:
     trace = made_up_trace()
-    scaled = simulating.rescaled(trace, 10 * trace.compute_s)
+    scaled = rescaled(trace, 10 * trace.compute_s)
     assert scaled.compute_s == pytest.approx(10 * trace.compute_s)
     assert [layer.ready_s for layer in scaled.layers] == pytest.approx([10 * layer.ready_s for layer in trace.layers])
     assert scaled.layers[0].used_s == pytest.approx(0.01)
@@ -139,7 +140,7 @@ def test_rescaling_keeps_proportions() -> None:
 
 def test_layers_keep_bytes_and_the_last_moment_of_their_parameters() -> None:
     trace = made_up_trace()
-    merged = simulating.by_layer(trace)
+    merged = by_layer(trace)
     assert [layer.num_bytes for layer in merged.layers] == [
         a.num_bytes + b.num_bytes for a, b in zip(trace.layers[::2], trace.layers[1::2], strict=True)
     ]
@@ -147,23 +148,23 @@ def test_layers_keep_bytes_and_the_last_moment_of_their_parameters() -> None:
 
 
 def test_gains_of_merging_vanish_where_computation_hides_everything() -> None:
-    slow = simulating.ratios(simulating.as_published(made_up_trace()), 16, 1000.0)
+    slow = ratios(as_published(made_up_trace()), 16, 1000.0)
     assert slow["over_layerwise"] == pytest.approx(1, abs=1e-3)
     assert slow["over_single"] == pytest.approx(1, abs=1e-3)
 
 
 def test_gain_over_layers_is_in_start_ups_where_computation_takes_no_time() -> None:
-    trace = simulating.as_published(made_up_trace())
-    whole = Flat(simulating.cluster_link(16), 64).seconds("all_reduce", trace.num_bytes)
-    start_up = Flat(simulating.cluster_link(16), 64).seconds("all_reduce", 0)
-    row = simulating.ratios(trace, 16, 1e-9)
+    trace = as_published(made_up_trace())
+    whole = Flat(cluster_link(16), 64).seconds("all_reduce", trace.num_bytes)
+    start_up = Flat(cluster_link(16), 64).seconds("all_reduce", 0)
+    row = ratios(trace, 16, 1e-9)
     assert row["over_layerwise"] == pytest.approx(1 + (len(trace.layers) - 1) * start_up / whole, rel=1e-4)
     assert row["over_single"] == pytest.approx(1)
 
 
 def test_nearest_row_is_the_one_that_agrees_best() -> None:
     rows = [{"over_layerwise": value, "over_single": 1.0} for value in (1.0, 1.9, 3.0)]
-    assert simulating.nearest(rows, Published(over_layerwise=2.0, over_single=1.1)) is rows[1]
+    assert nearest(rows, Published(over_layerwise=2.0, over_single=1.1)) is rows[1]
 
 
 def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

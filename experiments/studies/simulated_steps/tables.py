@@ -9,9 +9,9 @@ from rich.table import Table
 
 from experiments.reports.markdown import table
 from experiments.reports.names import human, in_order, label
-from experiments.studies.simulated_steps import Published, nearest
-from experiments.studies.simulation_figures import rate_name, way_name
-from experiments.studies.simulation_study import Study
+from experiments.studies.simulated_steps.labels import rate_name, way_name
+from experiments.studies.simulated_steps.published_gains import Published, nearest
+from experiments.studies.simulated_steps.settings import Study
 
 SETTING = ["model", "network", "algorithm", "compute_s"]
 HOW_TO_READ = """\
@@ -26,8 +26,8 @@ HIERARCHY = """\
 network between nodes. An all-reduce is a reduce-scatter in the node, one across nodes, an all-gather in the node."""
 HOW_GAINS = """\
 How much faster a step is with MG-WFBP than with WFBP and with SyncEASGD (one bucket): 64 workers, ring, the paper's
-first cluster (a = 9.72e-4 s, b = 1.97e-9 s/B), forward taken as half of backward as in the authors' script. *Said* is
-what Shi, Chu and Li publish (MG-WFBP, TPDS 2021, arXiv 1912.09268). Each line is a reading of what the paper leaves
+first cluster (a = 9.72e-4 s, b = 1.97e-9 s/B), forward taken as half of backward as in the authors' script. *Published*
+is what Shi, Chu and Li report (MG-WFBP, TPDS 2021, arXiv 1912.09268). Each line is a reading of what the paper leaves
 open: of how many ranks the fit is, and whether a layer's parameters travel as one. *Nearest* is the computation of a
 worker, forward and backward, at which our two gains come nearest to the published ones; the largest gains are over all
 computations tried, 0.03 to 10 s.
@@ -102,13 +102,15 @@ def _pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
 def _gains(headline: pd.DataFrame) -> str:
     lines = []
     for (model, grain, fitted_at), rows in headline.groupby(["model", "grain", "fitted_at"], sort=False):
-        said = Published(over_layerwise=rows["said_layerwise"].iloc[0], over_single=rows["said_single"].iloc[0])
-        best = nearest([dict(row) for _, row in rows.iterrows()], said)
+        published = Published(
+            over_layerwise=rows["published_layerwise"].iloc[0], over_single=rows["published_single"].iloc[0]
+        )
+        best = nearest([dict(row) for _, row in rows.iterrows()], published)
         lines.append(
             [
                 f"{human(str(model))}, by {grain} ({best['num_sent']}), fit of {fitted_at}",
-                f"{said.over_layerwise:g}",
-                f"{said.over_single:g}",
+                f"{published.over_layerwise:g}",
+                f"{published.over_single:g}",
                 f"{best['compute_s']:.3g}",
                 f"{best['over_layerwise']:.3g}",
                 f"{best['over_single']:.3g}",
@@ -116,7 +118,7 @@ def _gains(headline: pd.DataFrame) -> str:
                 f"{rows['over_single'].max():.3g}",
             ]
         )
-    names = ["reading", "said / WFBP", "said / SyncEASGD", "nearest, s", "ours", "ours", "largest", "largest"]
+    names = ["reading", "published / WFBP", "published / SyncEASGD", "nearest, s", "ours", "ours", "largest", "largest"]
     return table(names, lines)
 
 

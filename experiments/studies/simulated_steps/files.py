@@ -1,0 +1,33 @@
+"""Everything that a simulation writes: steps.csv, simulate.md, and the figures with their numbers."""
+
+from pathlib import Path
+
+from experiments.reports.markdown import write_csv
+from experiments.reports.plot_style import save
+from experiments.studies.simulated_steps.gain_figures import draw_borders, draw_headline
+from experiments.studies.simulated_steps.questions import RATES, Frames
+from experiments.studies.simulated_steps.settings import Study
+from experiments.studies.simulated_steps.speedup_figures import draw_speedups, draw_trees
+from experiments.studies.simulated_steps.step import DENSE, EXACT
+from experiments.studies.simulated_steps.tables import report
+
+
+def write(study: Study, frames: Frames, out: Path, command: str) -> list[Path]:
+    """Write tables and figures; returns the paths."""
+    written = [write_csv(frames["steps"], out / "steps.csv")]
+    for (network, algorithm), rows in frames["steps"].groupby(["network", "algorithm"], sort=False):
+        shown = rows[(rows["method"] == DENSE) | (rows["schedule"] == EXACT)]
+        heading = f"Simulated speed-up, {network}, {algorithm}, density {study.density:g}"
+        stem = f"speedup-{network}-{algorithm}"
+        written += save(draw_speedups(shown, heading), shown, out / stem)
+    if "borders" in frames:
+        heading = f"Left of its line a method is faster than dense: ring, density {study.density:g}"
+        written += save(draw_borders(frames["borders"], heading, RATES), frames["borders"], out / "borders")
+    if "headline" in frames:
+        heading = "Step of other schedules / step of MG-WFBP at 64 workers, beside the published"
+        written += save(draw_headline(frames["headline"], heading), frames["headline"], out / "headline")
+    heading = "Double trees on the link of k80_10gbe"
+    written += save(draw_trees(frames["trees"], heading), frames["trees"], out / "double-trees")
+    written.append(out / "simulate.md")
+    written[-1].write_text(report(study, frames, command))
+    return written

@@ -1,0 +1,147 @@
+"""Networks that papers and public code describe, scaled to any number of ranks."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from experiments.config.errors import UserError
+from micro.parts import Rule
+from micro.planning.costs import Algorithm, Flat, Hierarchical, Link, Network, scaled
+
+Fitted = Literal["all_reduce", "all_gather"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A collective of world_size ranks took alpha_s + beta_s * bytes seconds.
+
+    Bytes are of the vector for an all-reduce, of what all ranks together contribute for an all-gather.
+    """
+
+    world_size: int
+    alpha_s: float
+    beta_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkValues:
+    """A link by itself; values may be missing until they are given.
+
+    Attributes:
+        alpha_s: seconds a message.
+        beta_s: seconds a byte, or None where rate_bps says so.
+        gamma_s: seconds a byte to add.
+        rate_bps: bits a second that travel, headers included.
+        overhead: bytes that travel for a byte of payload; counts only with rate_bps.
+    """
+
+    alpha_s: float | None = None
+    beta_s: float | None = None
+    gamma_s: float = 0.0
+    rate_bps: float | None = None
+    overhead: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPreset:
+    """A network as its file describes it: fits of a collective for some numbers of ranks, or a link.
+
+    Attributes:
+        name, interconnect: of the network.
+        source: where the numbers stand, and how they were read.
+        fitted, algorithm: the collective that the fits are of, and its assumed algorithm.
+        fitted_on: sizes of the messages it was fitted on.
+        fits: by number of ranks, rising.
+        link: where there are no fits.
+    """
+
+    name: str
+    interconnect: str
+    source: str
+    fitted: Fitted = "all_reduce"
+    algorithm: Algorithm = "ring"
+    fitted_on: str = "not stated"
+    fits: tuple[Fit, ...] = ()
+    link: LinkValues = field(default_factory=LinkValues)
+
+    def network(self, world_size: int, algorithm: Algorithm | None = None, *, rule: Rule = "repaired") -> Network:
+        """Return the costs of ``world_size`` ranks: exactly the fit where there is one for them, scaled from it else.
+
+        Args:
+            algorithm: of the all-reduce, that of the fit by default.
+            rule: see micro.planning.costs.Flat.
+
+        Raises:
+            UserError: a value of the link is missing, no ranks, or no such algorithm.
+        """
+        link = self.link_of(world_size)
+        try:
+            return Flat(link, world_size, algorithm or self.algorithm, rule)
+        except ValueError as error:
+            raise UserError(f"network {self.name}: {error}") from None
+
+    def link_of(self, world_size: int) -> Link:
+        """Return the link between two of ``world_size`` ranks, from the fit for the most ranks that are not more.
+
+        Raises:
+            UserError: a value of the link is missing.
+        """
+        if not self.fits:
+            return self._link_as_given()
+        fit = max((fit for fit in self.fits if fit.world_size <= world_size), key=_ranks, default=self.fits[0])
+        if self.fitted == "all_reduce":
+            return scaled(fit.alpha_s, fit.beta_s, fit.world_size, self.algorithm)
+        beta_s = fit.beta_s * fit.world_size  # a byte of one rank is world_size bytes of all
+        return scaled(fit.alpha_s, beta_s, fit.world_size, self.algorithm, op="gather_rows")
+
+    def _link_as_given(self) -> Link:
+        link = self.link
+        if link.alpha_s is None:
+            raise UserError(f"network {self.name} has no alpha_s, seconds of start-up a message: give alpha_s")
+        if link.beta_s is not None:
+            return Link(link.alpha_s, link.beta_s, link.gamma_s)
+        if link.rate_bps is None:
+            raise UserError(f"network {self.name} has no rate: give rate_bps, bits a second, or beta_s, seconds a byte")
+        return Link(link.alpha_s, 8 / link.rate_bps * link.overhead, link.gamma_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Nodes of several ranks; fewer ranks than that are one node.
+
+    Attributes:
+        intra: whose link joins the ranks of a node.
+        ranks_per_node: at least 1.
+
+    Raises:
+        UserError: fewer than 1.
+    """
+
+    intra: NetworkPreset
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 1:
+            raise UserError(f"ranks per node must be at least 1, got {self.ranks_per_node}")
+
+    def network(self, inter: NetworkPreset, world_size: int) -> Network:
+        """Return the costs of ``world_size`` ranks in nodes that the link of ``inter`` joins, reducing as it does.
+
+        That link is the one which a flat network of as many ranks would have.
+
+        Raises:
+            UserError: a node would not be full, or a value of a link is missing.
+        """
+        local = min(self.ranks_per_node, world_size)
+        if world_size % local:
+            raise UserError(f"{world_size} workers do not fill nodes of {local}: give at most {local}, or a multiple")
+        return Hierarchical(
+            intra=self.intra.link_of(local),
+            inter=inter.link_of(world_size),
+            ranks_per_node=local,
+            num_nodes=world_size // local,
+            algorithm=inter.algorithm,
+        )
+
+
+def _ranks(fit: Fit) -> int:
+    return fit.world_size

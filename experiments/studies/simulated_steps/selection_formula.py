@@ -1,0 +1,45 @@
+"""Seconds of selection by a formula, for where none were measured."""
+
+import math
+from dataclasses import dataclass
+
+from experiments.config.errors import UserError
+
+SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while all others wait for it
+SCANNED = ("reused", "threshold", "gaussiank", "dgc", "redsync", "sidco", "sage")
+SORT_S = 2.18896957e-10  # s of s x log2(x) for the top-k of a P102-100, literal in the public code of OMGS-SGD
+SCAN_BYTES, KEEP_BYTES = 4, 16  # read once to compare; residual + gradient, kept (12), and the gradient cleared (4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionFormula:
+    """Seconds of selection: memory traffic, and for an exact top-k the known s x log2(x).
+
+    Every method adds the residual and clears the gradient, 16 bytes an element; one with a threshold reads all of it
+    once more, 4 bytes, one with exclusive slices reads a share of 1 in ``world_size``. Starting a kernel costs nothing.
+
+    Attributes:
+        selectors: the name of each method's selector.
+        bytes_per_s: of memory, assumed.
+    """
+
+    selectors: dict[str, str]
+    world_size: int
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for method, selector in self.selectors.items():
+            if selector not in (*SORTED, *SLICED, *SCANNED):
+                known = ", ".join((*SORTED, *SLICED, *SCANNED))
+                raise UserError(
+                    f"no formula for the selection of {method} ({selector}), only for {known}: measure it with "
+                    "'python -m experiments.profile select' and give --select FILE"
+                )
+
+    def seconds(self, method: str, numel: float) -> float:
+        """Return the seconds that a method takes for ``numel`` elements."""
+        kept_s = KEEP_BYTES * numel / self.bytes_per_s
+        if self.selectors[method] in SORTED:
+            return kept_s + SORT_S * numel * math.log2(max(numel, 2))
+        share = self.world_size if self.selectors[method] in SLICED else 1
+        return kept_s + SCAN_BYTES * numel / share / self.bytes_per_s

@@ -1,0 +1,206 @@
+"""What a simulation is asked for: read and checked before anything is computed."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.config.errors import UserError
+from experiments.studies.methods import build_methods, known_methods, select_names
+from experiments.studies.simulated_steps.network_choices import (
+    ALGORITHMS,
+    AlgorithmChoice,
+    NetworkChoice,
+    load_measured,
+    network_choices,
+)
+from experiments.studies.simulated_steps.network_files import load_network
+from experiments.studies.simulated_steps.networks import Nodes
+from experiments.studies.simulated_steps.published_gains import COMPUTES, PUBLISHED, READINGS, headline, nearest
+from experiments.studies.simulated_steps.selection_formula import SelectionFormula
+from experiments.studies.simulated_steps.step import DENSE, EXACT, Methods, Way
+from experiments.studies.simulated_steps.trace_changes import GRAINS, rescaled
+from experiments.training.schedule_problem import Selection
+from micro import SparseReducer
+from micro.parts import known
+from micro.planning.schedules.base import Schedule
+from micro.planning.traces import SelectTable, Trace
+
+TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
+NETWORK = "k80_10gbe"
+INTRA, RANKS_PER_NODE = "v100_pcie", 8
+MEMORY_GB_S = 240.0  # assumed: neither measured nor published
+WORKERS = "1,2,4,8,16,32,64,128,256,512,1024,2048"
+SCHEDULES = f"layerwise,single,mgwfbp,{EXACT}"
+METHODS = f"{DENSE},micro,oktopk,topk"
+SPARSE_SCHEDULES = (EXACT, "single")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of a command line as they are given; see the help of ``python -m experiments.simulate``."""
+
+    trace: Sequence[Path] = TRACES
+    network: Sequence[str] = (NETWORK,)
+    algorithm: str = ""
+    ranks_per_node: int | None = None
+    intra: str | None = None
+    workers: str = WORKERS
+    schedules: str = SCHEDULES
+    methods: str = METHODS
+    density: float = 0.001
+    grain: str = "layer"
+    select: Path | None = None
+    memory_gb_s: float = MEMORY_GB_S
+    compute_s: str = "published"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is simulated.
+
+    Attributes:
+        recorded: the traces as they were read.
+        traces: rescaled, and by layer or tensor, as requested.
+        assumed: where the seconds of each model's computation come from, in words.
+        networks: each with each algorithm.
+        nodes: of the hierarchical algorithm.
+        methods, ways: dense under each schedule, each sparse method under the exact plan and as one bucket.
+        workers, density: as given.
+        selection: where the seconds of selection come from, in words.
+    """
+
+    recorded: tuple[Trace, ...]
+    traces: tuple[Trace, ...]
+    assumed: dict[str, str]
+    networks: tuple[NetworkChoice, ...]
+    nodes: Nodes
+    methods: Methods
+    ways: tuple[Way, ...]
+    workers: tuple[int, ...]
+    density: float
+    selection: str
+
+
+def study_of(request: Request) -> Study:
+    """Return what a request asks for.
+
+    Raises:
+        UserError: a file that cannot be used, a name that does not exist, a number out of its range.
+    """
+    workers = _whole_numbers("--workers", request.workers)
+    algorithms = _algorithms(request.algorithm)
+    nodes = _nodes(request, algorithms)
+    networks = [each for name in request.network for each in network_choices(name, algorithms, nodes, workers)]
+    methods, selection = _methods(request)
+    schedules = select_names(_words(request.schedules), list(known(Schedule)), "schedules")
+    ways = [Way(DENSE, name) for name in schedules]
+    ways += [Way(method, schedule) for method in methods.sparse for schedule in SPARSE_SCHEDULES]
+    recorded = [load_measured(Trace, path) for path in request.trace]
+    models = [trace.model for trace in recorded]
+    if len(set(models)) < len(models):
+        raise UserError(f"--trace must be of different models, got {', '.join(models)}")
+    for network, trace in itertools.product(networks, recorded):
+        _check_costs(trace, network, methods)
+    timed = [_computing(trace, request.compute_s) for trace in recorded]
+    return Study(
+        recorded=tuple(recorded),
+        traces=tuple(GRAINS[request.grain](trace) for trace, _ in timed),
+        assumed={trace.model: words for trace, words in timed},
+        networks=tuple(networks),
+        nodes=nodes,
+        methods=methods,
+        ways=tuple(ways),
+        workers=workers,
+        density=request.density,
+        selection=selection,
+    )
+
+
+def _algorithms(given: str) -> list[AlgorithmChoice | None]:
+    """Return the algorithms given; None stands for each network's own."""
+    words = select_names(_words(given), ALGORITHMS, "algorithm") if given else []
+    return [name for name in ALGORITHMS if name in words] or [None]
+
+
+def _nodes(request: Request, algorithms: Sequence[AlgorithmChoice | None]) -> Nodes:
+    given = {"--ranks-per-node": request.ranks_per_node, "--intra": request.intra}
+    for option, value in given.items():
+        if value is not None and "hierarchical" not in algorithms:
+            raise UserError(f"{option} is for --algorithm hierarchical: add that, or leave {option} out")
+    ranks_per_node = RANKS_PER_NODE if request.ranks_per_node is None else request.ranks_per_node
+    return Nodes(intra=load_network(request.intra or INTRA), ranks_per_node=ranks_per_node)
+
+
+def _methods(request: Request) -> tuple[Methods, str]:
+    """Return the methods, dense first, and where their seconds of selection come from, in words."""
+    if not request.memory_gb_s > 0:
+        raise UserError(f"--memory-gb-s must be above 0, got {request.memory_gb_s:g}")
+    names = select_names(_words(request.methods), known_methods(), "methods")
+    sparse = [name for name in names if name != DENSE]
+    reducers = build_methods([DENSE, *sparse], request.density)
+    if request.select is None:
+        selectors = {name: _selector(name, reducers[name]) for name in sparse}
+        speed = 1e9 * request.memory_gb_s
+
+        def formula(world_size: int) -> Selection:
+            return SelectionFormula(selectors=selectors, world_size=world_size, bytes_per_s=speed)
+
+        formula(1)  # a method without a formula is refused here
+        origin = "an assumption, neither measured nor published" if request.memory_gb_s == MEMORY_GB_S else "as given"
+        words = f"a formula, with memory of {request.memory_gb_s:g} GB/s, {origin}"
+        return Methods(reducers=reducers, selection=formula), words
+    measured = load_measured(SelectTable, request.select)
+    missing = [name for name in sparse if name not in measured.methods]
+    if missing:
+        held = ", ".join(measured.methods)
+        raise UserError(f"{request.select} holds {held}, not {missing[0]}: measure it, or leave it out of --methods")
+    words = (
+        f"{request.select}, measured on {measured.device}, {measured.world_size} ranks, density {measured.density:g}"
+    )
+    return Methods(reducers=reducers, selection=lambda _: measured), words
+
+
+def _check_costs(trace: Trace, network: NetworkChoice, methods: Methods) -> None:
+    """Compute the costs of each method once, so that an unknown cost is an error before anything else is computed."""
+    world_size = max(network.workers)
+    for method in methods.reducers:
+        try:
+            problem = methods.problem(trace, network.of(world_size), method, world_size)
+            _ = problem.exchange(trace.num_bytes), problem.select(trace.num_bytes), problem.gather(trace.num_bytes)
+        except ValueError as error:
+            raise UserError(f"{method} on {network.name}: {error}") from None
+
+
+def _selector(method: str, reducer: object) -> str:
+    return reducer.selector.name if isinstance(reducer, SparseReducer) else method
+
+
+def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
+    """Return a trace with the requested seconds of computation, and in words where they come from."""
+    measured = f"as measured on {trace.device}"
+    if given == "trace" or (given == "published" and trace.model not in PUBLISHED):
+        return trace, measured
+    if given == "published":
+        rows = list(headline(trace, COMPUTES, READINGS[:1]))
+        compute_s = float(nearest(rows, PUBLISHED[trace.model])["compute_s"])
+        return rescaled(trace, compute_s), "chosen: nearest to the published gains"
+    try:
+        compute_s = float(given)
+    except ValueError:
+        compute_s = math.nan
+    if not 0 < compute_s < math.inf:
+        raise UserError(f"--compute-s must be a number above 0, 'trace' or 'published', got '{given}'")
+    return rescaled(trace, compute_s), "as given"
+
+
+def _whole_numbers(option: str, given: str) -> tuple[int, ...]:
+    words = _words(given)
+    if not words or not all(word.isdecimal() and int(word) >= 1 for word in words):
+        raise UserError(f"{option} must be whole numbers of at least 1 with commas between, got '{given}'")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _words(given: str) -> list[str]:
+    return [word for word in given.split(",") if word]
