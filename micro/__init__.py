@@ -5,9 +5,27 @@
 
 A method is a composition: density x selector x exchange x feedback x codec. Every part is also known by the word that a
 yaml uses for it: ``micro.build(micro.Selector, "topk")``, ``micro.known(micro.Exchange)``.
+
+Reading order:
+
+    flat, sparse       Layout: named parameters as one vector; Step, Selection, Exchanged: what parts pass to each other
+    comm, operations   the collectives: the only file that calls them, and where bytes are counted; their names
+    parts, installed   Part, build, known: parts by name; parts that other packages bring
+    selectors/         which indices a rank sends; partition: which slice it searches
+    exchanges/         how the ranks' indices and values meet; scope: a bucket, each parameter or the whole model
+    codecs/            the bytes of values; index_codecs: the bytes of indices; bits: packing both
+    feedback, density  what becomes of what was not sent; how much to send at each step
+    reducers/          the pipeline that runs these parts (sparse), and methods that do without them
+    stats, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
+    ddp/, lane         the driver for DistributedDataParallel and the thread that it reduces on
+    simulate           n ranks in one process
+    resizing           from the saved states of n ranks to those of m
+    kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
+    planning/          costs, traces, bucket schedules, theory: not imported from here
 """
 
-from micro.codecs.base import Codec
+from micro import kernels
+from micro.codecs.base import Codec, Key
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.natural import Natural
@@ -17,27 +35,29 @@ from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
-from micro.comm import Comm, GroupComm, SoloComm
+from micro.comm import Comm, GroupComm, SoloComm, Traffic
 from micro.ddp import Attachment, attach
-from micro.density import Accordion, Constant, Density, WarmUp
-from micro.exchanges.base import Exchange
+from micro.density import Accordion, Constant, Density, DensitySchedule, Target, WarmUp, target_count
+from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.dsa import DSA
 from micro.exchanges.gather import Gather
 from micro.exchanges.gtopk import GTopK
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
-from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
+from micro.feedback import ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
 from micro.flat import Layout
 from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
-from micro.nonfinite import NonFiniteGradient
-from micro.parts import build, known
-from micro.reducers.base import Reducer
+from micro.nonfinite import NonFiniteGradient, Policy
+from micro.partition import cyclic_slice, equal_slice
+from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
+from micro.randomness import generator
+from micro.reducers.base import BucketState, Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
-from micro.scope import Scope
+from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
 from micro.selectors.deft import Deft
 from micro.selectors.dgc import DGC
@@ -54,9 +74,11 @@ from micro.selectors.sage import Sage
 from micro.selectors.sidco import Sidco
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
-from micro.simulate import SimulatedStep, Simulation
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues
+from micro.simulate import SimulatedGroup, SimulatedStep, Simulation
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.stats import StepStats
+
+__version__ = "0.1.0"
 
 __all__ = [
     "DGC",
@@ -66,12 +88,14 @@ __all__ = [
     "Attachment",
     "BFloat16",
     "Bitmap",
+    "BucketState",
     "Codec",
     "Comm",
     "Constant",
     "Deft",
     "DenseReducer",
     "Density",
+    "DensitySchedule",
     "ErrorFeedback",
     "Everything",
     "ExDyna",
@@ -88,18 +112,23 @@ __all__ = [
     "IndexCodec",
     "Int8",
     "Int32",
+    "Key",
     "Layout",
     "Leader",
+    "Memory",
     "Micro",
     "MomentumCorrection",
     "Natural",
     "NoFeedback",
+    "NoState",
     "NonFiniteGradient",
     "Oktopk",
     "OneBit",
     "Overlap",
     "Packed",
+    "Part",
     "PerTensor",
+    "Policy",
     "PowerSGD",
     "RandomK",
     "RangeFloat",
@@ -107,6 +136,7 @@ __all__ = [
     "RedSync",
     "Reducer",
     "Reused",
+    "Rule",
     "Sage",
     "Scope",
     "Selection",
@@ -114,18 +144,33 @@ __all__ = [
     "Shortest",
     "Sidco",
     "Sign",
+    "SimulatedGroup",
     "SimulatedStep",
     "Simulation",
     "SoloComm",
     "SparseReducer",
     "SparseValues",
+    "StatefulPart",
+    "Step",
     "StepStats",
+    "Target",
     "TernGrad",
     "Threshold",
     "TopK",
+    "Traffic",
     "Union",
     "WarmUp",
+    "Wire",
+    "__version__",
+    "as_part",
     "attach",
     "build",
+    "check_rule",
+    "cyclic_slice",
+    "equal_slice",
+    "generator",
+    "kernels",
     "known",
+    "scoped",
+    "target_count",
 ]

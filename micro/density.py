@@ -42,6 +42,7 @@ class Density(StatefulPart[S], ABC):
 
     kind: ClassVar[str] = "density"
     home: ClassVar[str] = "micro.density"
+    group: ClassVar[str] = "micro.densities"
     by_layer: ClassVar[bool] = False  # whether parameters are given densities of their own
     density: float
 

@@ -21,6 +21,7 @@ class Feedback(Part, ABC):
 
     kind: ClassVar[str] = "feedback"
     home: ClassVar[str] = "micro.feedback"
+    group: ClassVar[str] = "micro.feedback"
 
     @abstractmethod
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:

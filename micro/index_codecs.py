@@ -21,6 +21,7 @@ class IndexCodec(Part, ABC):
 
     kind: ClassVar[str] = "indices"
     home: ClassVar[str] = "micro.index_codecs"
+    group: ClassVar[str] = "micro.index_codecs"
 
     def check_density(self, density: float) -> None:
         """Raise ValueError where another form is shorter at this density whatever the indices are."""

@@ -8,6 +8,7 @@ from micro.comm import Comm
 from micro.flat import Layout
 
 Policy = Literal["stop", "skip"]
+"""What to do about NaN or Inf in a gradient: raise on all ranks, or make that step's update zero."""
 
 
 class NonFiniteGradient(RuntimeError):

@@ -1,4 +1,18 @@
-"""Parts by name: each choice is a class in a file of its own, found by the word that a yaml uses for it."""
+"""Parts by name: each choice is a class in a file of its own, found by the word that a yaml uses for it.
+
+Another package adds parts by entry points. Its pyproject.toml has, for a selector:
+
+    [project.entry-points."micro.selectors"]
+    smallest = "its_module:Smallest"
+
+where ``Smallest`` is a frozen dataclass derived from ``micro.Selector`` with ``name = "smallest"``. The groups, and
+what their parts derive from:
+
+    micro.selectors      micro.Selector         micro.feedback     micro.Feedback
+    micro.exchanges      micro.Exchange         micro.densities    micro.Density
+    micro.codecs         micro.Codec            micro.reducers     micro.Reducer
+    micro.index_codecs   micro.IndexCodec       micro.schedules    micro.planning.schedules.base.Schedule
+"""
 
 import dataclasses
 import importlib
@@ -10,20 +24,22 @@ from types import ModuleType
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from micro.flat import Layout
+from micro.installed import check_no_collision, installed_parts, load_part
 
-# Where the public code of a paper has a defect that changes results: repaired, or as it was published.
 Rule = Literal["repaired", "published"]
+"""Where the public code of a paper has a defect that changes results: repaired, or as it was published."""
 
 
 class Part:
     """One choice of one kind: a frozen dataclass of its settings.
 
-    A subclass sets ``name``, its word in yaml, and is known as soon as its file lies in ``home``, the module or the
-    package of its kind.
+    A subclass sets ``name``, its word in yaml. It is found where its file lies in ``home``, the module or the package
+    of its kind, or where an installed package has an entry point for it in ``group``.
     """
 
     kind: ClassVar[str]
     home: ClassVar[str]
+    group: ClassVar[str]
     name: ClassVar[str]
 
     @property
@@ -74,12 +90,15 @@ class StatefulPart(Part, Generic[S]):
 
 
 def known(base: type[P]) -> dict[str, type[P]]:
-    """Return every class of a kind by name, for instance ``known(Selector)``."""
-    found: dict[str, type[P]] = {}
-    for module in _modules(base.home):
-        for cls in vars(module).values():
-            if isinstance(cls, type) and issubclass(cls, base) and "name" in vars(cls):
-                found[cls.name] = cls
+    """Return every class of a kind by name, for instance ``known(Selector)``: micro's own and those of other packages.
+
+    Raises:
+        ValueError: a package's part does not load, is not of this kind, or has the name of another part.
+    """
+    found = _built_in(base)
+    for name, entry in installed_parts(base.group).items():
+        check_no_collision(base, entry, found)
+        found[name] = load_part(base, entry)
     return dict(sorted(found.items()))
 
 
@@ -90,18 +109,17 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
         common: settings given to whichever part has them.
 
     Raises:
-        ValueError: no such part, or a setting that it does not have, or a value out of range.
+        ValueError: no such part, or a setting that it does not have, or a value out of range; see also `known`.
     """
     settings = {"name": spec} if isinstance(spec, str) else {str(key): value for key, value in spec.items()}
-    name, choices = settings.pop("name", None), known(base)
-    if name not in choices:
-        raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
-    allowed = [field.name for field in dataclasses.fields(choices[name])]  # type: ignore[arg-type]
+    name = settings.pop("name", None)
+    part = _find(base, name)
+    allowed = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
     for key in settings:
         if key not in allowed:
             has = ", ".join(allowed) or "no settings"
             raise ValueError(f"{base.kind} {name} has {has}, got '{key}'{_hint(key, allowed)}")
-    return choices[name](**{key: value for key, value in common.items() if key in allowed}, **settings)
+    return part(**{key: value for key, value in common.items() if key in allowed}, **settings)
 
 
 def as_part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
@@ -115,6 +133,27 @@ def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
         raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
 
 
+def _find(base: type[P], name: Any) -> type[P]:
+    """Return the class of this name; of other packages' parts none but this one is loaded."""
+    own, installed = _built_in(base), installed_parts(base.group)
+    if name in installed:
+        check_no_collision(base, installed[name], own)
+        return load_part(base, installed[name])
+    if name not in own:
+        choices = sorted({*own, *installed})
+        raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
+    return own[name]
+
+
+def _built_in(base: type[P]) -> dict[str, type[P]]:
+    found: dict[str, type[P]] = {}
+    for module in _modules(base.home):
+        for cls in vars(module).values():
+            if isinstance(cls, type) and issubclass(cls, base) and "name" in vars(cls):
+                found[cls.name] = cls
+    return dict(sorted(found.items()))
+
+
 def _modules(home: str) -> Iterator[ModuleType]:
     package = importlib.import_module(home)
     yield package
@@ -122,6 +161,6 @@ def _modules(home: str) -> Iterator[ModuleType]:
         yield importlib.import_module(f"{home}.{entry.name}")
 
 
-def _hint(given: str, allowed: Mapping[str, Any] | list[str]) -> str:
-    close = get_close_matches(given, list(allowed), n=1)
+def _hint(given: str, allowed: list[str]) -> str:
+    close = get_close_matches(given, allowed, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

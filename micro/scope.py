@@ -12,6 +12,7 @@ from micro.reducers.sparse import SparseReducer
 from micro.selectors.per_tensor import PerTensor
 
 Scope = Literal["bucket", "tensor", "model"]
+"""Where indices are selected: within each of DDP's buckets, each parameter, or the whole model."""
 
 
 def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:

@@ -20,6 +20,7 @@ class Codec(Part, ABC):
 
     kind: ClassVar[str] = "codec"
     home: ClassVar[str] = "micro.codecs"
+    group: ClassVar[str] = "micro.codecs"
     lossless: ClassVar[bool] = False
 
     @property

@@ -40,6 +40,7 @@ class Exchange(StatefulPart[S], ABC):
 
     kind: ClassVar[str] = "exchange"
     home: ClassVar[str] = "micro.exchanges"
+    group: ClassVar[str] = "micro.exchanges"
     accepts: ClassVar[frozenset[Overlap]]
     encodes: ClassVar[bool] = True
     splits: ClassVar[bool] = False

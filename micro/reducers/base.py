@@ -54,6 +54,7 @@ class Reducer(Part, ABC):
 
     kind: ClassVar[str] = "reducer"
     home: ClassVar[str] = "micro.reducers"
+    group: ClassVar[str] = "micro.reducers"
 
     @property
     def method(self) -> str:

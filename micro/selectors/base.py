@@ -29,6 +29,7 @@ class Selector(StatefulPart[S], ABC):
 
     kind: ClassVar[str] = "selector"
     home: ClassVar[str] = "micro.selectors"
+    group: ClassVar[str] = "micro.selectors"
     overlap: ClassVar[Overlap] = Overlap.ANY
     by_layer: ClassVar[bool] = False
     needs_all: ClassVar[bool] = False

@@ -135,6 +135,7 @@ class Schedule(Part, ABC):
 
     kind: ClassVar[str] = "schedule"
     home: ClassVar[str] = "micro.planning.schedules"
+    group: ClassVar[str] = "micro.schedules"
     runs: ClassVar[bool] = True
     is_planned: ClassVar[bool] = True
 

@@ -1,0 +1,137 @@
+"""Parts that other packages bring, and what importing micro loads: each in a fresh interpreter."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from experiments.runs.json_lines import read_records
+
+pytestmark = pytest.mark.dist
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tests" / "packages" / "smallest"
+BAD = """
+[micro.selectors]
+topk = micro_smallest:Smallest
+missing = no_such_module:Part
+other_name = micro_smallest:Smallest
+no_part = json:JSONDecoder
+"""
+
+
+def python(*words: str, path: Path = ROOT) -> str:
+    """Return what a fresh interpreter prints that sees the packages in the folder ``path``."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
+    ran = subprocess.run([sys.executable, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def install(folder: Path) -> None:
+    """Put the package into a folder as an installer does: its module, its metadata, its entry points."""
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    groups = project["entry-points"].items()
+    lines = [line for group, parts in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in parts.items()))]
+    shutil.copy(PACKAGE / "micro_smallest.py", folder)
+    describe(folder, project["name"], project["version"], "\n".join(lines))
+
+
+def describe(folder: Path, name: str, version: str, entry_points: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+SIMULATE = """
+import sys, torch, micro
+before = "micro_smallest" in sys.modules
+micro.build(micro.Selector, "topk")
+still = "micro_smallest" in sys.modules
+reducer = micro.SparseReducer(micro.build(micro.Selector, {"name": "smallest", "skip": 1}), density=0.25)
+simulation = micro.Simulation(reducer, micro.Layout.flat(8), world_size=2)
+step = simulation.step(torch.arange(16.0).view(2, 8), residuals=True)
+simulation.close()
+print(before, still, step.stats[0].counts, step.update.tolist(), "smallest" in micro.known(micro.Selector))
+"""
+
+
+def test_a_selector_of_another_package_is_built_by_name(tmp_path: Path) -> None:
+    install(tmp_path)
+    printed = python("-c", SIMULATE, path=tmp_path)
+    assert printed == "False False (2, 2) [0.0, 5.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0] True"
+
+
+def test_a_selector_of_another_package_trains_by_the_composed_configuration(tmp_path: Path) -> None:
+    install(tmp_path)
+    words = ["sparsifier=topk", "sparsifier.selector=smallest", "dataset=synthetic", "model=mlp", "epochs=1"]
+    words += ["batch_size=64", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}", "density=0.05"]
+    words += ["cluster=simulated", "cluster.world_size=2", f"output={tmp_path / 'runs'}"]
+    python("-m", "experiments.train", *words, path=tmp_path)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    assert all(row["local_density"] == pytest.approx(0.05, rel=0.02) for row in read_records(folder / "steps.jsonl"))
+
+
+REFUSE = """
+import micro
+for name in ("topk", "missing", "other_name", "no_part", "micro"):
+    try:
+        print(micro.build(micro.Selector, name))
+    except ValueError as error:
+        print(error)
+try:
+    micro.known(micro.Selector)
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_part_that_cannot_be_used_is_refused_with_its_package(tmp_path: Path) -> None:
+    install(tmp_path)
+    describe(tmp_path, "bad-parts", "1.0", BAD)
+    topk, missing, other_name, no_part, works, known = python("-c", REFUSE, path=tmp_path).splitlines()
+    assert topk == (
+        "selector 'topk' of package bad-parts has the name of a selector of micro: rename it there, or uninstall "
+        "the package"
+    )
+    assert missing == (
+        "selector 'missing' of package bad-parts does not load (ModuleNotFoundError: No module named "
+        "'no_such_module'): repair or uninstall the package"
+    )
+    assert other_name == (
+        "selector 'other_name' of package bad-parts must have its entry point's name, got 'smallest': use one name"
+    )
+    assert no_part == (
+        "selector 'no_part' of package bad-parts must be a dataclass derived from Selector, got json:JSONDecoder"
+    )
+    assert works.startswith("Micro(")
+    assert known in (topk, missing, other_name, no_part)
+
+
+def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
+    install(tmp_path)
+    describe(tmp_path, "other-smallest", "1.0", "[micro.selectors]\nsmallest = other:Smallest")
+    printed = python("-c", REFUSE.replace('"topk"', '"smallest"'), path=tmp_path).splitlines()[0]
+    assert "both bring 'smallest' of micro.selectors: uninstall one of them" in printed
+    assert "micro-smallest" in printed
+    assert "other-smallest" in printed
+
+
+def test_importing_micro_loads_neither_numba_nor_the_planner() -> None:
+    source = (
+        "import torch, sys; before = set(sys.modules); import micro; new = set(sys.modules) - before; "
+        "print(new & {'numba', 'llvmlite', 'triton', 'statistics', 'micro.kernels.cpu', 'micro.planning'})"
+    )
+    assert python("-c", source) == "set()"
+
+
+def test_the_first_kernel_loads_numba() -> None:
+    source = (
+        "import sys, torch; from micro import kernels; before = 'numba' in sys.modules; "
+        "kernels.above(torch.ones(3), 0.5); print(before, kernels.compiled(torch.ones(3)) == ('numba' in sys.modules))"
+    )
+    assert python("-c", source) == "False True"
