@@ -22,13 +22,13 @@ from experiments.config.errors import UserError, suggestion
 from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.runs.cleaning import removable, removal_table, remove
-from experiments.runs.rerun import compare, find_run, rerun
+from experiments.runs.cleaning import removable, remove
+from experiments.runs.run_folder import folder_of
+from experiments.runs.saved_run import compare_weights, find_run
 from experiments.runs.status import state_of
-from experiments.sweeps.local_sweep import ON_ERROR, Outcome, check_jobs, num_at_once, run_all
-from experiments.sweeps.summaries import failure_table, plan_table, show, status_table
-from experiments.training.preflight import prepare_runs
-from experiments.training.runner import folder_of
+from experiments.sweeps.outcome import ON_ERROR, Outcome
+from experiments.sweeps.parallelism import check_jobs, num_at_once
+from experiments.sweeps.summaries import failure_table, plan_table, removal_table, show, status_table
 
 BACKENDS = ("local", "slurm")
 _STUDY = "a yaml file, or a study of conf/sweep/"
@@ -131,6 +131,8 @@ def _run(words: list[str]) -> int:
     if read_rank_environment():
         raise UserError("a sweep starts the workers of each run: call it without torchrun or srun")
     grid = jobs(given.name, overrides)
+    from experiments.training.preflight import prepare_runs  # imports torch
+
     grid, configs = distinct(grid, prepare_runs(grid))
     if given.list or (given.dry_run and settings["backend"] == "local"):
         return _list(given.name, configs)
@@ -157,6 +159,8 @@ def _submit(name: str, grid: list[list[str]], configs: list[TrainConfig], *, dry
 
 
 def _carry_out(name: str, configs: list[TrainConfig], *, jobs: str, on_error: str) -> int:
+    from experiments.sweeps.local_sweep import run_all  # imports torch
+
     console = Console(stderr=True)
     num_at_once(configs, jobs)  # a mistake comes before the table
     show(plan_table(name, configs), console)
@@ -180,6 +184,8 @@ def _status(words: list[str]) -> int:
 
 
 def _rerun(words: list[str]) -> int:
+    from experiments.sweeps.rerun import rerun  # imports torch
+
     parser = _parser("the folder of a run, or its name under output", verb="rerun", metavar="RUN")
     given = parser.parse_args(words)
     output = Path(str(OmegaConf.select(OmegaConf.load(CONF / "train.yaml"), "output")))
@@ -188,7 +194,7 @@ def _rerun(words: list[str]) -> int:
     for failure in outcome.failures:
         print(f"error: {failure.run}: {failure.why}", file=sys.stderr)
     if folder.is_done():
-        print(f"done: {folder.path}: {compare(original, folder)}")
+        print(f"done: {folder.path}: {compare_weights(original, folder)}")
     return outcome.exit_code
 
 

@@ -22,10 +22,10 @@ from experiments.config.repository import CONF
 from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
-from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import reason_of, state_of
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.status import failure_reason, state_of
 from experiments.training.preflight import check_run, prepare_runs
-from experiments.training.runner import execute, folder_of, join
+from experiments.training.runner import execute, join
 from micro import NonFiniteGradient
 
 failures: list[str] = []
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _unfinished(folder: RunFolder) -> str:
-    return reason_of(folder) or f"is {state_of(folder)}, not done; see what its launcher left"
+    return failure_reason(folder) or f"is {state_of(folder)}, not done; see what its launcher left"
 
 
 def _check(words: list[str], *, multirun: bool, ranks: RankEnvironment | None) -> list[RunFolder]:

@@ -4,29 +4,17 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 
-from rich.table import Table
-from rich.text import Text
-
 from experiments.config.errors import UserError
 from experiments.runs.atomic_files import reason
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import State, last_step, state_of, told
+from experiments.runs.status import State, state_of
 
 
 def removable(folders: Iterable[RunFolder], *, finished_too: bool = False) -> list[RunFolder]:
     """Return those of ``folders`` that failed or were broken off, and the finished ones where asked for."""
     states = {State.FAILED, State.STOPPED, *([State.DONE] if finished_too else [])}
     return [folder for folder in folders if state_of(folder) in states]
-
-
-def removal_table(folders: list[RunFolder]) -> Table:
-    """Return what would be lost: run, state, steps recorded, and a few words on it."""
-    table = Table("run", "state", "steps", "", title=f"{len(folders)} to remove")
-    for folder in folders:
-        words = Text(told(folder), overflow="fold")
-        table.add_row(Text(str(folder.path), overflow="fold"), str(state_of(folder)), str(last_step(folder)), words)
-    return table
 
 
 def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:

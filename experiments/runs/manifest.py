@@ -1,10 +1,8 @@
 """Where a run took place and with what: everything beside its configuration that its numbers may depend on."""
 
-import hashlib
 import os
 import platform
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 
 from experiments.config.repository import ROOT
+from experiments.runs.git_state import git_state
 
 _PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
 _VARIABLES = (
@@ -78,34 +77,6 @@ def collect_manifest(
     if taken:
         raise ValueError(f"extra entries of a manifest must have names of their own, got {', '.join(taken)}")
     return {**manifest, **extra}
-
-
-def git_state(folder: Path) -> dict[str, Any]:
-    """Return revision, whether tracked files differ from it, and the SHA-256 of that difference.
-
-    All three are None where ``folder`` is in no repository, has no commit, or git is missing; the checksum is None as
-    well when nothing differs.
-    """
-    revision = _git(folder, "rev-parse", "HEAD")
-    difference = _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-color")
-    if revision is None or difference is None:
-        return {"revision": None, "dirty": None, "diff_sha256": None}
-    return {
-        "revision": revision.decode().strip(),
-        "dirty": bool(difference),
-        "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None,
-    }
-
-
-def _git(folder: Path, *arguments: str) -> bytes | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # several runs may ask at once
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, env=environment, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
 
 
 def _version(package: str) -> str | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.config.identity import run_name
+from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import cannot_write, write_json
 from experiments.runs.folder_lock import cannot_use, is_locked, lock_folder
 from experiments.runs.rewinding import find_later, move_tail
@@ -178,3 +180,8 @@ class RunFolder:
         newest = self.attempts_path / str(self._last_attempt())
         has_rows = any((newest / path.name).exists() for path in (self.steps_path, self.epochs_path))
         return newest if newest.exists() and not has_rows else self._next_attempt()
+
+
+def folder_of(config: TrainConfig) -> RunFolder:
+    """Return the folder that a run has, whether it exists or not."""
+    return RunFolder(Path(config.output) / run_name(config))

@@ -1,11 +1,10 @@
-"""What became of a run, told by its folder alone."""
+"""The state of a run, read from its folder alone."""
 
 import re
 from enum import StrEnum
 from pathlib import Path
 
 from experiments.config.errors import one_line
-from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
 from experiments.runs.json_lines import LastRow
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
@@ -44,21 +43,8 @@ def last_step(folder: RunFolder) -> int:
     return int(LastRow(folder.steps_path).read().get("step", -1)) + 1
 
 
-def told(folder: RunFolder) -> str:
-    """Return in a few words what there is to say about a run: its measure, why it failed, or where it goes on."""
-    state = state_of(folder)
-    if state in (State.DONE, State.RUNNING):
-        return in_words(LastRow(folder.epochs_path).read())
-    if state == State.FAILED:
-        return reason_of(folder)
-    if state == State.NEW:
-        return ""
-    step = saved_step(folder)
-    return "no checkpoint: begins anew" if step is None else f"goes on from step {step}"
-
-
-def reason_of(folder: RunFolder) -> str:
-    """Return why the last attempt failed, in one line; empty where nobody told."""
+def failure_reason(folder: RunFolder) -> str:
+    """Return why the last attempt failed, in one line; an empty one where nothing says."""
     failure = load_json(folder.failure_path)
     if failure:
         return f"rank {failure.get('rank')} failed: {failure.get('message')}"
@@ -66,8 +52,8 @@ def reason_of(folder: RunFolder) -> str:
     return next((one_line(f"{report.get('type')}: {report.get('message')}") for report in reports if report), "")
 
 
-def log_of(folder: RunFolder) -> Path | None:
-    """Return the file that tells most about a failure; None where there is none."""
+def failure_log(folder: RunFolder) -> Path | None:
+    """Return the file that says most about a failure; None where there is none."""
     named = load_json(folder.failure_path).get("log")
     candidates = [*([Path(named)] if named else []), *_reports(folder), run_log(folder)]
     return next((path for path in candidates if path.exists()), None)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import LAUNCH
+from experiments.runs.run_folder import folder_of
 from experiments.runs.stop_signals import EXIT_SAVED
-from experiments.training.runner import folder_of
+from experiments.sweeps.parallelism import num_processes
 
 _MAX_ROWS = 1000  # SLURM takes array numbers up to 1000 where the site says nothing else
 
@@ -114,11 +115,6 @@ def ranges(rows: list[int]) -> str:
 def place_of(output: Path) -> Path:
     """Return the folder of all arrays of an output folder."""
     return output / "slurm"
-
-
-def num_processes(config: TrainConfig) -> int:
-    """Return how many processes a run has on each node: simulated workers share one."""
-    return 1 if config.cluster.simulated else config.cluster.nproc_per_node
 
 
 _READ_ROW = """\

@@ -1,4 +1,4 @@
-"""Show how far the runs of a sweep are that go on at the same time."""
+"""Show how far the runs of a sweep are, where several go on at the same time."""
 
 import time
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ _LINES_EVERY_S = 10.0
 
 
 @dataclass
-class _Under:
+class _RunningRun:
     """A run under way."""
 
     reader: RunReader
@@ -29,7 +29,7 @@ class _Under:
         self.snapshot = self.reader.read()
 
 
-class Board:
+class LiveTable:
     """A line per run under way and one of totals: a table on a terminal, plain lines now and then elsewhere.
 
     Args:
@@ -43,60 +43,60 @@ class Board:
         self._console = console
         self._total, self._num_at_once = total, num_at_once
         self._num_done, self._num_failed = done, 0
-        self._under: dict[str, _Under] = {}
+        self._running: dict[str, _RunningRun] = {}
         self._durations: list[float] = []
         self._drawn = time.monotonic()
         self._live: Live | None = None
         self._owned = ExitStack()
 
-    def begin(self, run: str, run_dir: Path, *, total_steps: int) -> None:
+    def begin(self, name: str, run_dir: Path, *, total_steps: int) -> None:
         """Add a run; its records may not exist yet."""
-        empty = Snapshot(run, done=0, total=total_steps)
-        self._under[run] = _Under(RunReader(run_dir, total_steps, run), empty, time.monotonic())
+        empty = Snapshot(name, done=0, total=total_steps)
+        self._running[name] = _RunningRun(RunReader(run_dir, total_steps, name), empty, time.monotonic())
 
-    def done(self, run: str) -> None:
-        """Take a run off that is finished."""
-        under = self._under.pop(run)
-        under.refresh()
+    def done(self, name: str) -> None:
+        """Take a finished run off the table."""
+        run = self._running.pop(name)
+        run.refresh()
         self._num_done += 1
-        self._durations.append(time.monotonic() - under.started)
-        self.say(f"done: {under.snapshot.line()}")
+        self._durations.append(time.monotonic() - run.started)
+        self.say(f"done: {run.snapshot.line()}")
 
-    def failed(self, run: str, why: str) -> None:
-        """Take a run off that failed."""
-        del self._under[run]
+    def failed(self, name: str, why: str) -> None:
+        """Take a failed run off the table."""
+        del self._running[name]
         self._num_failed += 1
-        self.say(f"failed: {run}: {why}")
+        self.say(f"failed: {name}: {why}")
 
-    def stopped(self, run: str) -> None:
-        """Take a run off that a signal stopped; it is waiting again."""
-        del self._under[run]
-        self.say(f"stopped: {run}")
+    def stopped(self, name: str) -> None:
+        """Take a run that a signal stopped off the table; it is waiting again."""
+        del self._running[name]
+        self.say(f"stopped: {name}")
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
         print_plain(self._console, line)
 
     def draw(self) -> None:
-        """Draw again, if it is time to."""
+        """Draw again, if it is time to do so."""
         every_s = _REDRAW_S if self._live else _LINES_EVERY_S
         if time.monotonic() - self._drawn < every_s:
             return
         self._drawn = time.monotonic()
-        for under in self._under.values():
-            under.refresh()
+        for run in self._running.values():
+            run.refresh()
         if self._live:
             self._live.update(self._table(), refresh=True)
             return
-        for under in self._under.values():
-            self.say(under.snapshot.line())
+        for run in self._running.values():
+            self.say(run.snapshot.line())
         self.say(self.totals())
 
     def totals(self) -> str:
         """Return what is done and what is left, in words."""
-        waiting = self._total - self._num_done - self._num_failed - len(self._under)
+        waiting = self._total - self._num_done - self._num_failed - len(self._running)
         left_s = self._left_s(waiting)
-        counts = {"done": self._num_done, "failed": self._num_failed, "running": len(self._under), "waiting": waiting}
+        counts = {"done": self._num_done, "failed": self._num_failed, "running": len(self._running), "waiting": waiting}
         words = [f"{number} {name}" for name, number in counts.items() if number or name == "done"]
         left = "" if left_s is None else f"; all runs {duration(left_s)}"
         return f"{self._total} runs: {', '.join(words)}{left}"
@@ -104,11 +104,9 @@ class Board:
     def _left_s(self, waiting: int) -> float | None:
         """Return the seconds left of all runs, from those that ended and from the pace of those under way."""
         now = time.monotonic()
-        lefts = [under.snapshot.left_s for under in self._under.values()]
+        lefts = [run.snapshot.left_s for run in self._running.values()]
         paced = [
-            now - under.started + under.snapshot.left_s
-            for under in self._under.values()
-            if under.snapshot.left_s is not None
+            now - run.started + run.snapshot.left_s for run in self._running.values() if run.snapshot.left_s is not None
         ]
         known = [*self._durations, *paced]
         if not known:
@@ -119,10 +117,10 @@ class Board:
 
     def _table(self) -> Group:
         table = Table("run", "step", "loss", "measure", "left", box=None)
-        for run, under in self._under.items():
-            shot = under.snapshot
+        for name, run in self._running.items():
+            shot = run.snapshot
             table.add_row(
-                Text(run, overflow="fold"),
+                Text(name, overflow="fold"),
                 f"{shot.done}/{shot.total}",
                 "" if shot.loss is None else f"{shot.loss:.4g}",
                 shot.measured,
@@ -130,7 +128,7 @@ class Board:
             )
         return Group(table, Text(self.totals()))
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "LiveTable":
         if is_terminal(self._console):
             self._live = self._owned.enter_context(
                 Live(self._table(), console=self._console, auto_refresh=False, transient=True)

@@ -8,7 +8,8 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import cannot_write, write_atomic
 from experiments.runs.run_folder import RunFolder
-from experiments.sweeps.job_script import Array, arrays_of, num_processes, place_of, ranges, script
+from experiments.sweeps.job_script import Array, arrays_of, place_of, ranges, script
+from experiments.sweeps.parallelism import num_processes
 
 _ANSWER_S = 60
 

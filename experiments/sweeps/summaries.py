@@ -8,12 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.config.schema import TrainConfig
+from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
-from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import State, last_step, saved_step, state_of, told
-from experiments.sweeps.local_sweep import FailedRun
+from experiments.runs.json_lines import LastRow
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.status import State, failure_reason, last_step, saved_step, state_of
+from experiments.sweeps.outcome import FailedRun
 from experiments.tracking.progress import is_terminal
-from experiments.training.runner import folder_of
 
 _STYLES = {State.DONE: "green", State.RUNNING: "cyan", State.FAILED: "red", State.STOPPED: "yellow", State.NEW: "dim"}
 _WIDE = 10_000  # columns where no screen limits them: a row stays one line
@@ -48,15 +49,15 @@ def status_table(configs: list[TrainConfig]) -> Table:
     """Return what became of each run: its state, the steps recorded, and a few words on it."""
     folders = [folder_of(config) for config in configs]
     counts = Counter(state_of(folder) for folder in folders)
-    table = Table("run", "state", "step", "", title=in_words(counts))
+    table = Table("run", "state", "step", "", title=count_states(counts))
     for folder in folders:
         state = state_of(folder)
         name = Text(folder.path.name, overflow="fold")
-        table.add_row(name, Text(state, _STYLES[state]), _steps(folder), Text(told(folder), overflow="fold"))
+        table.add_row(name, Text(state, _STYLES[state]), _steps(folder), Text(describe(folder), overflow="fold"))
     return table
 
 
-def in_words(counts: Counter[State]) -> str:
+def count_states(counts: Counter[State]) -> str:
     """Return how many runs are in which state, ``3 done, 1 failed``."""
     return ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
 
@@ -68,6 +69,28 @@ def failure_table(failures: Iterable[FailedRun]) -> Table:
     for row in rows:
         table.add_row(*(Text(str(part or ""), overflow="fold") for part in (row.run, row.why, row.log)))
     return table
+
+
+def removal_table(folders: list[RunFolder]) -> Table:
+    """Return what would be lost: run, state, steps recorded, and a few words on it."""
+    table = Table("run", "state", "steps", "", title=f"{len(folders)} to remove")
+    for folder in folders:
+        words = Text(describe(folder), overflow="fold")
+        table.add_row(Text(str(folder.path), overflow="fold"), str(state_of(folder)), str(last_step(folder)), words)
+    return table
+
+
+def describe(folder: RunFolder) -> str:
+    """Return a run in a few words: its measure, why it failed, or where it goes on."""
+    state = state_of(folder)
+    if state in (State.DONE, State.RUNNING):
+        return in_words(LastRow(folder.epochs_path).read())
+    if state == State.FAILED:
+        return failure_reason(folder)
+    if state == State.NEW:
+        return ""
+    step = saved_step(folder)
+    return "no checkpoint: begins anew" if step is None else f"goes on from step {step}"
 
 
 def _kind(config: TrainConfig) -> Kind:

@@ -1,12 +1,12 @@
-"""Show how far runs are, from the records they write.
+"""Show how far a run is, from the records it writes.
 
-The ranks print into files, and what they record is the truth about them, so the process that started them reads the
-records and draws. On a terminal this is a bar; elsewhere a plain line now and then, for a log.
+The ranks print into files, so the process that started them reads their records and draws. On a terminal this is a
+bar; elsewhere a plain line now and then, for a log.
 """
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,8 @@ from experiments.runs.run_folder import RunFolder
 
 _REDRAW_S = 0.5
 _LINE_EVERY_S = 10.0
+
+SweepLeft = Callable[[float, float | None], float | None]
 
 
 @dataclass(frozen=True)
@@ -70,63 +72,23 @@ def watch(run_dir: Path, *, total_steps: int, label: str, console: Console) -> I
         label: What to call the run.
         console: Where to draw, usually ``Console(stderr=True)``.
     """
-    with _follow(RunReader(run_dir, total_steps, label), console):
+    with follow(RunReader(run_dir, total_steps, label), console):
         yield
 
 
-class SweepProgress:
-    """Show the progress of runs that follow one another, and what is left of all of them.
+class RunReader:
+    """Turn the records of a run into snapshots; arguments are those of the function ``watch``.
 
     Args:
-        total_runs: Runs of the sweep, those to be skipped included.
-        console: Where to draw.
+        sweep_left_s: Returns the seconds left of all runs of a sweep, from the seconds since this one began and those
+            left of it.
     """
 
-    def __init__(self, total_runs: int, console: Console) -> None:
-        self._total_runs = total_runs
-        self._console = console
-        self._num_begun = 0
-        self._durations: list[float] = []
-
-    def skip(self) -> None:
-        """Count a run that was finished before."""
-        self._num_begun += 1
-
-    @contextmanager
-    def watch(self, run_dir: Path, *, total_steps: int, label: str) -> Iterator[None]:
-        """Show the progress of the next run; arguments are those of the function ``watch``."""
-        self._num_begun += 1
-        place = f"run {self._num_begun} of {self._total_runs}, {label}"
-        started = time.monotonic()
-        with _follow(RunReader(run_dir, total_steps, place, sweep=self), self._console):
-            yield
-        self._durations.append(time.monotonic() - started)  # a run that failed tells nothing of how long one takes
-
-    def left_s(self, elapsed_s: float, run_left_s: float | None) -> float | None:
-        """Return the seconds left of all runs, None as long as nothing tells.
-
-        Args:
-            elapsed_s: Seconds of the run that is under way.
-            run_left_s: Seconds left of it, if known.
-        """
-        known = list(self._durations)
-        if run_left_s is not None:
-            known.append(elapsed_s + run_left_s)
-        if not known:
-            return None
-        mean = sum(known) / len(known)
-        current = max(mean - elapsed_s, 0.0) if run_left_s is None else run_left_s
-        return current + mean * max(self._total_runs - self._num_begun, 0)
-
-
-class RunReader:
-    """Turn the records of a run into snapshots; arguments are those of the function ``watch``."""
-
-    def __init__(self, run_dir: Path, total_steps: int, label: str, sweep: SweepProgress | None = None) -> None:
+    def __init__(self, run_dir: Path, total_steps: int, label: str, sweep_left_s: SweepLeft | None = None) -> None:
         folder = RunFolder(run_dir)
         self._steps = LastRow(folder.steps_path)
         self._epochs = LastRow(folder.epochs_path)
-        self._sweep = sweep
+        self._sweep_left_s = sweep_left_s
         self._empty = Snapshot(label, done=0, total=total_steps)
         self._started = time.monotonic()
         self._first: tuple[float, int] | None = None  # when the first row was seen, and the steps done by then
@@ -145,7 +107,7 @@ class RunReader:
             loss=row.get("loss"),
             measured=self._measured,
             left_s=left_s,
-            sweep_left_s=self._sweep.left_s(now - self._started, left_s) if self._sweep else None,
+            sweep_left_s=self._sweep_left_s(now - self._started, left_s) if self._sweep_left_s else None,
         )
 
     def _left_s(self, now: float, done: int) -> float | None:
@@ -160,8 +122,8 @@ class RunReader:
 
 
 @contextmanager
-def _follow(reader: RunReader, console: Console) -> Iterator[None]:
-    """Draw what ``reader`` reads in a thread, and once more at the end."""
+def follow(reader: RunReader, console: Console) -> Iterator[None]:
+    """Draw what ``reader`` reads in a thread while the context lasts, and once more at its end."""
     stop = threading.Event()
     draw, every_s = (_draw_bar, _REDRAW_S) if is_terminal(console) else (_draw_lines, _LINE_EVERY_S)
     thread = threading.Thread(target=draw, args=(reader, console, stop, every_s), name="progress", daemon=True)

@@ -4,13 +4,11 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 
 from rich.console import Console
 
 import data
 from experiments.config.errors import UserError
-from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.launching.launch import launch
 from experiments.launching.process_lifetime import die_with_parent
@@ -18,7 +16,7 @@ from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import recorded_errors
 from experiments.runs.atomic_files import load_json, write_atomic
 from experiments.runs.folder_lock import FolderInUse
-from experiments.runs.run_folder import RunFolder
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_mirror import mirrored
@@ -27,11 +25,6 @@ from experiments.training.tasks import steps_per_epoch
 from micro.comm import gather_objects
 
 Watcher = Callable[[TrainConfig, RunFolder], AbstractContextManager[None]]
-
-
-def folder_of(config: TrainConfig) -> RunFolder:
-    """Return the folder that a run has, whether it is there or not."""
-    return RunFolder(Path(config.output) / run_name(config))
 
 
 def num_steps(config: TrainConfig) -> int:

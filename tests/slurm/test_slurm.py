@@ -12,10 +12,9 @@ import pytest
 
 from experiments.config.errors import UserError
 from experiments.runs.json_lines import read_records
-from experiments.runs.run_folder import RunFolder
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs
-from experiments.training.runner import folder_of
 from tests.slurm.site import Site, unavailable, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.runs.manifest import collect_manifest, git_state
+from experiments.runs.git_state import git_state
+from experiments.runs.manifest import collect_manifest
 
 NOTHING = {"revision": None, "dirty": None, "diff_sha256": None}
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.runs.json_lines import RecordWriter
+from experiments.runs.json_lines import LastRow, RecordWriter
+from experiments.sweeps.progress import SweepProgress
 from experiments.tracking import progress
-from experiments.tracking.progress import LastRow, Snapshot, SweepProgress, watch
+from experiments.tracking.progress import Snapshot, watch
 
 
 class Terminal(io.StringIO):

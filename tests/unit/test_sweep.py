@@ -14,15 +14,16 @@ from experiments import sweep
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.runs.cleaning import removable, remove
-from experiments.runs.rerun import compare, differences, find_run, free_folder, saved_config
-from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import State, log_of, state_of, told
-from experiments.sweeps import local_sweep as sweeping
-from experiments.sweeps.live_table import Board
-from experiments.sweeps.local_sweep import Outcome, num_at_once
-from experiments.sweeps.summaries import plan_table, status_table
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.saved_run import code_differences, compare_weights, find_run, saved_config
+from experiments.runs.status import State, failure_log, state_of
+from experiments.sweeps import parallelism
+from experiments.sweeps.live_table import LiveTable
+from experiments.sweeps.outcome import Outcome
+from experiments.sweeps.parallelism import num_at_once
+from experiments.sweeps.rerun import free_folder
+from experiments.sweeps.summaries import describe, plan_table, status_table
 from experiments.training.preflight import prepare_runs
-from experiments.training.runner import folder_of
 
 WORDS = ["model=mlp", "dataset=synthetic", "cluster=simulated", "cluster.world_size=2"]
 
@@ -64,7 +65,7 @@ FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
 def test_a_folder_tells_its_state(tmp_path: Path, name: str) -> None:
     files, state, words = FOLDERS[name]
     folder = make(tmp_path / name, files)
-    assert (state_of(folder), told(folder)) == (state, words)
+    assert (state_of(folder), describe(folder)) == (state, words)
 
 
 def test_a_folder_that_is_owned_is_running_and_a_question_takes_no_lock(tmp_path: Path) -> None:
@@ -84,10 +85,10 @@ def test_a_folder_that_is_owned_is_running_and_a_question_takes_no_lock(tmp_path
 
 def test_the_log_of_a_failure_is_the_file_that_tells_most(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", {"errors/rank0.json": REPORT, "ranks/run.log": ""})
-    assert log_of(folder) == folder.errors_path / "rank0.json"
+    assert failure_log(folder) == folder.errors_path / "rank0.json"
     make(folder.path, {"failure.json": {**FAILURE, "log": str(folder.path / "ranks/run.log")}})
-    assert log_of(folder) == folder.ranks_path / "run.log"
-    assert log_of(RunFolder(tmp_path / "nowhere")) is None
+    assert failure_log(folder) == folder.ranks_path / "run.log"
+    assert failure_log(RunFolder(tmp_path / "nowhere")) is None
 
 
 def text_of(table: object) -> str:
@@ -187,7 +188,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "num_cores", lambda: 8)
+    monkeypatch.setattr(parallelism, "num_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     words = ["model=mlp", "dataset=synthetic", "cluster.device=cpu"]
     one_process = composed(["cluster=simulated"], words=words) * 20
@@ -258,8 +259,8 @@ def test_a_rerun_takes_the_saved_configuration_and_a_place_of_its_own(tmp_path: 
     assert free_folder(original.path) == first  # it goes on
     make(first.path, {"DONE": {"weights_sha256": "b"}})
     assert free_folder(original.path).path.name == f"{original.path.name}-rerun-2"
-    assert compare(original, first) == f"ended with other weights than {original.path.name}"
-    assert compare(original, original).startswith("ended with the same weights")
+    assert compare_weights(original, first) == f"ended with other weights than {original.path.name}"
+    assert compare_weights(original, original).startswith("ended with the same weights")
 
 
 def test_a_configuration_of_another_version_is_told_in_one_line(tmp_path: Path) -> None:
@@ -274,9 +275,9 @@ def test_a_configuration_of_another_version_is_told_in_one_line(tmp_path: Path) 
 
 def test_a_rerun_says_in_which_way_the_code_differs(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", {})
-    assert "no git revision in the manifest" in differences(folder)[0]
+    assert "no git revision in the manifest" in code_differences(folder)[0]
     make(folder.path, {"manifest.json": {"git": {"revision": "0" * 40, "diff_sha256": None}}})
-    (line,) = differences(folder)
+    (line,) = code_differences(folder)
     assert "git revision" in line
 
 
@@ -292,7 +293,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_the_board_tells_of_each_run_and_of_all(
+def test_the_live_table_shows_each_run_and_totals(
     tmp_path: Path, kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -300,15 +301,15 @@ def test_the_board_tells_of_each_run_and_of_all(
     monkeypatch.setattr("experiments.sweeps.live_table._LINES_EVERY_S", 0.0)
     console = Console(file=kind(), width=120)
     make(tmp_path / "one", {"steps.jsonl": '{"step": 2, "loss": 1.5}\n', "epochs.jsonl": '{"accuracy": 0.25}\n'})
-    with Board(console, total=5, done=1, num_at_once=2) as board:
-        board.begin("one", tmp_path / "one", total_steps=9)
-        board.begin("two", tmp_path / "two", total_steps=9)
-        board.draw()
-        board.failed("two", "out of [memory]")
-        board.begin("three", tmp_path / "three", total_steps=9)
-        board.stopped("three")
-        board.done("one")
-        assert board.totals().startswith("5 runs: 2 done, 1 failed, 2 waiting; all runs ")
+    with LiveTable(console, total=5, done=1, num_at_once=2) as table:
+        table.begin("one", tmp_path / "one", total_steps=9)
+        table.begin("two", tmp_path / "two", total_steps=9)
+        table.draw()
+        table.failed("two", "out of [memory]")
+        table.begin("three", tmp_path / "three", total_steps=9)
+        table.stopped("three")
+        table.done("one")
+        assert table.totals().startswith("5 runs: 2 done, 1 failed, 2 waiting; all runs ")
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for words in ("3/9", "1.5", "accuracy 0.25", "failed: two: out of [memory]", "stopped: three", "done: one"):
         assert words in shown

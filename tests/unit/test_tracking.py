@@ -25,11 +25,11 @@ from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
 from experiments.config.tracking_settings import TrackingConfig
 from experiments.reports.frames import Frames
-from experiments.runs.run_folder import RunFolder
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.tracking.sources import from_folders, from_wandb_files, from_wandb_server, read
 from experiments.tracking.wandb_mirror import group_of, mirror, mirrored
 from experiments.training.preflight import prepare_runs
-from experiments.training.runner import execute, folder_of
+from experiments.training.runner import execute
 from tests.wandb_server import WandbServer, serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]

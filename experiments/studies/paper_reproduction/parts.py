@@ -16,8 +16,8 @@ from types import FrameType
 
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import load_json, write_json
+from experiments.runs.run_folder import folder_of
 from experiments.studies.paper_reproduction.papers import Paper, Part
-from experiments.training.runner import folder_of
 
 STAMPS = "parts"  # folder of the stamps
 

@@ -1,0 +1,73 @@
+"""Find the folder of a run, read its configuration again, and compare its code and weights with those of another."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from experiments.config.checks import typed
+from experiments.config.errors import UserError, one_line, suggestion
+from experiments.config.identity import NEUTRAL, is_neutral
+from experiments.config.repository import ROOT
+from experiments.config.schema import TrainConfig
+from experiments.runs.atomic_files import load_json
+from experiments.runs.git_state import git_state
+from experiments.runs.run_folder import RunFolder
+
+
+def find_run(run: str, output: Path) -> RunFolder:
+    """Return the folder of a run that is named by its path, or by its name under ``output``.
+
+    Raises:
+        UserError: neither is the folder of a run.
+    """
+    for path in (Path(run), output / run):
+        if (path / "config.yaml").exists():
+            return RunFolder(path.resolve())
+    known = [path.parent.name for path in output.glob("*/config.yaml")]
+    raise UserError(f"no config.yaml in {run} or {output / run}: name the folder of a run{suggestion(run, known)}")
+
+
+def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
+    """Return the configuration of a run with ``overrides``, checked.
+
+    Raises:
+        UserError: the file is no configuration of this version, or an override would change the run.
+    """
+    for override in overrides:
+        key = override.partition("=")[0]
+        if "=" not in override or not is_neutral(key):
+            allowed = ", ".join(sorted(NEUTRAL))
+            raise UserError(f"a rerun takes {allowed}, got '{override}': for another run use experiments.train")
+    try:
+        composed = OmegaConf.merge(OmegaConf.load(folder.config_path), OmegaConf.from_dotlist(overrides))
+    except (OmegaConfBaseException, YAMLError, OSError) as error:
+        raise UserError(f"{folder.config_path}: {one_line(error)}") from None
+    if not isinstance(composed, DictConfig):
+        raise UserError(f"{folder.config_path} is no configuration")
+    try:
+        return typed(composed)
+    except UserError as error:
+        raise UserError(f"{folder.config_path}: {error}") from None
+
+
+def code_differences(original: RunFolder) -> list[str]:
+    """Return a line for each way in which the code of today differs from that of the run."""
+    then, now = load_json(original.manifest_path).get("git") or {}, git_state(ROOT)
+    if not (then.get("revision") and now["revision"]):
+        return [f"cannot compare the code: no git revision {'here' if then.get('revision') else 'in the manifest'}"]
+    if then["revision"] != now["revision"]:
+        return [f"the code is at git revision {now['revision'][:12]}, the run was made at {then['revision'][:12]}"]
+    if then.get("diff_sha256") != now["diff_sha256"]:
+        return [f"the code has other changes on top of git revision {now['revision'][:12]} than the run's had"]
+    return []
+
+
+def compare_weights(original: RunFolder, again: RunFolder) -> str:
+    """Return in words whether two finished runs ended with the same weights."""
+    first, second = (load_json(folder.done_path).get("weights_sha256") for folder in (original, again))
+    if first is None:
+        return f"{original.path.name} is not finished: no weights to compare"
+    same = "the same weights as" if first == second else "other weights than"
+    return f"ended with {same} {original.path.name}"

@@ -1,0 +1,50 @@
+"""Carry out one run of a sweep, so that its failure is a line for the user and not the end of the sweep."""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from experiments.config.errors import UserError, one_line_with_type
+from experiments.config.schema import TrainConfig
+from experiments.launching.failures import RankFailure
+from experiments.runs.run_folder import RunFolder
+from experiments.training.runner import Watcher, execute
+from micro import NonFiniteGradient
+
+
+def attempt(config: TrainConfig, folder: RunFolder, watcher: Watcher) -> str | None:
+    """Carry out a run to its end; return in one line why it failed, None if it did not.
+
+    Raises:
+        SystemExit: a signal stopped the run, which is saved.
+    """
+    try:
+        execute(config, watcher, folder=folder)
+    except RankFailure as error:
+        return f"rank {error.rank} failed: {error.message}"
+    except (UserError, NonFiniteGradient) as error:
+        return str(error)
+    except Exception as error:  # too little memory, say: the other runs may have enough
+        traceback.print_exc()
+        return one_line_with_type(error)
+    return None
+
+
+@contextmanager
+def saving_at_interrupt() -> Iterator[Callable[[], bool]]:
+    """Have Ctrl-C save a run as SIGTERM does; yields a function that returns whether Ctrl-C was pressed."""
+    received: list[int] = []
+
+    def save(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # nothing to save at this moment
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGINT, save)
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.signal(signal.SIGINT, before)

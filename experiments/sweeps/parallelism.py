@@ -1,0 +1,63 @@
+"""How many runs of a local sweep go on at the same time."""
+
+import os
+from collections.abc import Mapping
+
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
+from experiments.launching.child_environment import num_cores
+
+
+def num_at_once(configs: list[TrainConfig], jobs: str) -> int:
+    """Return how many runs go on at the same time.
+
+    Args:
+        jobs: A number, or auto: as many as the cores carry, counting each worker's process (simulated workers are one
+            process) with cluster.num_threads or OMP_NUM_THREADS threads, 1 where neither is set; one on a GPU, and one
+            across nodes.
+
+    Raises:
+        UserError: no such number, or several runs of several nodes, which would not meet.
+    """
+    check_jobs(jobs)
+    several_nodes = any(config.cluster.nnodes > 1 for config in configs)
+    if jobs != "auto":
+        if several_nodes and int(jobs) > 1:
+            raise UserError(f"jobs={jobs}: runs of several nodes meet one after another, use jobs=1")
+        return max(1, min(int(jobs), len(configs)))
+    if several_nodes or any(map(_may_use_gpu, configs)):
+        return 1
+    threads = _threads_of(os.environ)
+    cores_per_run = (num_processes(config) * (config.cluster.num_threads or threads) for config in configs)
+    return max(1, min(num_cores() // max(cores_per_run, default=1), len(configs)))
+
+
+def check_jobs(jobs: str) -> None:
+    """Refuse what is neither auto nor a number of runs. Raises: UserError."""
+    if jobs != "auto" and not (jobs.isdecimal() and int(jobs) >= 1):
+        raise UserError(f"jobs must be auto or a whole number of at least 1, got '{jobs}'")
+
+
+def num_processes(config: TrainConfig) -> int:
+    """Return how many processes a run has on each node: simulated workers share one."""
+    return 1 if config.cluster.simulated else config.cluster.nproc_per_node
+
+
+def threads_per_process(config: TrainConfig, at_once: int) -> int | None:
+    """Return the share of the cores of each process of a run; None where OMP_NUM_THREADS says otherwise."""
+    if os.environ.get("OMP_NUM_THREADS"):
+        return None
+    return max(1, num_cores() // (at_once * num_processes(config)))
+
+
+def _may_use_gpu(config: TrainConfig) -> bool:
+    if config.cluster.device == "cpu":
+        return False
+    from experiments.training.devices import choose_device  # imports torch
+
+    return choose_device(config).type != "cpu"
+
+
+def _threads_of(environ: Mapping[str, str]) -> int:
+    given = environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(given)) if given.isdecimal() else 1

@@ -1,0 +1,57 @@
+"""Run again what a run folder says, in a folder of its own."""
+
+import itertools
+import signal
+import sys
+from pathlib import Path
+
+from experiments.runs.run_folder import RunFolder
+from experiments.runs.saved_run import code_differences, find_run, saved_config
+from experiments.sweeps.attempt import attempt, saving_at_interrupt
+from experiments.sweeps.outcome import Outcome
+from experiments.training.preflight import check_run
+from experiments.training.runner import show_progress
+
+
+def rerun(run: str, overrides: list[str], *, output: Path) -> tuple[RunFolder, Outcome]:
+    """Run exactly the configuration of a run again, in ``NAME-rerun-K`` beside it; the run itself is only read.
+
+    A rerun that was broken off goes on.
+
+    Args:
+        run: The run's folder, or its name under ``output``.
+        overrides: KEY=VALUE of what says where, not what: the root of the data, another output.
+
+    Raises:
+        UserError: no such run, a configuration that this code does not know, or an override that would change the run.
+    """
+    original = find_run(run, output)
+    config = saved_config(original, overrides)
+    check_run(config)
+    parent = Path(config.output) if _sets(overrides, "output") else original.path.parent
+    config.output = str(parent)
+    for line in code_differences(original):
+        print(f"warning: {line}", file=sys.stderr)
+    folder = free_folder(parent / original.path.name)
+    outcome = Outcome()
+    with saving_at_interrupt() as interrupted:
+        try:
+            why = attempt(config, folder, show_progress)
+        except SystemExit:
+            if not interrupted():
+                raise
+            why = None
+            outcome.stopped = 128 + signal.SIGINT
+    if why:
+        outcome.add_failure(folder, why)
+    return folder, outcome
+
+
+def free_folder(path: Path) -> RunFolder:
+    """Return the first of ``NAME-rerun-1``, ``-2`` ... that is not finished and not in use."""
+    numbered = (RunFolder(path.with_name(f"{path.name}-rerun-{number}")) for number in itertools.count(1))
+    return next(folder for folder in numbered if not folder.is_done() and not folder.is_locked())
+
+
+def _sets(overrides: list[str], key: str) -> bool:
+    return any(override.startswith(f"{key}=") for override in overrides)

@@ -1,0 +1,51 @@
+"""Carry out the runs of a sweep one after another, in this process."""
+
+import signal
+from collections import deque
+
+from rich.console import Console
+
+from experiments.config.schema import TrainConfig
+from experiments.runs.run_folder import folder_of
+from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
+from experiments.sweeps.attempt import attempt, saving_at_interrupt
+from experiments.sweeps.outcome import Outcome
+from experiments.sweeps.progress import SweepProgress
+from experiments.tracking.progress import print_plain
+from experiments.training.runner import label, num_steps
+
+
+def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) -> Outcome:
+    """Run what is not finished, and show the progress; arguments are those of ``local_sweep.run_all``."""
+    progress, outcome = SweepProgress(len(configs), console), Outcome()
+    waiting = deque(configs)
+    with saving_at_interrupt() as interrupted:
+        while waiting:
+            config = waiting.popleft()
+            folder = folder_of(config)
+            if folder.is_done():
+                progress.skip()
+                continue
+            try:
+                why = attempt(
+                    config, folder, lambda c, f: progress.watch(f.path, total_steps=num_steps(c), label=label(c))
+                )
+            except (SystemExit, KeyboardInterrupt) as stop:
+                outcome.stopped = _exit_code(stop, interrupted())
+                break
+            if why:
+                print_plain(console, f"failed: {folder.path.name}: {why}")
+                outcome.add_failure(folder, why)
+            if stop_signals.number:  # received when the last step was done
+                outcome.stopped = 128 + stop_signals.number if stop_signals.number == signal.SIGTERM else EXIT_SAVED
+                break
+            if why and on_error == "stop":
+                break
+    outcome.count_left([folder_of(config) for config in configs])
+    return outcome
+
+
+def _exit_code(stop: BaseException, interrupted: bool) -> int:
+    if interrupted or isinstance(stop, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return int(getattr(stop, "code", 1) or 1)
