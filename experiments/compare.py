@@ -26,7 +26,7 @@ from experiments.studies.method_comparison.files import write
 from experiments.studies.method_comparison.measure import ShowProgress, measure
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.methods import known_methods, select_names
-from micro.density import check_density
+from micro.density.base import check_density
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from experiments.studies.topk_theory.accumulators import Vector, accumulators
 from experiments.studies.topk_theory.bound import check, verdict
 from experiments.studies.topk_theory.files import write, write_times
 from experiments.studies.topk_theory.operators import operator_times
-from micro.density import check_density
+from micro.density.base import check_density
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,21 +29,32 @@ from micro.codecs.base import Codec, Key
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.natural import Natural
+from micro.codecs.natural_published import PublishedNatural
 from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
+from micro.codecs.qsgd_published import PublishedQSGD
 from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
+from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.comm import Comm, GroupComm, SoloComm, Traffic
 from micro.ddp import Attachment, attach
-from micro.density import Accordion, Constant, Density, DensitySchedule, Target, WarmUp, target_count
+from micro.density.accordion import Accordion
+from micro.density.accordion_published import PublishedAccordion
+from micro.density.base import Density, DensitySchedule, Target, target_count
+from micro.density.constant import Constant
+from micro.density.warmup import WarmUp
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.dsa import DSA
+from micro.exchanges.dsa_published import PublishedDSA
 from micro.exchanges.gather import Gather
+from micro.exchanges.gather_published import PublishedGather
 from micro.exchanges.gtopk import GTopK
+from micro.exchanges.gtopk_published import PublishedGTopK
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import Oktopk
+from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
 from micro.flat import Layout
@@ -60,18 +71,26 @@ from micro.reducers.sparse import SparseReducer
 from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
 from micro.selectors.deft import Deft
+from micro.selectors.deft_published import PublishedDeft
 from micro.selectors.dgc import DGC
+from micro.selectors.dgc_published import PublishedDGC
 from micro.selectors.everything import Everything
 from micro.selectors.exdyna import ExDyna
+from micro.selectors.exdyna_published import PublishedExDyna
 from micro.selectors.gaussiank import GaussianK
+from micro.selectors.gaussiank_published import PublishedGaussianK
 from micro.selectors.leader import Leader
-from micro.selectors.micro import Micro
+from micro.selectors.micro import Micro, PublishedMicro, RepairedMicro
 from micro.selectors.per_tensor import PerTensor
 from micro.selectors.randomk import RandomK
 from micro.selectors.redsync import RedSync
+from micro.selectors.redsync_published import PublishedRedSync
 from micro.selectors.reused import Reused
+from micro.selectors.reused_published import PublishedReused
 from micro.selectors.sage import Sage
+from micro.selectors.sage_published import PublishedSage
 from micro.selectors.sidco import Sidco
+from micro.selectors.sidco_published import PublishedSidco
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
 from micro.simulate import SimulatedGroup, SimulatedStep, Simulation
@@ -130,11 +149,29 @@ __all__ = [
     "PerTensor",
     "Policy",
     "PowerSGD",
+    "PublishedAccordion",
+    "PublishedDGC",
+    "PublishedDSA",
+    "PublishedDeft",
+    "PublishedExDyna",
+    "PublishedGTopK",
+    "PublishedGather",
+    "PublishedGaussianK",
+    "PublishedMicro",
+    "PublishedNatural",
+    "PublishedOktopk",
+    "PublishedQSGD",
+    "PublishedRedSync",
+    "PublishedReused",
+    "PublishedSage",
+    "PublishedSidco",
+    "PublishedTernGrad",
     "RandomK",
     "RangeFloat",
     "Raw",
     "RedSync",
     "Reducer",
+    "RepairedMicro",
     "Reused",
     "Rule",
     "Sage",

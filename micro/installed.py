@@ -1,6 +1,6 @@
 """Parts that other packages bring: found by their entry points, loaded when they are asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -45,7 +45,7 @@ def load_part(base: type[Any], entry: EntryPoint) -> type[Any]:
     return part
 
 
-def check_no_collision(base: type[Any], entry: EntryPoint, built_in: Mapping[str, type[Any]]) -> None:
+def check_no_collision(base: type[Any], entry: EntryPoint, built_in: Container[str]) -> None:
     """Raise ValueError where a package's part has the name of one of micro's own."""
     if entry.name in built_in:
         raise ValueError(

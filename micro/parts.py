@@ -34,13 +34,16 @@ class Part:
     """One choice of one kind: a frozen dataclass of its settings.
 
     A subclass sets ``name``, its word in yaml. It is found where its file lies in ``home``, the module or the package
-    of its kind, or where an installed package has an entry point for it in ``group``.
+    of its kind, or where an installed package has an entry point for it in ``group``. Several classes in ``home`` may
+    share a name: each then sets ``rule``, its word for the setting of that name, and all but one of them set
+    ``is_default = False``.
     """
 
     kind: ClassVar[str]
     home: ClassVar[str]
     group: ClassVar[str]
     name: ClassVar[str]
+    is_default: ClassVar[bool] = True
 
     @property
     def rule_name(self) -> str | None:
@@ -74,8 +77,9 @@ class StatefulPart(Part, Generic[S]):
         return dataclasses.asdict(state)  # type: ignore[call-overload]
 
     def load(self, saved: dict[str, Any]) -> S:
-        """Return the state that ``save`` described."""
-        return type(self.start())(**saved)
+        """Return the state that ``save`` described. A part without state ignores what an older version saved."""
+        state = self.start()
+        return state if isinstance(state, NoState) else type(state)(**saved)
 
     def regroup(self, state: S, old: Sequence[tuple[Layout, S]], layout: Layout) -> S:
         """Return the state of a new bucket whose parameters lay in the buckets ``old`` before.
@@ -92,10 +96,12 @@ class StatefulPart(Part, Generic[S]):
 def known(base: type[P]) -> dict[str, type[P]]:
     """Return every class of a kind by name, for instance ``known(Selector)``: micro's own and those of other packages.
 
+    Of a name with several rules the class of the default is returned.
+
     Raises:
         ValueError: a package's part does not load, is not of this kind, or has the name of another part.
     """
-    found = _built_in(base)
+    found = {name: classes[0] for name, classes in _built_in(base).items()}
     for name, entry in installed_parts(base.group).items():
         check_no_collision(base, entry, found)
         found[name] = load_part(base, entry)
@@ -103,7 +109,7 @@ def known(base: type[P]) -> dict[str, type[P]]:
 
 
 def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
-    """Return the part that ``spec`` describes: a name, or a mapping of ``name`` and settings.
+    """Return the part that ``spec`` describes: a name, or a mapping of ``name``, ``rule`` and settings.
 
     Args:
         common: settings given to whichever part has them.
@@ -112,13 +118,12 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
         ValueError: no such part, or a setting that it does not have, or a value out of range; see also `known`.
     """
     settings = {"name": spec} if isinstance(spec, str) else {str(key): value for key, value in spec.items()}
-    name = settings.pop("name", None)
-    part = _find(base, name)
-    allowed = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
+    classes = _find(base, settings.pop("name", None))
+    part = _take_rule(classes, settings) if len(classes) > 1 else classes[0]
+    allowed = _fields(part)
     for key in settings:
         if key not in allowed:
-            has = ", ".join(allowed) or "no settings"
-            raise ValueError(f"{base.kind} {name} has {has}, got '{key}'{_hint(key, allowed)}")
+            raise ValueError(_not_allowed(base, classes, part, key))
     return part(**{key: value for key, value in common.items() if key in allowed}, **settings)
 
 
@@ -133,25 +138,56 @@ def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
         raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
 
 
-def _find(base: type[P], name: Any) -> type[P]:
-    """Return the class of this name; of other packages' parts none but this one is loaded."""
+def _find(base: type[P], name: Any) -> list[type[P]]:
+    """Return the classes of this name, the default first; of other packages' parts none but this one is loaded."""
     own, installed = _built_in(base), installed_parts(base.group)
     if name in installed:
         check_no_collision(base, installed[name], own)
-        return load_part(base, installed[name])
+        return [load_part(base, installed[name])]
     if name not in own:
         choices = sorted({*own, *installed})
         raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
     return own[name]
 
 
-def _built_in(base: type[P]) -> dict[str, type[P]]:
-    found: dict[str, type[P]] = {}
+def _built_in(base: type[P]) -> dict[str, list[type[P]]]:
+    """Return micro's own classes of a kind by name: those of one name differ in their rule, the default comes first."""
+    found: dict[str, list[type[P]]] = {}
     for module in _modules(base.home):
         for cls in vars(module).values():
             if isinstance(cls, type) and issubclass(cls, base) and "name" in vars(cls):
-                found[cls.name] = cls
-    return dict(sorted(found.items()))
+                classes = found.setdefault(cls.name, [])
+                if cls not in classes:
+                    classes.append(cls)
+    return {name: sorted(found[name], key=lambda cls: not cls.is_default) for name in sorted(found)}
+
+
+def _take_rule(classes: Sequence[type[P]], settings: dict[str, Any]) -> type[P]:
+    """Return the class of the rule in ``settings``, from which it is removed; without one the default, the first."""
+    rules = {_rule_of(cls): cls for cls in classes}
+    rule = settings.pop("rule", _rule_of(classes[0]))
+    if rule in rules:
+        return rules[rule]
+    names = [name for name in rules if name]
+    allowed = f"one of {', '.join(names)}" if None not in rules else f"{', '.join(names)} or left out"
+    raise ValueError(f"rule of {classes[0].name} must be {allowed}, got '{rule}'")
+
+
+def _rule_of(cls: type[Part]) -> str | None:
+    return getattr(cls, "rule", None)
+
+
+def _fields(cls: type[Part]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+
+def _not_allowed(base: type[P], classes: Sequence[type[P]], cls: type[P], key: str) -> str:
+    """Return the error for a setting that ``cls`` does not have."""
+    for other in classes:
+        if key in _fields(other):
+            return f"{key} of {cls.name} is a setting of rule={_rule_of(other)}, got rule={_rule_of(cls)}"
+    allowed = [*_fields(cls), *(["rule"] if len(classes) > 1 else [])]
+    return f"{base.kind} {cls.name} has {', '.join(allowed) or 'no settings'}, got '{key}'{_hint(key, allowed)}"
 
 
 def _modules(home: str) -> Iterator[ModuleType]:

@@ -64,6 +64,10 @@ class SparseValues:
     indices: Tensor
     values: Tensor
 
+    def where(self, keep: Tensor) -> "SparseValues":
+        """Return the entries at which ``keep`` (k,) is True."""
+        return SparseValues(self.indices[keep], self.values[keep])
+
     def add_to_(self, vector: Tensor, *, alpha: float = 1.0) -> None:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
         vector.index_add_(0, self.indices, self.values.to(vector.dtype), alpha=alpha)

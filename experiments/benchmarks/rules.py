@@ -70,7 +70,7 @@ def _trace(
     n: int,
     steps: int,
 ) -> pd.DataFrame:
-    reducer = micro.SparseReducer(micro.Micro(rule=rule), density)  # type: ignore[arg-type]
+    reducer = micro.SparseReducer(micro.build(micro.Selector, {"name": "micro", "rule": rule}), density)
     simulation = micro.Simulation(reducer, micro.Layout.flat(numel), n)
     rows = []
     for step in range(steps):

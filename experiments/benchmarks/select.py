@@ -17,7 +17,7 @@ from torch import Tensor
 from experiments.config.errors import UserError
 from experiments.reports.markdown import write_csv
 from micro import kernels
-from micro.density import check_density
+from micro.density.base import check_density
 from micro.randomness import generator
 
 NAME = "select"

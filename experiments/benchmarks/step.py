@@ -19,7 +19,7 @@ from experiments.launching.measurements import Row, Settings, measure, own_devic
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
 from micro.comm import GroupComm
-from micro.density import target_count
+from micro.density.base import target_count
 from micro.partition import equal_slice
 
 NAME = "step"

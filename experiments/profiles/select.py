@@ -25,7 +25,7 @@ from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
 from micro import kernels
 from micro.comm import GroupComm
-from micro.density import check_density
+from micro.density.base import check_density
 from micro.planning.traces import Curve, SelectTable
 from micro.randomness import generator
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from experiments.config.errors import UserError
 from micro import Layout
-from micro.density import target_count
+from micro.density.base import target_count
 from micro.randomness import generator
 from micro.selectors.threshold import hard_threshold
 

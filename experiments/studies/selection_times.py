@@ -9,7 +9,7 @@ from torch import Tensor
 
 import micro
 from experiments.studies.gradient_sources import fitting_scale, layered
-from micro.density import target_count
+from micro.density.base import target_count
 from micro.randomness import generator
 
 WARM_UP_STEPS = 2

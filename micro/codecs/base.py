@@ -22,11 +22,7 @@ class Codec(Part, ABC):
     home: ClassVar[str] = "micro.codecs"
     group: ClassVar[str] = "micro.codecs"
     lossless: ClassVar[bool] = False
-
-    @property
-    def is_for_no_feedback(self) -> bool:
-        """Whether a residual under this code would grow without bound, for its errors exceed what it is given."""
-        return False
+    diverges_with_feedback: ClassVar[bool] = False  # its errors exceed what it is given: a residual would grow
 
     @abstractmethod
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:

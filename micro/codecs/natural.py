@@ -8,8 +8,6 @@ from torch import Tensor
 
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key, from_bytes, to_bytes
-from micro.parts import Rule, check_rule
-from micro.randomness import generator
 
 MANTISSA = 23  # bits of a single-precision number below its exponent
 NEGATIVE = 128
@@ -22,28 +20,18 @@ HEADER_BYTES = 4
 class Natural(Codec):
     """Values travel as sign and power of two, eight bits: 127 powers that end at the largest of the message, and zero.
 
-    ``rule='published'``: rounded at random to one of the two powers around it, so that the mean over draws is the
-    value. The variance is at most 1/8 of the squared norm, so a residual stays bounded with it too.
-
-    ``rule='repaired'``: rounded to the nearer power; the squared error is at most 1/9 of the squared norm, without
-    noise.
-
+    A value is rounded to the nearer power; the squared error is at most 1/9 of the squared norm, without noise.
     What is less than 2**-126 of the largest is zero; powers above 2**127 are cut there.
 
     Bytes: one for each value, four for the message.
 
-    Raises:
-        ValueError: no such rule.
-
-    Source: Horvath et al., Natural Compression for Distributed Deep Learning, arXiv 1905.10988. Differences: the powers
-    end at the message's largest, so that none of the seven bits is spent above it.
+    Source: Horvath et al., Natural Compression for Distributed Deep Learning, arXiv 1905.10988. Differences: no
+    randomness; the powers end at the message's largest, so that none of the seven bits is spent above it.
+    `PublishedNatural` rounds at random.
     """
 
-    rule: Rule = "repaired"
     name: ClassVar[str] = "natural"
-
-    def __post_init__(self) -> None:
-        check_rule(self)
+    rule: ClassVar[str] = "repaired"
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a byte for each value and four for the message."""
@@ -72,10 +60,7 @@ class Natural(Codec):
 
     def _dither(self, values: Tensor, key: Key) -> Tensor | int:
         """Return what is added to the mantissas: where that carries, the exponent goes up."""
-        if self.rule == "repaired":
-            return 1 << (MANTISSA - 1)
-        drawn = torch.randint(1 << MANTISSA, values.shape, generator=generator(*key), dtype=torch.int32)
-        return drawn.to(values.device)
+        return 1 << (MANTISSA - 1)
 
 
 def _rounded(patterns: Tensor, dither: Tensor | int) -> Tensor:

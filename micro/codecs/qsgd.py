@@ -9,7 +9,6 @@ from torch import Tensor
 from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
-from micro.parts import Rule, check_rule
 from micro.randomness import generator
 
 
@@ -17,13 +16,9 @@ from micro.randomness import generator
 class QSGD(Codec):
     """Values travel as whole levels, -s to s with s = 2**(bits-1) - 1, of a scale of their bucket, rounded at random.
 
-    ``rule='published'``: levels of the bucket's Euclidean norm, whose mean over draws is the value. The variance is up
-    to min(bucket / s**2, sqrt(bucket) / s) times the squared norm, 3.2 with the defaults: for use with
-    feedback=none. A residual under it grows without bound: with the defaults, by orders of magnitude in 100 steps.
-
-    ``rule='repaired'``: levels of the bucket's largest magnitude, so that all of them are in use, decoded by the
-    factor that leaves the smallest error (least squares). What is left is never larger than what was there, so the
-    residual stays bounded at any number of bits.
+    The highest level is the bucket's largest magnitude, so that all levels are in use; they are decoded by the factor
+    that leaves the smallest error (least squares). What is left is never larger than what was there, so the residual
+    stays bounded at any number of bits.
 
     Bytes: bits / 8 for each value, four for each bucket.
 
@@ -32,19 +27,19 @@ class QSGD(Codec):
         block: values of a bucket.
 
     Raises:
-        ValueError: bits or block out of range, or no such rule.
+        ValueError: bits or block out of range.
 
-    Source: Alistarh et al., QSGD, NeurIPS 2017, arXiv 1610.02132. Differences: codes of fixed length instead of Elias
-    codes, so that their length need not travel.
+    Source: Alistarh et al., QSGD, NeurIPS 2017, arXiv 1610.02132. Differences: the scale of the levels and of what they
+    are decoded to; codes of fixed length instead of Elias codes, so that their length need not travel. `PublishedQSGD`
+    scales by the norm.
     """
 
     bits: int = 4
     block: int = 512
-    rule: Rule = "repaired"
     name: ClassVar[str] = "qsgd"
+    rule: ClassVar[str] = "repaired"
 
     def __post_init__(self) -> None:
-        check_rule(self)
         blocks.check_block(self.name, self.block)
         if not 2 <= self.bits <= 16:
             raise ValueError(f"bits of {self.name} must be in 2 to 16, got {self.bits}")
@@ -53,11 +48,6 @@ class QSGD(Codec):
     def num_levels(self) -> int:
         """Number of levels above zero."""
         return 2 ** (self.bits - 1) - 1
-
-    @property
-    def is_for_no_feedback(self) -> bool:
-        """Whether this is the published rule, whose variance exceeds what error feedback can bear."""
-        return self.rule == "published"
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return the bits of the values, in whole bytes, and four bytes for each bucket."""
@@ -70,12 +60,11 @@ class QSGD(Codec):
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
         shares = blocks.divided(values, largest, self.block)  # of magnitude 1 at most: their squares can be added
-        norms = torch.ones_like(largest) if self.rule == "repaired" else blocks.of_blocks(_norm, self.block, shares)
-        levels = blocks.divided(shares, norms, self.block).mul_(self.num_levels)
+        scales = self._scales(shares)
+        levels = blocks.divided(shares, scales, self.block).mul_(self.num_levels)
         levels.add_(torch.rand(values.numel(), generator=generator(*key)).to(values.device)).floor_()
         levels.clamp_(-self.num_levels, self.num_levels)
-        repaired = self.rule == "repaired"
-        worth = blocks.least_squares(shares, levels, self.block) if repaired else norms / self.num_levels
+        worth = self._worth(shares, levels, scales)
         codes = pack(levels.add_(self.num_levels), self.bits)
         return blocks.join(worth * largest, codes, highest=self.num_levels)
 
@@ -85,6 +74,10 @@ class QSGD(Codec):
         levels = unpack(packed, count, self.bits).to(torch.float32).sub_(self.num_levels)
         return blocks.multiply_(levels, worth, self.block).to(dtype)
 
+    def _scales(self, shares: Tensor) -> Tensor:
+        """Return the magnitude that the highest level of each bucket stands for, in units of its largest magnitude."""
+        return shares.new_ones(blocks.num_blocks(shares.numel(), self.block))
 
-def _norm(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=1)
+    def _worth(self, shares: Tensor, levels: Tensor, scales: Tensor) -> Tensor:
+        """Return what a level of each bucket is decoded to, in units of its largest magnitude."""
+        return blocks.least_squares(shares, levels, self.block)

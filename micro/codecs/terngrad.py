@@ -8,7 +8,6 @@ from torch import Tensor
 
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
-from micro.parts import Rule, check_rule
 from micro.randomness import generator
 
 DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
@@ -20,12 +19,8 @@ class TernGrad(Codec):
 
     Magnitudes are cut at ``clip`` standard deviations before that.
 
-    ``rule='published'``: a code counts for that largest magnitude, so the mean over draws is the (cut) value. The
-    variance is larger than the squared norm: for use with feedback=none. A residual feeds on itself under it, to ten
-    times the gradient's norm with the exchange gather, and to hundreds of times with union, which rounds twice.
-
-    ``rule='repaired'``: a code counts for the factor that leaves the smallest error (least squares). What is left is
-    never larger than what was there, and the residual stays within a few times the gradient's norm.
+    A code counts for the factor that leaves the smallest error (least squares). What is left is never larger than what
+    was there, and the residual stays within a few times the gradient's norm.
 
     Bytes: a fifth for each value, which is 1.6 bits, and four for each block.
 
@@ -34,28 +29,22 @@ class TernGrad(Codec):
         block: values that share a scale.
 
     Raises:
-        ValueError: clip or block out of range, or no such rule.
+        ValueError: clip or block out of range.
 
-    Source: Wen et al., TernGrad, NeurIPS 2017, arXiv 1705.07878. Differences: a scale for each block instead of each
-    layer, and no agreement of the ranks on it; the root mean square stands for the standard deviation, which is
-    nothing for values that are all alike; five codes in a byte.
+    Source: Wen et al., TernGrad, NeurIPS 2017, arXiv 1705.07878. Differences: what a code counts for; a scale for each
+    block instead of each layer, and no agreement of the ranks on it; the root mean square stands for the standard
+    deviation, which is zero for values that are all alike; five codes in a byte. `PublishedTernGrad` is without bias.
     """
 
     clip: float | None = 2.5
     block: int = 1024
-    rule: Rule = "repaired"
     name: ClassVar[str] = "terngrad"
+    rule: ClassVar[str] = "repaired"
 
     def __post_init__(self) -> None:
-        check_rule(self)
         blocks.check_block(self.name, self.block)
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ValueError(f"clip of {self.name} must be positive, got {self.clip}")
-
-    @property
-    def is_for_no_feedback(self) -> bool:
-        """Whether this is the published rule, whose variance exceeds what error feedback can bear."""
-        return self.rule == "published"
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a byte for five values and four for each block."""
@@ -71,13 +60,16 @@ class TernGrad(Codec):
         limits = self._limits(shares)
         drawn = torch.rand(values.numel(), generator=generator(*key)).to(values.device)
         codes = (blocks.divided(shares, limits, self.block).abs_() > drawn).to(torch.float32).mul_(shares.sign())
-        worth = blocks.least_squares(shares, codes, self.block) if self.rule == "repaired" else limits
-        return blocks.join(worth * largest, pack_ternary(codes))
+        return blocks.join(self._worth(shares, codes, limits) * largest, pack_ternary(codes))
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the codes times what they are worth."""
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(unpack_ternary(packed, count), worth, self.block).to(dtype)
+
+    def _worth(self, shares: Tensor, codes: Tensor, limits: Tensor) -> Tensor:
+        """Return what a code of each block is decoded to, in units of its largest magnitude."""
+        return blocks.least_squares(shares, codes, self.block)
 
     def _limits(self, shares: Tensor) -> Tensor:
         """Return the largest magnitude of every block after the cut."""

@@ -14,7 +14,7 @@ from micro.comm import Comm
 from micro.index_codecs import IndexCodec, Int32
 from micro.partition import equal_sizes
 from micro.parts import NoState, StatefulPart
-from micro.sparse import Exchanged, Overlap, Selection, Step
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 __all__ = ["Exchange", "NoState", "Wire"]
 
@@ -75,6 +75,40 @@ class Exchange(StatefulPart[S], ABC):
             comm: every rank calls the same collectives in the same order.
             healthy: whether this rank's gradient was finite; travels along, so that all ranks learn of it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What all ranks know of each other ahead of indices and values.
+
+    Attributes:
+        counts: how many indices each rank chose.
+        healthy: whether the gradients of all ranks were finite.
+        extras: further integers of each rank.
+    """
+
+    counts: tuple[int, ...]
+    healthy: bool
+    extras: list[list[int]]
+
+
+def gather_header(indices: Tensor, comm: Comm, *, healthy: bool, extra: Tensor | None = None) -> Header:
+    """Gather how many indices each rank chose, whether it was healthy, and m extra integers: 4 (m + 2) (n-1) bytes.
+
+    Args:
+        indices: what this rank chose.
+        extra: (m,) of any integer type, equally long on all ranks.
+    """
+    header = torch.tensor([indices.numel(), int(healthy)], dtype=torch.int32, device=indices.device)
+    if extra is not None:
+        header = torch.cat([header, extra.to(torch.int32)])
+    rows = comm.gather_rows(header).tolist()  # host sync: list lengths shape the next message
+    return Header(tuple(row[0] for row in rows), all(row[1] for row in rows), [row[2:] for row in rows])
+
+
+def count_of(entries: SparseValues) -> Tensor:
+    """Return the number of entries as a message (1,) int32."""
+    return torch.tensor([entries.indices.numel()], dtype=torch.int32, device=entries.indices.device)
 
 
 def gather_counts(selection: Selection, comm: Comm) -> tuple[int, ...]:

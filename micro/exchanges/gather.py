@@ -1,15 +1,14 @@
 """Gather: every rank sends its own pairs of index and value to all others."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Wire, gather_indices
+from micro.exchanges.base import Exchange, NoState, Wire, gather_header, gather_indices
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
 
 
@@ -20,32 +19,14 @@ class Gather(Exchange[NoState]):
     Only a rank's own choice leaves its residual. Bytes sent per rank: (n-1) (4 + w) k_r with int32 indices (none where
     all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the health flag.
 
-    Args:
-        rule: 'published', the gathered pairs are cut into world_size equal slices, as if every rank had sent as many,
-            as in the public code of Gaussian-k and SIDCo. Where ranks sent unequal numbers, the N mod world_size last
-            of the N pairs are dropped, and of two pairs of one index in one slice the first is, although their
-            residuals have let them go. None, nothing is lost.
-
-    Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772; its public code, and that of
-    Abdelmoniem et al., SIDCo, MLSys 2021, arXiv 2101.10761, for the rule. Differences: int32 indices, lists sent
-    unpadded, added up in rank order so that all ranks get the same bits.
-
-    Raises:
-        ValueError: no such rule.
+    Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772. Differences: int32 indices, lists
+    sent unpadded, added up in rank order so that all ranks get the same bits. `PublishedGather` loses pairs as the
+    public code does.
     """
 
-    rule: Literal["published"] | None = None
     name: ClassVar[str] = "gather"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT, Overlap.SAME})
-
-    def __post_init__(self) -> None:
-        if self.rule not in (None, "published"):
-            raise ValueError(f"rule of gather must be published or left out, got '{self.rule}'")
-
-    @property
-    def splits(self) -> bool:  # type: ignore[override]  # depends on the rule
-        """Whether it may be called for each piece of the vector by itself."""
-        return self.rule is None
+    splits: ClassVar[bool] = True
 
     def exchange(
         self,
@@ -60,8 +41,8 @@ class Gather(Exchange[NoState]):
         healthy: bool,
     ) -> Exchanged:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
-        counts, healthy = gather_header(selection.indices, comm, healthy=healthy)
-        codec, dtype = wire.values, acc.dtype
+        header = gather_header(selection.indices, comm, healthy=healthy)
+        codec, dtype, counts = wire.values, acc.dtype, header.counts
         encoded = codec.encode(acc.index_select(0, selection.indices), (step.seed, step.index, comm.rank))
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
         blobs = comm.gather_lists(encoded, [codec.num_bytes(count, dtype) for count in counts], "values")
@@ -70,28 +51,13 @@ class Gather(Exchange[NoState]):
             parts: tuple[SparseValues, ...] = (SparseValues(indices[0], reduce(torch.add, values) / comm.world_size),)
             num_updated = indices[0].numel()
         else:
-            parts = tuple(SparseValues(i, v / comm.world_size) for i, v in zip(indices, values, strict=True))
-            if self.rule == "published":
-                parts = tuple(_equal_slices(parts))
+            means = (SparseValues(i, v / comm.world_size) for i, v in zip(indices, values, strict=True))
+            parts = self.parts_of_update(tuple(means))
             found = [part.indices for part in parts]
             num_updated = sum(map(len, found)) if overlap is Overlap.DISJOINT else union(found).numel()
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
-        return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, healthy=healthy)
+        return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, healthy=header.healthy)
 
-
-def _equal_slices(parts: Sequence[SparseValues]) -> Iterator[SparseValues]:
-    """Yield the pairs of all ranks cut into as many equal slices, the last of an index's pairs in each slice."""
-    indices, values = torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
-    size = indices.numel() // len(parts)
-    places = torch.arange(size, device=indices.device)
-    for start in (size * part for part in range(len(parts))):
-        unique, group = torch.unique(indices[start : start + size], return_inverse=True)
-        last = places.new_zeros(unique.numel()).scatter_reduce_(0, group, places, "amax")
-        yield SparseValues(unique, values[start + last])
-
-
-def gather_header(indices: Tensor, comm: Comm, *, healthy: bool) -> tuple[tuple[int, ...], bool]:
-    """Return how many indices each rank chose, and whether all ranks were healthy: 8 (n-1) bytes."""
-    header = torch.tensor([indices.numel(), int(healthy)], dtype=torch.int32, device=indices.device)
-    rows = comm.gather_rows(header).tolist()  # host sync: list lengths shape the next message
-    return tuple(row[0] for row in rows), all(row[1] for row in rows)
+    def parts_of_update(self, pairs: tuple[SparseValues, ...]) -> tuple[SparseValues, ...]:
+        """Return the parts whose sum is the update, given what each rank sent, divided by the number of ranks."""
+        return pairs

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from micro.density import Target, target_count
+from micro.density.base import Target, target_count
 from micro.exchanges.base import Exchange
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import NUM_SUM_BINS

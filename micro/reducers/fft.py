@@ -13,7 +13,8 @@ from micro.codecs.base import Codec
 from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.density import Constant, Density, target_count
+from micro.density.base import Density, target_count
+from micro.density.constant import Constant
 from micro.feedback import Feedback, NoFeedback
 from micro.flat import Layout
 from micro.index_codecs import Bitmap, IndexCodec

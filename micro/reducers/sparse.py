@@ -10,7 +10,8 @@ from torch import Tensor
 from micro.codecs.base import Codec
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.density import Constant, Density
+from micro.density.base import Density
+from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
@@ -174,7 +175,7 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if getattr(selector, "unbiased", False) and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
-    if parts.codec.is_for_no_feedback and parts.feedback.name != "none":
+    if parts.codec.diverges_with_feedback and parts.feedback.name != "none":
         raise ValueError(
             f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"
         )

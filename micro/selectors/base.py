@@ -6,7 +6,7 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.density import Target
+from micro.density.base import Target
 from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
 from micro.sparse import Overlap, Selection, Step

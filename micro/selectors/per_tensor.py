@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.density import Target, target_count
+from micro.density.base import Target, target_count
 from micro.flat import Layout
 from micro.parts import as_part
 from micro.randomness import seed_for

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.parts import Rule, check_rule
 from micro.selectors.base import Selector
 from micro.sparse import Selection, Step
 
-MARGIN = 4  # candidates aimed at, in k: four times fewer have to pass the floor before a step goes without
+MARGIN = 4  # candidates per k that the floor aims at: room for their number to fall to k by the next step
 SMALLEST = 2.0**-126  # of the normal float32: a floor above zero, so that zeros are no candidates
-RESOLUTION = 0.2  # the public code stops where the bracket of q is no wider: after 3 rounds
 
 
 @dataclass(slots=True)
@@ -27,43 +25,28 @@ class RedSyncState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedSync(Selector[RedSyncState]):
-    """Select by a threshold between the middle and the largest magnitude, bisected until k to 2k pass.
+    """Select by a threshold between a floor and the largest magnitude, bisected until k to 2k pass.
 
-    Accepting anything up to 2k is what lets a coarse threshold do, instead of a sort. Ranks choose by themselves, so
-    the union grows with their number.
+    Because any count up to 2k is accepted, a coarse threshold serves in place of a sort. One scan collects about 4k
+    candidates above a floor that follows them from step to step; the bisection runs among those. Each rank selects on
+    its own, so the union grows with the number of ranks.
 
-    Args:
-        rule: 'repaired', one scan collects about 4k candidates above a floor that is reused and follows them from step
-            to step, and the bisection runs inside of those; 'published', the form in which this method is compared with
-            in public code (below).
-
-    Source: Fang et al., RedSync, arXiv 1808.04357 (the threshold binary search, for large tensors), and as a baseline
-    in the public code of Shi et al., arXiv 1911.08772. Differences of both rules: no quantisation of values of one
-    sign; no switch by tensor size (the trimmed top-k for tensors of medium size chooses what `topk` does); momentum
-    correction is a feedback of its own. 'published', as in that code: the threshold is mean + q (max - mean), q is
-    bisected in 3 rounds, and what the last one found is sent, however many; between k / 2 and k the threshold is
-    raised. 'repaired': the bracket starts at the floor, not at the mean; ties across 2k are cut to k; zeros are never
-    sent.
-
-    Raises:
-        ValueError: no such rule.
+    Source: Fang et al., RedSync, arXiv 1808.04357 (the threshold binary search, for large tensors). Differences: no
+    quantisation of values of one sign; no switch by tensor size (the trimmed top-k for tensors of medium size chooses
+    what `topk` does); momentum correction is a feedback of its own; the bracket starts at the floor, not at the mean;
+    ties across 2k are cut to k; zeros are never sent. `PublishedRedSync` is the form in which public code compares it.
     """
 
-    rule: Rule = "repaired"
     name: ClassVar[str] = "redsync"
-
-    def __post_init__(self) -> None:
-        check_rule(self)
+    rule: ClassVar[str] = "repaired"
 
     def start(self) -> RedSyncState:
-        """Return the state before the first step; the published rule has none and leaves it as it is."""
+        """Return the state before the first step."""
         return RedSyncState()
 
     def select(self, state: RedSyncState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what passes the bisected threshold."""
         k = min(step.target_count, acc.numel())
-        if self.rule == "published":
-            return _published(acc, k)
         indices, magnitudes = _candidates(state, acc, k)
         return _bisected(state, indices, magnitudes, k)
 
@@ -122,18 +105,3 @@ def _next_floor(lowest: float, mean_log: float, count: int, k: int) -> float:
     """Return where MARGIN * k are expected: at the lowest of as many, or so far below it as their tail says."""
     tail = max(mean_log - math.log(lowest), 0.0)
     return max(lowest * math.exp(-tail * max(0.0, 1 - count / (MARGIN * k))), SMALLEST)
-
-
-def _published(acc: Tensor, k: int) -> Selection:
-    mean = float(torch.linalg.vector_norm(acc, 1)) / acc.numel()  # host sync: the thresholds
-    largest = float(torch.linalg.vector_norm(acc, math.inf))  # host sync: the thresholds
-    low, high = 0.0, 1.0
-    while high - low > RESOLUTION:
-        middle = low + (high - low) / 2
-        threshold = mean + middle * (largest - mean)
-        indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
-        count = int((magnitudes > threshold).sum())  # host sync: the next round's threshold
-        if k < count < 2 * k:
-            break
-        low, high = (low, middle) if count < k / 2 else (middle, high)
-    return Selection(indices[magnitudes > threshold], threshold=threshold)

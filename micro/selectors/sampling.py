@@ -1,4 +1,4 @@
-"""Samples of a vector, by which selectors guess a threshold without reading all of it."""
+"""Samples of a vector, by which selectors estimate a threshold without reading all of it."""
 
 import torch
 from torch import Tensor
@@ -14,15 +14,21 @@ def own_randomness(step: Step, comm: Comm) -> torch.Generator:
 
 
 def strided_magnitudes(acc: Tensor, stride: int, randomness: torch.Generator) -> Tensor:
-    """Return the magnitudes of every ``stride``-th entry of ``acc`` (numel,), from a random one of the first on."""
+    """Return the magnitudes of every ``stride``-th entry of ``acc`` (numel,); the first place is drawn at random."""
     phase = int(torch.randint(stride, (1,), generator=randomness))
     return acc[phase::stride].abs()
 
 
-def odd_stride(numel: int, wanted: int) -> int:
-    """Return the largest odd stride that samples at least ``wanted`` of ``numel`` entries; 1 where there are fewer.
+def odd_stride(numel: int, sample_size: int) -> int:
+    """Return the largest odd stride that samples at least ``sample_size`` of ``numel`` entries; 1 if there are fewer.
 
     Rows and channels of parameters mostly have even lengths: an odd stride meets them at all places.
     """
-    stride = max(1, numel // max(wanted, 1))
+    stride = max(1, numel // max(sample_size, 1))
     return stride - (stride % 2 == 0)
+
+
+def smallest_of_largest(sample: Tensor, count: int) -> float:
+    """Return the ``count``-th largest number of ``sample`` (m,), or the smallest where there are fewer."""
+    top = torch.topk(sample, min(count, sample.numel()), sorted=False).values
+    return float(top.min())  # host sync: the scan's threshold

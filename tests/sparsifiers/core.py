@@ -126,7 +126,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+agreed",
-        make=sparse(micro.Micro(rule="agreed")),
+        make=sparse(micro.Micro()),
         band=EXACT,
         counts=agreed_counts,
         indices=lists(4),
@@ -136,7 +136,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+agreed+half",
-        make=sparse(micro.Micro(rule="agreed"), codec=HALF),
+        make=sparse(micro.Micro(), codec=HALF),
         band=EXACT,
         counts=agreed_counts,
         indices=lists(4),
@@ -146,7 +146,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+agreed+gather",
-        make=sparse(micro.Micro(rule="agreed"), exchange=GATHER),
+        make=sparse(micro.Micro(), exchange=GATHER),
         band=EXACT,
         counts=and_header(agreed_counts),
         indices=lists(4),
@@ -156,7 +156,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+repaired",
-        make=sparse(micro.Micro(rule="repaired")),
+        make=sparse(micro.RepairedMicro()),
         band=STEERED,
         counts=steered_counts,
         indices=lists(4),
@@ -166,7 +166,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+published",
-        make=sparse(micro.Micro(rule="published")),
+        make=sparse(micro.PublishedMicro()),
         band=None,
         counts=rows(4),
         indices=lists(4),

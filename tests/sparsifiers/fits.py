@@ -3,7 +3,8 @@
 import micro
 from micro.parts import Rule
 from micro.selectors.gaussiank import GaussianK
-from micro.selectors.sidco import Law, Sidco
+from micro.selectors.gaussiank_published import PublishedGaussianK
+from micro.selectors.laws import Law
 from tests.sparsifiers.base import Band, Row, lists, raw_lists, rows, sparse, union_values
 
 GATHER = micro.Gather()
@@ -20,7 +21,7 @@ def gathered(name: str, selector: micro.Selector, rule: str, exchange: micro.Gat
         indices=lists(4),
         values=raw_lists,
         num_collectives=3,
-        conserves_mass=exchange.rule is None,
+        conserves_mass=exchange.rule_name is None,
         own_thresholds=True,
         rule=rule,
     )
@@ -28,13 +29,14 @@ def gathered(name: str, selector: micro.Selector, rule: str, exchange: micro.Gat
 
 def sidco(name: str, law: Law, rule: Rule, stages: int | None = None) -> Row:
     """Row of SIDCo with one law."""
-    return gathered(name, Sidco(law=law, rule=rule, stages=stages), rule)
+    settings = {"name": "sidco", "law": law, "rule": rule, "stages": stages}
+    return gathered(name, micro.build(micro.Selector, settings), rule)
 
 
 ROWS: tuple[Row, ...] = (
     gathered("gaussiank+repaired", GaussianK(), "repaired"),
-    gathered("gaussiank+published", GaussianK(rule="published"), "published"),
-    gathered("gaussiank+published+slices", GaussianK(rule="published"), "published", micro.Gather(rule="published")),
+    gathered("gaussiank+published", PublishedGaussianK(), "published"),
+    gathered("gaussiank+published+slices", PublishedGaussianK(), "published", micro.PublishedGather()),
     Row(
         name="gaussiank+repaired+union",
         make=sparse(GaussianK()),

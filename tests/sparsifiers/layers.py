@@ -37,7 +37,8 @@ def accordion(rule: Rule) -> Make:
 
     def make(density: micro.Density[Any] | float, seed: int) -> micro.Reducer:
         low = density.density if isinstance(density, micro.Density) else density
-        policy = micro.Accordion(density=low, high=2 * low, interval=2, rule=rule)
+        settings = {"name": "accordion", "density": low, "high": 2 * low, "interval": 2, "rule": rule}
+        policy = micro.build(micro.Density, settings)
         return micro.SparseReducer(micro.TopK(scope="layer"), policy, exchange=micro.Gather(), seed=seed)
 
     return make

@@ -5,7 +5,9 @@ from torch import Tensor
 
 import micro
 from micro.exchanges.dsa import DSA
+from micro.exchanges.dsa_published import PublishedDSA
 from micro.exchanges.gtopk import GTopK
+from micro.exchanges.gtopk_published import PublishedGTopK
 from tests.sparsifiers.base import BUILD_UP, EXACT, Bytes, Outcome, Row, lists, raw_lists, rows, sparse
 
 
@@ -71,7 +73,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="gtopk+published",
-        make=sparse(micro.TopK(), exchange=GTopK(rule="published")),
+        make=sparse(micro.TopK(), exchange=PublishedGTopK()),
         band=EXACT,
         counts=rows(8),
         indices=tree(8),
@@ -92,7 +94,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="dsa+published",
-        make=sparse(micro.TopK(), exchange=DSA(rule="published")),
+        make=sparse(micro.TopK(), exchange=PublishedDSA()),
         band=None,
         counts=rows(16),
         indices=regional_indices(published=True),
@@ -103,7 +105,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="threshold+gather+published",
-        make=sparse(micro.Threshold(), exchange=micro.Gather(rule="published")),
+        make=sparse(micro.Threshold(), exchange=micro.PublishedGather()),
         band=None,
         counts=rows(8),
         indices=lists(4),

@@ -1,7 +1,9 @@
 """Ok-Topk: reused thresholds, sums in regions. What each region holds is not in the outcome: bytes are bounds here."""
 
 from micro.exchanges.oktopk import Oktopk
+from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.selectors.reused import Reused
+from micro.selectors.reused_published import PublishedReused
 from micro.selectors.topk import TopK
 from tests.sparsifiers.base import BUILD_UP, EXACT, Bytes, Outcome, Row, lists, rows, sparse, union_values
 
@@ -41,7 +43,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="oktopk+published",
-        make=sparse(Reused(rule="published"), exchange=Oktopk(rule="published", balance=None)),
+        make=sparse(PublishedReused(), exchange=PublishedOktopk(balance=None)),
         band=None,
         counts=told(12, 4),
         indices=held(4),

@@ -1,7 +1,9 @@
 """Methods that share out the vector unequally: ExDyna and DEFT."""
 
 from micro.selectors.deft import Deft
+from micro.selectors.deft_published import PublishedDeft
 from micro.selectors.exdyna import ExDyna
+from micro.selectors.exdyna_published import PublishedExDyna
 from tests.sparsifiers.base import EXACT, Outcome, Row, agreed_counts, all_reduce, lists, rows, sparse, union_values
 
 LAYERS = (128, 8, 121)  # lengths in the layout of the laws
@@ -26,7 +28,7 @@ def plan(outcome: Outcome, rank: int) -> float:
 ROWS: tuple[Row, ...] = (
     Row(
         name="exdyna+repaired",
-        make=sparse(ExDyna(rule="repaired")),
+        make=sparse(ExDyna()),
         band=EXACT,
         counts=agreed_counts,
         indices=lists(4),
@@ -36,7 +38,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="exdyna+published",
-        make=sparse(ExDyna(rule="published")),
+        make=sparse(PublishedExDyna()),
         band=None,
         counts=rows(4),
         indices=lists(4),
@@ -46,7 +48,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="deft+repaired",
-        make=sparse(Deft(rule="repaired")),
+        make=sparse(Deft()),
         band=EXACT,
         counts=norms,
         indices=lists(4),
@@ -56,7 +58,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="deft+published",
-        make=sparse(Deft(rule="published")),
+        make=sparse(PublishedDeft()),
         band=None,
         counts=plan,
         indices=lists(4),

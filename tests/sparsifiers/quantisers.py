@@ -8,9 +8,11 @@ from micro.codecs.int8 import Int8
 from micro.codecs.natural import Natural
 from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
+from micro.codecs.qsgd_published import PublishedQSGD
 from micro.codecs.range_float import RangeFloat
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
+from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.selectors.everything import Everything
 from tests.sparsifiers.base import (
     BUILD_UP,
@@ -107,7 +109,7 @@ ROWS: tuple[Row, ...] = (
     to_all("onebit", OneBit(), coded(1, block=1024, header=8)),
     to_all(
         "qsgd+published",
-        QSGD(rule="published"),
+        PublishedQSGD(),
         coded(4, block=512),
         feedback=False,
         seeded=True,
@@ -115,7 +117,7 @@ ROWS: tuple[Row, ...] = (
     ),
     to_all(
         "terngrad+published",
-        TernGrad(rule="published", clip=None),
+        PublishedTernGrad(clip=None),
         ternary,
         feedback=False,
         seeded=True,
@@ -143,7 +145,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+agreed+range_float",
-        make=sparse(micro.Micro(rule="agreed"), codec=RangeFloat()),
+        make=sparse(micro.Micro(), codec=RangeFloat()),
         band=EXACT,
         counts=agreed_counts,
         indices=lists(4),

@@ -35,13 +35,13 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="dgc+published",
-        make=sparse(micro.DGC(rule="published"), exchange=GATHER, feedback=MOMENTUM),
+        make=sparse(micro.PublishedDGC(), exchange=GATHER, feedback=MOMENTUM),
         band=CUT,
         rule="published",
         **GATHERED,
     ),
     Row(name="sage+repaired", make=sparse(micro.Sage()), band=FITTED, rule="repaired", **UNITED),
-    Row(name="sage+published", make=sparse(micro.Sage(rule="published")), band=None, rule="published", **UNITED),
+    Row(name="sage+published", make=sparse(micro.PublishedSage()), band=None, rule="published", **UNITED),
     Row(
         name="redsync+repaired",
         make=sparse(micro.RedSync(), exchange=GATHER),
@@ -51,7 +51,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="redsync+published",
-        make=sparse(micro.RedSync(rule="published"), exchange=GATHER),
+        make=sparse(micro.PublishedRedSync(), exchange=GATHER),
         band=None,
         rule="published",
         **GATHERED,

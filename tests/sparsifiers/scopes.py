@@ -80,7 +80,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="per_tensor+micro+agreed",
-        make=sparse(per_tensor(micro.Micro(rule="agreed"))),
+        make=sparse(per_tensor(micro.Micro())),
         band=EXACT,
         counts=agreed_by_tensor,
         indices=lists(4),
@@ -92,7 +92,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="per_tensor+micro+published",
-        make=sparse(per_tensor(micro.Micro(rule="published"))),
+        make=sparse(per_tensor(micro.PublishedMicro())),
         band=None,
         counts=rows(4 * NUM_LAYERS),
         indices=lists(4),
@@ -122,7 +122,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="in_pieces+micro+agreed",
-        make=sparse(micro.Micro(rule="agreed"), exchange=in_pieces(micro.Union())),
+        make=sparse(micro.Micro(), exchange=in_pieces(micro.Union())),
         band=EXACT,
         counts=agreed_by_piece,
         indices=lists(4),

@@ -95,7 +95,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+agreed+half+shortest",
-        make=sparse(micro.Micro(rule="agreed"), codec=HALF, indices=Shortest()),
+        make=sparse(micro.Micro(), codec=HALF, indices=Shortest()),
         band=EXACT,
         counts=agreed_counts,
         indices=sliced(shortest),

@@ -25,7 +25,7 @@ def run(policy: micro.Accordion, scales: list[tuple[float, float]], world_size: 
 
 
 def accordion(**settings: object) -> micro.Accordion:
-    return micro.Accordion(**{"density": 0.1, "high": 0.5, "interval": 2, **settings})  # type: ignore[arg-type]
+    return micro.build(micro.Accordion, {"name": "accordion", "density": 0.1, "high": 0.5, "interval": 2, **settings})
 
 
 LOW, HIGH = 0.1, 0.5

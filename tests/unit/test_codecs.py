@@ -10,11 +10,14 @@ from torch import Tensor
 import micro
 from micro.codecs.int8 import Int8
 from micro.codecs.natural import Natural
+from micro.codecs.natural_published import PublishedNatural
 from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
+from micro.codecs.qsgd_published import PublishedQSGD
 from micro.codecs.range_float import Format, RangeFloat
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad, pack_ternary, unpack_ternary
+from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.selectors.everything import Everything
 from tests.products import grid
 from tests.sparsifiers.quantisers import Size, coded, ternary
@@ -42,10 +45,10 @@ LEAST_SQUARES: dict[str, tuple[micro.Codec, Size]] = {
 }
 UNBIASED: dict[str, tuple[micro.Codec, Size]] = {
     "int8 at random": (Int8(block=BLOCK, stochastic=True), coded(8, block=BLOCK)),
-    "natural as published": (Natural(rule="published"), coded(8)),
-    "qsgd as published": (QSGD(block=BLOCK, rule="published"), coded(4, block=BLOCK)),
-    "qsgd as published, 8 bits": (QSGD(block=BLOCK, bits=8, rule="published"), coded(8, block=BLOCK)),
-    "terngrad as published": (TernGrad(rule="published", clip=None), ternary),
+    "natural as published": (PublishedNatural(), coded(8)),
+    "qsgd as published": (PublishedQSGD(block=BLOCK), coded(4, block=BLOCK)),
+    "qsgd as published, 8 bits": (PublishedQSGD(block=BLOCK, bits=8), coded(8, block=BLOCK)),
+    "terngrad as published": (PublishedTernGrad(clip=None), ternary),
 }
 ALL = DETERMINISTIC | LEAST_SQUARES | UNBIASED
 SOUND = DETERMINISTIC | LEAST_SQUARES
@@ -228,7 +231,7 @@ def test_natural_loses_a_ninth_at_most() -> None:
 
 def test_natural_at_random_gives_one_of_the_powers_around() -> None:
     values = normal()
-    for value, decoded in zip(values.tolist(), through(Natural(rule="published"), values).tolist(), strict=True):
+    for value, decoded in zip(values.tolist(), through(PublishedNatural(), values).tolist(), strict=True):
         assert abs(decoded) in (2.0 ** math.floor(math.log2(abs(value))), 2.0 ** math.ceil(math.log2(abs(value))))
         assert (decoded < 0) == (value < 0)
 
@@ -243,7 +246,7 @@ def test_natural_spends_no_power_above_the_largest() -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_qsgd_as_published_is_a_neighbouring_level_of_the_norm(bits: int) -> None:
     values, levels = normal(), 2 ** (bits - 1) - 1
-    decoded = through(QSGD(bits=bits, block=BLOCK, rule="published"), values).double().tolist()
+    decoded = through(PublishedQSGD(bits=bits, block=BLOCK), values).double().tolist()
     for place, block in enumerate(blocks_of(values)):
         level = math.sqrt(sum(v * v for v in block)) / levels
         for offset, value in enumerate(block):
@@ -254,7 +257,7 @@ def test_qsgd_as_published_is_a_neighbouring_level_of_the_norm(bits: int) -> Non
 
 def test_terngrad_as_published_is_the_cut_largest_or_nothing() -> None:
     values = normal(2000)
-    decoded = through(TernGrad(rule="published"), values)
+    decoded = through(PublishedTernGrad(), values)
     for plain, codes in zip(blocks_of(values, 1024), blocks_of(decoded, 1024), strict=True):
         limit = 2.5 * math.sqrt(sum(v * v for v in plain) / len(plain))
         assert limit < max(map(abs, plain))
@@ -359,6 +362,10 @@ def test_eight_bits_lose_little_of_a_normal_gradient() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+def of_rule(name: str, rule: str) -> micro.Codec:
+    return micro.build(micro.Codec, {"name": name, "rule": rule})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -366,10 +373,10 @@ def test_eight_bits_lose_little_of_a_normal_gradient() -> None:
         (lambda: Sign(block=0), "block of sign must be at least 1, got 0"),
         (lambda: OneBit(block=-1), "block of onebit must be at least 1, got -1"),
         (lambda: QSGD(bits=1), "bits of qsgd must be in 2 to 16, got 1"),
-        (lambda: QSGD(rule="newest"), "rule of qsgd must be one of repaired, published, got 'newest'"),  # type: ignore[arg-type]
+        (lambda: of_rule("qsgd", "newest"), "rule of qsgd must be one of repaired, published, got 'newest'"),
         (lambda: TernGrad(clip=0.0), "clip of terngrad must be positive, got 0.0"),
-        (lambda: TernGrad(rule="newest"), "rule of terngrad must be one of"),  # type: ignore[arg-type]
-        (lambda: Natural(rule="newest"), "rule of natural must be one of"),  # type: ignore[arg-type]
+        (lambda: of_rule("terngrad", "newest"), "rule of terngrad must be one of"),
+        (lambda: of_rule("natural", "newest"), "rule of natural must be one of"),
         (lambda: RangeFloat(bits=3), "bits of range_float must be in 4 to 16, got 3"),
         (lambda: RangeFloat(mantissa=8), "mantissa of range_float must be in 0 to 7 for 8 bits, got 8"),
         (lambda: RangeFloat(bits=16, mantissa=7), "mantissa of range_float must be in 8 to 15 for 16 bits, got 7"),

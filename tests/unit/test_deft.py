@@ -12,7 +12,7 @@ from torch import Tensor
 
 import micro
 from micro.partition import layer_pieces
-from micro.selectors.deft import Deft, share_out
+from micro.selectors.deft import share_out
 from micro.selectors.pieces import largest_of_each, pieces_at
 
 Numels = tuple[int, ...]
@@ -25,7 +25,11 @@ def layout_of(numels: Numels) -> micro.Layout:
 
 
 def build(rule: Any, numels: Numels, world_size: int, density: float) -> micro.Simulation:
-    return micro.Simulation(micro.SparseReducer(Deft(rule=rule), density), layout_of(numels), world_size)
+    return micro.Simulation(
+        micro.SparseReducer(micro.build(micro.Selector, {"name": "deft", "rule": rule}), density),
+        layout_of(numels),
+        world_size,
+    )
 
 
 def draw(numels: Numels, world_size: int, step: int) -> Tensor:

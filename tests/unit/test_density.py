@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 import micro
-from micro.density import target_count
+from micro.density.base import target_count
 
 
 @pytest.mark.parametrize("density", [1, 1.0, 0.5, 1e-6])

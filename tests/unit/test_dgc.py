@@ -13,6 +13,7 @@ import micro
 from micro.feedback import MomentumCorrection
 from micro.randomness import generator
 from micro.selectors.dgc import DGC
+from micro.selectors.dgc_published import PublishedDGC
 from micro.sparse import SparseValues
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -173,7 +174,7 @@ def gradients(d: int, world_size: int, step: int) -> Vector:
 def test_the_published_rule_step_by_step(world_size: int) -> None:
     d, k, seed = 2000, 40, 1
     ways: set[str] = set()
-    reducer = micro.SparseReducer(DGC(rule="published"), k / d, exchange=micro.Gather(), seed=seed)
+    reducer = micro.SparseReducer(PublishedDGC(), k / d, exchange=micro.Gather(), seed=seed)
     residuals = np.zeros((world_size, d))
     with closing(micro.Simulation(reducer, micro.Layout.flat(d), world_size, dtype=torch.float64)) as simulation:
         for step in range(15):
@@ -201,7 +202,7 @@ def test_the_published_rule_ends_after_ten_rounds() -> None:
     phase = phases(0, 0, 0)(97)
     acc = torch.full((4000,), 1e-6, dtype=torch.float64)
     acc[phase::97] = 1.0  # the sample sees nothing else: 0.8 ** 10 is far above the rest
-    assert choose(DGC(rule="published"), acc, 200) == list(range(phase, 4000, 97))
+    assert choose(PublishedDGC(), acc, 200) == list(range(phase, 4000, 97))
 
 
 # --- the repaired rule ------------------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ def test_a_first_step_is_the_sampled_threshold_or_else_exact(dtype: torch.dtype)
 def test_another_seed_samples_elsewhere() -> None:
     acc = torch.tensor(np.random.default_rng(0).normal(size=20000))
     for rule in ("repaired", "published"):
-        selector = DGC(rule=rule)
+        selector = micro.build(micro.Selector, {"name": "dgc", "rule": rule})
         assert len({tuple(choose(selector, acc, 100, seed=seed)) for seed in range(6)}) > 1
         assert len({tuple(choose(selector, acc, 100, step=step)) for step in range(6)}) > 1
         assert choose(selector, acc, 100, seed=3) == choose(selector, acc, 100, seed=3)
@@ -255,4 +256,4 @@ def test_the_repaired_rule_stays_near_k_with_its_feedback() -> None:
 
 def test_rules_are_known() -> None:
     with pytest.raises(ValueError, match="rule of dgc must be one of repaired, published, got 'best'"):
-        DGC(rule="best")  # type: ignore[arg-type]
+        micro.build(micro.Selector, {"name": "dgc", "rule": "best"})

@@ -10,6 +10,7 @@ import micro
 from micro.comm import Comm, Traffic
 from micro.exchanges.base import Wire
 from micro.exchanges.dsa import DSA
+from micro.exchanges.dsa_published import PublishedDSA
 from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from tests.products import grid
@@ -42,7 +43,7 @@ def exchange(
 ) -> tuple[list[Exchanged], list[Traffic]]:
     def work(comm: Comm) -> tuple[Exchanged, Traffic]:
         comm.begin_step()
-        result = DSA(rule=rule).exchange(  # type: ignore[arg-type]
+        result = micro.build(micro.Exchange, {"name": "dsa", "rule": rule}).exchange(
             micro.parts.NoState(),
             acc[comm.rank],
             Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
@@ -175,8 +176,8 @@ def test_an_unhealthy_rank_is_known_to_all(world_size: int) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="rule of dsa must be one of repaired, published, got 'paper'"):
-        DSA(rule="paper")  # type: ignore[arg-type]
+        micro.build(micro.Exchange, {"name": "dsa", "rule": "paper"})
     with pytest.raises(ValueError, match="rule published of dsa sends values as they are, got codec half: use raw"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=DSA(rule="published"), codec=micro.Half())
+        micro.SparseReducer(micro.TopK(), 0.1, exchange=PublishedDSA(), codec=micro.Half())
     with pytest.raises(ValueError, match="exchange dsa sends each rank's own choice"):
         micro.SparseReducer(micro.RandomK(), 0.1, exchange=DSA())

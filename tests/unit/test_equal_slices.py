@@ -16,7 +16,7 @@ NUMEL = 12
 
 def exchange(acc: torch.Tensor, chosen: list[list[int]], rule: str | None = "published") -> list[Exchanged]:
     def work(comm: Comm) -> Exchanged:
-        return micro.Gather(rule=rule).exchange(  # type: ignore[arg-type]
+        return micro.build(micro.Exchange, {"name": "gather", "rule": rule}).exchange(
             micro.parts.NoState(),
             acc[comm.rank],
             Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
@@ -78,6 +78,6 @@ def test_equal_numbers_lose_nothing() -> None:
 
 def test_rule() -> None:
     assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather()).rule_name is None
-    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather(rule="published")).rule_name == "published"
+    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.PublishedGather()).rule_name == "published"
     with pytest.raises(ValueError, match="rule of gather must be published or left out, got 'repaired'"):
-        micro.Gather(rule="repaired")  # type: ignore[arg-type]
+        micro.build(micro.Exchange, {"name": "gather", "rule": "repaired"})

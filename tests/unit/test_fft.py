@@ -13,7 +13,7 @@ import micro
 from experiments.training.recording import step_row
 from experiments.training.workers import Reduced
 from micro.codecs.range_float import RangeFloat
-from micro.density import Accordion
+from micro.density.accordion import Accordion
 from micro.index_codecs import Packed
 from micro.reducers.fft import FFTReducer
 

@@ -10,6 +10,7 @@ import micro
 from micro.comm import Comm, Traffic
 from micro.exchanges.base import Wire
 from micro.exchanges.gtopk import GTopK
+from micro.exchanges.gtopk_published import PublishedGTopK
 from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from tests.products import grid
@@ -41,7 +42,7 @@ def exchange(
 ) -> tuple[list[Exchanged], list[Traffic]]:
     def work(comm: Comm) -> tuple[Exchanged, Traffic]:
         comm.begin_step()
-        result = GTopK(rule=rule).exchange(  # type: ignore[arg-type]
+        result = micro.build(micro.Exchange, {"name": "gtopk", "rule": rule}).exchange(
             micro.parts.NoState(),
             acc[comm.rank],
             Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
@@ -197,7 +198,7 @@ def test_any_form_of_indices_gives_the_same(name: str) -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="rule of gtopk must be one of repaired, published, got 'paper'"):
-        GTopK(rule="paper")  # type: ignore[arg-type]
+        micro.build(micro.Exchange, {"name": "gtopk", "rule": "paper"})
     with pytest.raises(ValueError, match="exchange gtopk sends values as they are, got codec half: use raw"):
         micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), codec=micro.Half())
     with pytest.raises(ValueError, match="exchange gtopk needs ranks that search the whole vector"):
@@ -211,4 +212,4 @@ def test_published_sends_pairs_of_float64_alone(name: str) -> None:
     indices = micro.build(micro.IndexCodec, name)
     micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), indices=indices)
     with pytest.raises(ValueError, match=f"rule published of gtopk sends indices as float64, got indices {name}"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(rule="published"), indices=indices)
+        micro.SparseReducer(micro.TopK(), 0.1, exchange=PublishedGTopK(), indices=indices)

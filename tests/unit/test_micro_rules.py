@@ -123,7 +123,7 @@ def test_published_sends_one_arbitrary_coordinate_from_an_empty_search() -> None
 
 
 def test_published_starts_by_its_rule_where_buckets_changed() -> None:
-    reducer = micro.SparseReducer(micro.Micro(rule="published"), 0.1)
+    reducer = micro.SparseReducer(micro.PublishedMicro(), 0.1)
     comm, device = micro.SoloComm(), torch.device("cpu")
     whole = reducer.start(micro.Layout(("a", "b"), ((50,), (90,))), torch.float32, device)
     reducer.reduce_(whole, torch.ones(140), comm)
@@ -168,7 +168,7 @@ JUMPS = (1.0, 1.0, 10.0, 10.0, 0.1, 0.1, 0.1, 1.0, 1.0)  # of the gradient's sca
 
 
 def build(rule: str, numel: int, world_size: int, density: float) -> micro.Simulation:
-    reducer = micro.SparseReducer(micro.Micro(rule=rule), density)  # type: ignore[arg-type]
+    reducer = micro.SparseReducer(micro.build(micro.Selector, {"name": "micro", "rule": rule}), density)
     return micro.Simulation(reducer, micro.Layout.flat(numel), world_size)
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 import micro
 from micro.exchanges.base import Wire
 from micro.exchanges.oktopk import Oktopk, OktopkState
+from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
 from micro.selectors.reused import Reused, ReusedState
+from micro.selectors.reused_published import PublishedReused
 from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from tests.products import grid
@@ -166,11 +168,16 @@ def moving(step: int, n: int, d: int) -> Tensor:
 STREAMS = (normal, laplace, layers, correlated, shrinking, moving)
 
 
+def built(**settings: Any) -> micro.Exchange[Any]:
+    return micro.build(micro.Exchange, {"name": "oktopk", **settings})
+
+
 def reducer(rule: Any, density: float, **settings: Any) -> micro.SparseReducer:
     if rule == "repaired":
         settings.pop("reevaluate", None)  # it is exact at every step
-    selector = Reused(rule=rule, reevaluate=settings.get("reevaluate", 32))
-    return micro.SparseReducer(selector, density, exchange=Oktopk(rule=rule, **settings))
+    period = {"reevaluate": settings["reevaluate"]} if "reevaluate" in settings else {}
+    selector = micro.build(micro.Selector, {"name": "reused", "rule": rule, **period})
+    return micro.SparseReducer(selector, density, exchange=built(rule=rule, **settings))
 
 
 def volume(stats: micro.StepStats) -> float:
@@ -279,7 +286,7 @@ def test_regions_are_the_mean_of_the_quantiles(
     rule: Any, d: int, chosen: list[list[int]], repaired: tuple[int, ...] | None
 ) -> None:
     accs = normal(0, len(chosen), d)
-    results = exchanged(Oktopk(rule=rule), accs, chosen, k=3, wire=Wire())
+    results = exchanged(built(rule=rule), accs, chosen, k=3, wire=Wire())
     states = [state for state, _ in results]
     assert all(state.boundaries == states[0].boundaries for state in states)
     bounds = states[0].boundaries
@@ -318,7 +325,7 @@ def test_ties_go_to_the_lowest_index() -> None:
 
 def test_published_applies_no_zeros_and_only_what_exceeds_the_threshold() -> None:
     accs = torch.tensor([[1.0, 2.0, 0.0, -1.5, 4.0, 0.5], [1.0, -2.0, 0.0, -1.5, 1.0, 0.5]])
-    made, chosen = Oktopk(rule="published"), [[0, 1, 3, 4, 5], [0, 1, 3, 5]]
+    made, chosen = PublishedOktopk(), [[0, 1, 3, 4, 5], [0, 1, 3, 5]]
     for state, result in exchanged(made, accs, chosen, 5, Wire()):
         assert result.update[0].indices.tolist() == [0, 3, 4, 5]  # 2 - 2 is not among them
         assert state.threshold == 1.0
@@ -371,7 +378,7 @@ def test_repaired_is_top_k_whatever_the_scale_does(scale: float, k: int) -> None
 
 
 def test_published_steers_by_the_authors_constants() -> None:
-    selector, state = Reused(rule="published"), ReusedState()
+    selector, state = PublishedReused(), ReusedState()
     acc = torch.arange(100, dtype=torch.float64)
     assert select(selector, state, acc, 12, 0) == list(range(89, 100))  # strictly above the 12th, 88
     assert state.threshold == 88.0
@@ -407,13 +414,11 @@ def test_published_goes_on_where_the_authors_code_fails() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Reused(rule="exact"), "rule of reused must be one of repaired, published, got 'exact'"),  # type: ignore[arg-type]
-        (lambda: Reused(reevaluate=0), "reevaluate of reused must be at least 1, got 0"),
-        (lambda: Oktopk(rule="exact"), "rule of oktopk must be one of repaired, published, got 'exact'"),  # type: ignore[arg-type]
+        (lambda: built(rule="exact"), "rule of oktopk must be one of repaired, published, got 'exact'"),
+        (lambda: built(reevaluate=5), "reevaluate of oktopk is a setting of rule=published, got rule=repaired"),
+        (lambda: PublishedReused(reevaluate=0), "reevaluate of reused must be at least 1, got 0"),
         (lambda: Oktopk(repartition=0), "repartition of oktopk must be at least 1, got 0"),
-        (lambda: Oktopk(reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
-        (lambda: Reused(reevaluate=5), "reevaluate of reused is for rule=published"),
-        (lambda: Oktopk(reevaluate=5), "reevaluate of oktopk is for rule=published"),
+        (lambda: PublishedOktopk(reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
         (lambda: Oktopk(balance=0.5), "balance of oktopk must be at least 1, or null for never, got 0.5"),
     ],
 )

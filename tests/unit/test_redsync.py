@@ -10,6 +10,7 @@ from torch import Tensor
 
 import micro
 from micro.selectors.redsync import MARGIN, RedSync, RedSyncState, bisect
+from micro.selectors.redsync_published import PublishedRedSync
 from tests.products import grid
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -43,7 +44,7 @@ def gradients(d: int, world_size: int, step: int) -> Vector:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_the_published_rule_step_by_step(world_size: int) -> None:
     d, k, ways = 1000, 20, set()
-    reducer = micro.SparseReducer(RedSync(rule="published"), k / d, exchange=micro.Gather())
+    reducer = micro.SparseReducer(PublishedRedSync(), k / d, exchange=micro.Gather())
     residuals = np.zeros((world_size, d))
     with closing(micro.Simulation(reducer, micro.Layout.flat(d), world_size, dtype=torch.float64)) as simulation:
         for step in range(15):
@@ -65,11 +66,11 @@ def test_the_published_rule_step_by_step(world_size: int) -> None:
 def test_the_published_rule_raises_the_threshold_where_it_found_too_few() -> None:
     acc = torch.zeros(100, dtype=torch.float64)
     acc[:7], acc[7:40] = 1.0, 0.3  # k = 10: the first round finds 7, between k / 2 and k; lowering would find 40
-    assert chosen(RedSync(rule="published"), RedSyncState(), acc, 10) == list(range(7))
+    assert chosen(PublishedRedSync(), micro.parts.NoState(), acc, 10) == list(range(7))
     assert published_choice(acc.numpy(), 10) == (list(range(7)), "too few")
 
 
-def chosen(selector: RedSync, state: RedSyncState, acc: Tensor, k: int) -> list[int]:
+def chosen(selector: micro.Selector[Any], state: Any, acc: Tensor, k: int) -> list[int]:
     step = micro.sparse.Step(0, k, 0, micro.Layout.flat(acc.numel()))
     indices: list[int] = selector.select(state, acc, step, micro.SoloComm()).indices.tolist()
     return indices
@@ -142,4 +143,4 @@ def test_a_bisection_ends_even_between_neighbours(dtype: torch.dtype) -> None:
 
 def test_rules_are_known() -> None:
     with pytest.raises(ValueError, match="rule of redsync must be one of repaired, published, got 'best'"):
-        RedSync(rule="best")  # type: ignore[arg-type]
+        micro.build(micro.Selector, {"name": "redsync", "rule": "best"})

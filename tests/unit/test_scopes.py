@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.density import AccordionState, target_count
+from micro.density.accordion import AccordionState
+from micro.density.base import target_count
 from micro.exchanges.base import Wire
 from micro.exchanges.in_pieces import InPieces
 from micro.randomness import seed_for
@@ -117,7 +118,7 @@ def test_buckets_change_nothing_when_each_parameter_is_chosen_from_by_itself(thr
 
 
 def test_states_follow_their_parameters_by_name(three: SimulatedGroup) -> None:
-    reducer = micro.SparseReducer(PerTensor(selector=micro.Micro(rule="repaired")), DENSITY)
+    reducer = micro.SparseReducer(PerTensor(selector=micro.RepairedMicro()), DENSITY)
     states = start(reducer, LAYOUT, 3)
     for _ in range(3):
         reduced(three, reducer, states)
@@ -165,7 +166,7 @@ def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedGroup) -> N
 def test_it_is_built_from_names_and_says_what_it_is() -> None:
     spec: dict[str, Any] = {"name": "per_tensor", "selector": {"name": "micro", "rule": "published"}}
     built = micro.build(micro.Selector, spec)
-    assert built == PerTensor(selector=micro.Micro(rule="published"))
+    assert built == PerTensor(selector=micro.PublishedMicro())
     assert built.overlap is Overlap.DISJOINT
     assert micro.SparseReducer(built, DENSITY).method == "per_tensor micro (published)"
     assert micro.build(micro.Selector, spec | {"selector": "leader"}).overlap is Overlap.LEADER

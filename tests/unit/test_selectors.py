@@ -110,4 +110,4 @@ def test_a_selector_that_cannot_be_is_refused(name: str, settings: dict[str, obj
 
 
 def test_a_selector_is_built_by_name() -> None:
-    assert micro.build(micro.Selector, {"name": "micro", "rule": "repaired"}) == micro.Micro(rule="repaired")
+    assert micro.build(micro.Selector, {"name": "micro", "rule": "repaired"}) == micro.RepairedMicro()

@@ -11,7 +11,7 @@ from torch import Tensor
 import micro
 from experiments.studies.gradient_sources import Gradients
 from experiments.studies.selection_times import time_topk
-from micro.density import target_count
+from micro.density.base import target_count
 
 Row = dict[str, Any]
 SETTLING_STEPS = 20  # before a controller's worst density error counts

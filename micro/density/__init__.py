@@ -1,0 +1,1 @@
+"""HOW MUCH: the density of each step, one file per policy."""

@@ -1,0 +1,73 @@
+"""What a density policy is: how many elements to send at each step."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.flat import Layout
+from micro.parts import NoState, StatefulPart
+
+S = TypeVar("S")
+
+
+def check_density(value: float, name: str = "density") -> None:
+    """Raise ValueError unless ``value`` is a number in (0, 1]."""
+    if not (isinstance(value, int | float) and 0 < value <= 1):
+        raise ValueError(f"{name} must be in (0, 1], got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How much to send in one step, the same on all ranks.
+
+    Attributes:
+        density: in (0, 1].
+        count: k, the number of elements.
+        layer_densities: one per parameter, where they differ.
+    """
+
+    density: float
+    count: int
+    layer_densities: tuple[float, ...] | None = None
+
+
+class Density(StatefulPart[S], ABC):
+    """A policy: how many elements to send at each step."""
+
+    kind: ClassVar[str] = "density"
+    home: ClassVar[str] = "micro.density"
+    group: ClassVar[str] = "micro.densities"
+    by_layer: ClassVar[bool] = False  # whether parameters are given densities of their own
+    density: float
+
+    @abstractmethod
+    def target(self, state: S, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
+        """Return how much to send at ``step``.
+
+        Args:
+            state: the policy's own; may be changed.
+            grad: (numel,) this rank's gradient, before it is accumulated; may hold NaN. Not modified.
+            comm: every rank calls the same collectives in the same order.
+        """
+
+
+class DensitySchedule(Density[NoState]):
+    """A density that depends on the number of the step alone."""
+
+    @abstractmethod
+    def at(self, step: int) -> float:
+        """Return the target density of ``step``."""
+
+    def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
+        """Return the scheduled density and its number of elements."""
+        density = self.at(step)
+        return Target(density, target_count(density, grad.numel()))
+
+
+def target_count(density: float, numel: int) -> int:
+    """Return k, how many of ``numel`` elements to select: floor(density * numel), at least 1."""
+    return max(1, math.floor(density * numel))

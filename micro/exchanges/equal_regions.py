@@ -1,0 +1,107 @@
+"""Sums in equal regions, gathered as pairs or dense: what the two rules of DSA share."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.exchanges.base import Exchange, NoState, Wire, count_of, gather_header, gather_indices
+from micro.exchanges.regions import Transport
+from micro.partition import equal_slice
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+
+
+class SplitAndGather(Exchange[NoState]):
+    """Send every entry to the rank that owns its region, add up there, gather the sums: as pairs or dense.
+
+    A subclass says what of its choice a rank sends, what it books as sent, and when the sums travel dense.
+    """
+
+    accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
+
+    @abstractmethod
+    def leaving(self, chosen: SparseValues) -> SparseValues:
+        """Return what a rank sends of its choice."""
+
+    @abstractmethod
+    def is_dense(self, regions: "EqualRegions", counts: list[int], dtype: torch.dtype) -> bool:
+        """Return whether the sums, ``counts`` of them in the regions, travel dense."""
+
+    @abstractmethod
+    def sent(self, chosen: SparseValues, decoded: list[SparseValues]) -> SparseValues:
+        """Return what leaves this rank's residual: by its choice, or by what the receivers decoded."""
+
+    def exchange(
+        self,
+        state: NoState,
+        acc: Tensor,
+        selection: Selection,
+        *,
+        step: Step,
+        overlap: Overlap,
+        wire: Wire,
+        comm: Comm,
+        healthy: bool,
+    ) -> Exchanged:
+        """Return the sum of all ranks' pairs, divided by the number of ranks."""
+        chosen = SparseValues(selection.indices, acc.index_select(0, selection.indices))
+        regions = EqualRegions(Transport(comm, wire, (step.seed, step.index, comm.rank)), acc.numel())
+        decoded, total = regions.transport.add_up(self.leaving(chosen), regions.spans)
+        header = gather_header(chosen.indices, comm, healthy=healthy, extra=count_of(total))
+        counts = [count for (count,) in header.extras]
+        dense = self.is_dense(regions, counts, acc.dtype)
+        mean, unsent = regions.gather_dense(total) if dense else regions.gather_pairs(total, counts)
+        return Exchanged(
+            update=(mean,),
+            sent=self.sent(chosen, [decoded, *unsent]),
+            counts=header.counts,
+            num_updated=mean.indices.numel(),
+            healthy=header.healthy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EqualRegions:
+    """Equal regions of the vector (numel,), one for each rank."""
+
+    transport: Transport
+    numel: int
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The (start, stop) of every rank's region."""
+        n = self.transport.comm.world_size
+        return tuple(equal_slice(self.numel, n, rank) for rank in range(n))
+
+    def gather_pairs(self, total: SparseValues, counts: list[int]) -> tuple[SparseValues, list[SparseValues]]:
+        """Return the mean of all regions, and what rounding added to this rank's ``total``; pairs travel."""
+        selection = Selection(total.indices, spans=self.spans)
+        comm, form = self.transport.comm, self.transport.wire.indices
+        lists = gather_indices(selection, tuple(counts), Overlap.DISJOINT, self.numel, form, comm)
+        mean, unsent = self._means(total, counts)
+        return SparseValues(torch.cat(lists), mean), unsent
+
+    def gather_dense(self, total: SparseValues) -> tuple[SparseValues, list[SparseValues]]:
+        """Return the mean of all regions, and what rounding added to this rank's ``total``; every element travels."""
+        start, stop = self.spans[self.transport.comm.rank]
+        region = total.values.new_zeros(stop - start)
+        region[(total.indices - start).long()] = total.values
+        places = torch.arange(start, stop, dtype=torch.int32, device=region.device)
+        mean, unsent = self._means(SparseValues(places, region), [stop - start for start, stop in self.spans])
+        indices = torch.nonzero(mean).view(-1)
+        return SparseValues(indices.to(torch.int32), mean[indices]), unsent
+
+    def _means(self, total: SparseValues, counts: list[int]) -> tuple[torch.Tensor, list[SparseValues]]:
+        """Return the means of all regions, and what encoding added to this rank's sums."""
+        comm, codec, dtype = self.transport.comm, self.transport.wire.values, total.values.dtype
+        n = comm.world_size
+        encoded = codec.encode(total.values / n, (*self.transport.key, n))
+        wires = comm.gather_lists(encoded, [codec.num_bytes(count, dtype) for count in counts], "values")
+        means = [codec.decode(blob, count, dtype) for blob, count in zip(wires, counts, strict=True)]
+        if codec.lossless:
+            return torch.cat(means), []
+        rounding = n * means[comm.rank] - total.values
+        return torch.cat(means), [SparseValues(total.indices, rounding)]

@@ -1,0 +1,68 @@
+"""Regions of the vector, one for each rank, which adds up what all ranks send of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from micro.codecs.base import Key
+from micro.comm import Comm
+from micro.exchanges.base import Wire
+from micro.sparse import SparseValues, summed
+
+Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How entries get from rank to rank.
+
+    Attributes:
+        wire: the form of indices and values.
+        key: seeds what is random about encoding.
+    """
+
+    comm: Comm
+    wire: Wire
+    key: Key
+
+    def add_up(self, entries: SparseValues, regions: Spans) -> tuple[SparseValues, SparseValues]:
+        """Send every entry to the rank in whose region it lies.
+
+        Returns:
+            the entries as their receivers decode them; the sums in this rank's region, added in rank order.
+        """
+        n, own = self.comm.world_size, regions[self.comm.rank]
+        ends = torch.tensor([stop for _, stop in regions], dtype=torch.int32, device=entries.indices.device)
+        sizes = torch.searchsorted(entries.indices, ends, out_int32=True)
+        sizes[1:] -= sizes[:-1].clone()
+        received = self.comm.scatter_parts(sizes, [1] * n, "counts").view(-1)
+        leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
+        sent, parts = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
+        return sent, summed(parts)
+
+    def scatter(
+        self, entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans]
+    ) -> tuple[SparseValues, list[SparseValues]]:
+        """Send neighbouring pieces of a list to the ranks in turn.
+
+        Args:
+            sizes: how many entries go to each rank, and how many come from each.
+            spans: in which range of the vector the entries for each rank lie, and those from each.
+        Returns:
+            the entries as their receivers decode them; what came from each rank.
+        """
+        (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
+        form, codec, comm = self.wire.indices, self.wire.values, self.comm
+        pieces = zip(entries.indices.split(leaving), there, strict=True)
+        places = [form.encode(piece - start, stop - start) for piece, (start, stop) in pieces]
+        wires = [codec.encode(part, (*self.key, rank)) for rank, part in enumerate(entries.values.split(leaving))]
+        lengths = [form.num_bytes(count, stop - start) for count, (start, stop) in zip(coming, here, strict=True)]
+        blobs = comm.scatter_lists(places, lengths, "indices")
+        indices = [form.decode(blob, count, b - a) + a for blob, count, (a, b) in zip(blobs, coming, here, strict=True)]
+        blobs = comm.scatter_lists(wires, [codec.num_bytes(count, dtype) for count in coming], "values")
+        values = [codec.decode(blob, count, dtype) for blob, count in zip(blobs, coming, strict=True)]
+        if not codec.lossless:
+            decoded = [codec.decode(blob, count, dtype) for blob, count in zip(wires, leaving, strict=True)]
+            entries = SparseValues(entries.indices, torch.cat(decoded))
+        return entries, [SparseValues(i, v) for i, v in zip(indices, values, strict=True)]

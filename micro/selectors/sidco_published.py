@@ -1,0 +1,46 @@
+"""SIDCo as published: the fitted threshold as it is."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from micro.selectors.staged_fit import StagedFit, StagesState, Survivors
+from micro.sparse import Selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSidco(StagedFit[StagesState]):
+    """Select what exceeds the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
+
+    Each rank fits and selects on its own, so the union grows with the number of ranks (build-up).
+
+    Args:
+        law, stages: see `StagedFit`.
+
+    Source: Abdelmoniem, Elzanaty, Alouini and Canini, An efficient statistical-based gradient compression technique for
+    distributed training systems, MLSys 2021, arXiv 2101.10761, and its public code. Differences: those of `Sidco`, but
+    for the factor and the bound on the count, which are not taken here.
+
+    Raises:
+        ValueError: no such law, or stages less than 1.
+    """
+
+    name: ClassVar[str] = "sidco"
+    rule: ClassVar[str] = "published"
+    is_default: ClassVar[bool] = False
+
+    def start(self) -> StagesState:
+        """Return one stage."""
+        return StagesState()
+
+    def load(self, saved: dict[str, Any]) -> StagesState:
+        """Return the state that ``save`` described; older versions saved more than is needed."""
+        return StagesState(saved["stages"], saved["calls"], saved["excess"])
+
+    def select_beyond(
+        self, state: StagesState, acc: Tensor, survivors: Survivors, num_stages: int, k: int
+    ) -> tuple[Selection, float]:
+        """Return what exceeds the fitted threshold, and how many those are."""
+        indices, _magnitudes = survivors.passed(acc)
+        return Selection(indices, threshold=survivors.threshold), float(indices.numel())
