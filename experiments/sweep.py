@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from yaml import YAMLError
 
-from experiments.config.compose import compose_run
+from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, suggestion
 from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig
@@ -236,8 +235,7 @@ def _refuse_verbs_as_names() -> None:
 def _composed(name: str, overrides: list[str]) -> list[TrainConfig]:
     """Return the runs of a study, as far as they can be checked without their data."""
     grid = jobs(name, overrides)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return distinct(grid, [compose_run(job) for job in grid])[1]
+    return distinct(grid, compose_runs(grid))[1]
 
 
 def _parser(what: str, *, verb: str = "", metavar: str = "NAME", epilog: str | None = None) -> argparse.ArgumentParser:

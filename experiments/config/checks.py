@@ -1,62 +1,45 @@
-"""From a composed configuration to a typed one, checked as far as can be without building or reading anything."""
+"""Check the settings of a run, as far as can be without building or reading anything."""
 
-import dataclasses
 import math
+from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from experiments.config.errors import UserError, check_choice, suggestion
+from experiments.config.errors import UserError, check_choice
 from experiments.config.optimizer_settings import check_optimizer
 from experiments.config.schema import ClusterConfig, TrainConfig
 from experiments.config.slurm_settings import check_slurm
 from experiments.config.tracking_settings import check_tracking
 
 DEVICES = ("auto", "cpu", "cuda")
+FILES = ("trace", "link", "select")  # of a schedule
 SCALES = ("paper", "small")
 SHAPES = ("steps", "linear", "cosine")
 PRECISIONS = ("float32", "bfloat16")
 RESIZES = ("refuse", "average")
 
 
-def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> TrainConfig:
-    """Return the configuration as dataclasses, checked as far as can be without building anything.
+def check_settings(config: TrainConfig, *, joined_world_size: int | None = None) -> None:
+    """Check every setting, and fill in the world size, the density of methods that send all, and the home folder.
 
     Args:
-        composed: what hydra composed.
         joined_world_size: the number of ranks this process is one of, when something else started them.
 
     Raises:
-        UserError: a key that does not exist, a value missing or out of range, or parts that do not go together.
+        UserError: a value out of its range, or settings that contradict each other.
     """
-    _refuse_unknown_keys(composed, TrainConfig, "")
-    schema = OmegaConf.structured(TrainConfig)
-    try:
-        config = OmegaConf.to_object(OmegaConf.merge(schema, composed))
-    except OmegaConfBaseException as error:
-        raise UserError(f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}") from None
-    assert isinstance(config, TrainConfig)
     _settle_cluster(config.cluster, joined_world_size)
     if config.sparsifier.sends_everything:
         config.density = 1.0
+    _expand_home(config)
     _check_numbers(config)
-    return config
 
 
-def _refuse_unknown_keys(given: DictConfig, schema: type, prefix: str) -> None:
-    fields = {field.name: field for field in dataclasses.fields(schema)}
-    for key in map(str, given):
-        if key not in fields:
-            raise UserError(f"'{prefix}{key}' is not a key of the configuration{suggestion(key, fields)}")
-        kind = fields[key].type
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            if not OmegaConf.is_dict(given[key]):
-                raise UserError(f"'{prefix}{key}' is missing: choose one, for instance {prefix}{key}=NAME")
-            _refuse_unknown_keys(given[key], kind, f"{prefix}{key}.")
-    missing = [name for name in fields if name not in given and fields[name].default is dataclasses.MISSING]
-    missing = [name for name in missing if fields[name].default_factory is dataclasses.MISSING]
-    if missing:
-        raise UserError(f"'{prefix}{missing[0]}' is missing from the configuration")
+def _expand_home(config: TrainConfig) -> None:
+    if config.output.startswith("~"):
+        config.output = str(Path(config.output).expanduser())
+    for holder, key in ((config, "start_from"), (config.dataset, "root"), *((config.schedule, k) for k in FILES)):
+        given = getattr(holder, key)
+        if given and given.startswith("~"):
+            setattr(holder, key, str(Path(given).expanduser()))
 
 
 def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> None:

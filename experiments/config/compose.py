@@ -1,21 +1,18 @@
-"""From words on the command line to checked configurations, before anything is made or started."""
+"""From the words of a command line to checked configurations, before anything is built or started."""
 
-import itertools
-import re
 from collections.abc import Iterable
+from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.config.checks import typed
-from experiments.config.errors import UserError, one_line_of_hydra, suggestion
-from experiments.config.repository import CONF
+from experiments.config.checks import check_settings
+from experiments.config.errors import UserError, one_line
+from experiments.config.layers import Values, compose_layers
+from experiments.config.overrides import parse, split
 from experiments.config.schema import TrainConfig
+from experiments.config.values import set_value_, to_dataclass
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
@@ -23,92 +20,57 @@ OmegaConf.register_new_resolver(
 )  # in an experiment: the paper's value beside the laptop's
 
 
-def compose_run(overrides: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
-    """Return the configuration that ``overrides`` describe, with every setting checked by itself.
+def compose_run(words: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
+    """Return the configuration that ``words`` describe, with every setting checked by itself.
+
+    Args:
+        words: GROUP=CHOICE and KEY=VALUE.
+        joined_world_size: the number of ranks this process is one of, when something else started them.
 
     Raises:
-        UserError: an override that does not exist or a value out of its range.
+        UserError: a word that cannot be read, a setting that does not exist or a value out of its range.
     """
-    _check_words(overrides)
-    try:
-        composed = compose("train", overrides)
-        take_whole_(composed, overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_unknown_key(str(error), overrides) or one_line_of_hydra(error)) from None
-    return typed(composed, joined_world_size=joined_world_size)
+    return typed(composed_values(words), joined_world_size=joined_world_size)
 
 
 def compose_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
     """Return the configurations of all jobs; see compose_run. Raises: UserError, for the first that is wrong."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [compose_run(job, joined_world_size=joined_world_size) for job in jobs]
+    return [compose_run(job, joined_world_size=joined_world_size) for job in jobs]
 
 
-def take_whole_(composed: DictConfig, overrides: list[str]) -> None:
-    """Let a model or a data set of the command line be its own file's, without an experiment's name and settings.
-
-    Hydra by itself lets the experiment's values win, so that ``model=NAME`` would change nothing where it has a name.
-    """
-    keys = [override.key_or_group for override in _parsed(overrides)]
-    if "experiment" not in keys:
-        return
-    for group in {"model", "dataset"} & set(keys):
-        words = [word for word, key in zip(overrides, keys, strict=True) if key.split(".")[0] == group]
-        composed[group] = compose("train", words)[group]
+def composed_values(words: list[str]) -> Values:
+    """Return the settings that ``words`` describe as plain values, interpolations resolved. Raises: UserError."""
+    chosen, given = split(parse(words))
+    values = compose_layers(chosen)
+    for key, value in given:
+        set_value_(values, key, value)
+    return resolved(values) if _has_interpolation(values) else values
 
 
-def expand(overrides: list[str], *, multirun: bool) -> list[list[str]]:
-    """Return one list of overrides per run: the product of all choices under -m, the words themselves otherwise.
+def typed(values: Values, *, joined_world_size: int | None = None) -> TrainConfig:
+    """Return plain values as dataclasses, checked as far as can be without building anything.
 
     Raises:
-        UserError: a word is no override.
+        UserError: a key that does not exist, a value that is missing, of another type or out of its range.
     """
-    if not multirun:
-        return [overrides]
-    choices = [list(_choices(override)) for override in _parsed(overrides)]
-    return [list(job) for job in itertools.product(*choices)]
+    config: TrainConfig = to_dataclass(values)
+    check_settings(config, joined_world_size=joined_world_size)
+    return config
 
 
-def _choices(override: Override) -> Iterable[str]:
-    if override.is_sweep_override():
-        key = override.get_key_element()
-        return [f"{key}={value}" for value in override.sweep_string_iterator()]
-    return [str(override.input_line)]
-
-
-def _parsed(overrides: list[str]) -> list[Override]:
+def resolved(values: Values) -> Values:
+    """Return values with their interpolations, such as ${at:PAPER,SMALL}, resolved. Raises: UserError."""
     try:
-        return OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise UserError(one_line_of_hydra(error)) from None
+        plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(one_line(error)) from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
-def _check_words(overrides: list[str]) -> None:
-    """Refuse what hydra would take silently or explain at length: added keys, choices that are not there."""
-    for override in _parsed(overrides):
-        key = override.key_or_group
-        if override.is_add() or override.is_delete():
-            raise UserError(f"'{override.input_line}': keys of the configuration cannot be added or deleted")
-        if override.is_sweep_override():
-            raise UserError(f"'{override.input_line}' names several values: run them all with -m, or choose one")
-        group = CONF / key
-        if "." not in key and group.is_dir() and isinstance(override.value(), str):
-            known = sorted(path.stem for path in group.glob("*.yaml"))
-            if override.value() not in known:
-                given = str(override.value())
-                raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
-
-
-def _unknown_key(message: str, overrides: list[str]) -> str | None:
-    """Return what to say where ``message`` is about a key that does not exist: what stands there instead."""
-    found = re.match(r"Could not override '([^']+)'", message)
-    if not found:
-        return None
-    *parents, key = found[1].split(".")
-    choices = [word for word in overrides if (CONF / word.split("=")[0]).is_dir()]
-    node = OmegaConf.select(compose("train", choices), ".".join(parents)) if parents else compose("train", choices)
-    if not OmegaConf.is_dict(node):
-        return f"'{found[1]}' is not a key of the configuration"
-    keys = [str(name) for name in node]
-    where = ".".join(parents) or "the configuration"
-    return f"'{key}' is not a key of {where}, which has {', '.join(keys)}{suggestion(key, keys)}"
+def _has_interpolation(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_interpolation, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_interpolation, value))
+    return isinstance(value, str) and "${" in value

@@ -12,7 +12,8 @@ from pathlib import Path
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from experiments.config.repository import CONF
+
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys that steer hydra and belong to no run
 _HEADERS = ("# @package", "# label:", "# drawn:", "# order:")  # comments that are read by programs, not by people

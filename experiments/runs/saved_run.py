@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.checks import typed
+from experiments.config.compose import typed
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
 from experiments.config.repository import ROOT
@@ -47,7 +47,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     if not isinstance(composed, DictConfig):
         raise UserError(f"{folder.config_path} is no configuration")
     try:
-        return typed(composed)
+        return typed(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
     except UserError as error:
         raise UserError(f"{folder.config_path}: {error}") from None
 

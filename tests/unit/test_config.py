@@ -2,17 +2,23 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hydra import initialize_config_dir
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from experiments.config.builders import build_reducer, check_parts
-from experiments.config.compose import compose_run, expand
+from experiments.config.checks import check_settings
+from experiments.config.compose import compose_run
+from experiments.config.descriptions import GROUPS
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
+from experiments.config.layers import choices_of, compose_layers
+from experiments.config.overrides import expand
 from experiments.config.repository import CONF
-from experiments.config.schema import from_yaml, to_yaml
+from experiments.config.schema import TrainConfig, from_yaml, to_yaml
 from experiments.sweep import jobs, studies
 from experiments.training.preflight import prepare_runs
 
@@ -37,8 +43,23 @@ MISTAKES = {
     "density=-1": r"density must be in \(0, 1\], got -1",
     "density=2": r"density must be in \(0, 1\], got 2",
     "density=nan": r"density must be in \(0, 1\], got nan",
-    "density=much": "density",
-    "seed=1.5": "seed",
+    "density=much": "density must be a number, got 'much'",
+    "seed=1.5": "seed must be a whole number, got 1.5",
+    "epochs=abc": "epochs must be a whole number, got 'abc'",
+    "epochs=null": "epochs must be a whole number, got null",
+    "compile=perhaps": "compile must be true or false, got 'perhaps'",
+    "lr_milestones=3": r"lr_milestones must be a list, got 3: write 'lr_milestones=\[...\]'",
+    "cluster.nproc_per_node=two": "cluster.nproc_per_node must be a whole number, got 'two'",
+    "density_warmup=1000": r"density_warmup holds several settings \(steps, start, stages\), got 1000: set one",
+    "sparsifier.feedback.name=momentum": "feedback is 'residual', a name without .* sparsifier.feedback=momentum",
+    "sparsifier.feedback.momentum=0.9": "together, 'sparsifier.feedback={name: residual, momentum: 0.9}'",
+    "model=5": "model must be one of .*, got '5'",
+    "epochs": "'epochs' is not KEY=VALUE",
+    "output=a b(": r"cannot read 'output=a b\(': put a value .* in quotes",
+    "network=ideal": "network is no setting of a training, it describes a link .* experiments.simulate --network ideal",
+    "sweep=demo": "sweep is no setting of a training, it lists the runs of a study: python -m experiments.sweep demo",
+    "paper=micro": "paper is no setting of a training, .*python -m experiments.reproduce micro",
+    "seed=${nothing}": "nothing",
     "seed=-1": "seed must be at least 0",
     "epochs=0": "epochs must be at least 1",
     "batch_size=0": "batch_size must be at least 1",
@@ -137,8 +158,7 @@ def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     words = ["schedule.trace=trace.json", "schedule.link=link.json"] if "planned" in study else []
     seen: set[str] = set()
     new = [job for job in jobs(study, words) if not seen.issuperset(job) and not seen.update(job)]  # every word once
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        configs = [compose_run(job) for job in new]
+    configs = [compose_run(job) for job in new]
     for config in configs:
         check_parts(config)
     names = [run_name(config) for config in configs]
@@ -175,6 +195,53 @@ def test_the_name_follows_content_and_not_place() -> None:
 
 def test_dense_has_density_one_whatever_is_asked() -> None:
     assert compose_one("sparsifier=dense", "density=0.001").density == 1.0
+
+
+def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    config = compose_run(["dataset.root=~/data", "output=~/runs", "start_from=~"])
+    assert (config.dataset.root, config.output) == ("/home/somebody/data", "/home/somebody/runs")
+    assert config.start_from == "/home/somebody"
+
+
+def composed_by_hydra(words: list[str]) -> dict[str, Any]:
+    values = OmegaConf.to_container(compose("train", words), resolve=False)
+    return plain_keys(values)
+
+
+def plain_keys(value: Any) -> Any:
+    """Return the value with keys as text, as both write them."""
+    if isinstance(value, dict):
+        return {str(key): plain_keys(inner) for key, inner in value.items()}
+    return [plain_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_files_are_composed_as_hydra_composes_them() -> None:
+    chosen = [{group: choice} for group in GROUPS for choice in choices_of(group)]
+    chosen.append({"experiment": "micro_resnet18_cifar10", "sparsifier": "dgc", "cluster": "local"})
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for choices in chosen:
+            words = [f"{group}={choice}" for group, choice in choices.items()]
+            assert plain_keys(compose_layers(choices)) == composed_by_hydra(words), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("experiment=micro_resnet18_cifar10", "scale=small", "epochs=4", "sparsifier=dense"),
+        ("experiment=gaussiank_lstm_ptb", "density_warmup.stages=1", "sparsifier.selector={name: topk}"),
+        ("experiment=digits", "sparsifier.codec={name: int8, block: 64}", "lr_milestones=[1, 2.5]", "lr=1e-3"),
+        ("cluster=slurm", "cluster.slurm.setup=['module load cuda']", "cluster.slurm.time_limit='01:00:00'", "seed=7"),
+        ("sparsifier=micro", "sparsifier.selector.rule=published", "output='a b'", "checkpoint={every_s: 5, keep: 1}"),
+        ("model=lstm", "dataset=manuals", "model.settings.hidden=${batch_size}", "optimizer=adam", "tracking=wandb"),
+    ],
+)
+def test_values_are_set_as_hydra_sets_them(words: tuple[str, ...]) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        expected = compose("train", list(words))
+    merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), expected))
+    check_settings(merged)
+    assert compose_run(list(words)) == merged
 
 
 def test_a_sweep_expands_to_all_combinations() -> None:

@@ -18,8 +18,9 @@ import yaml
 from hydra import initialize_config_dir
 
 from experiments import sweep
-from experiments.config.compose import compose_run, expand
+from experiments.config.compose import compose_run
 from experiments.config.descriptions import CONF, GROUPS, train_keys
+from experiments.config.overrides import expand
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests/dist/scripts"

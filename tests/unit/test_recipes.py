@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
 
 import data
 from experiments.config.builders import build_model, check_parts
-from experiments.config.checks import typed
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
 from experiments.config.repository import CONF
@@ -99,19 +97,12 @@ PUBLISHED = {
 
 @cache
 def forms(name: str) -> dict[str, TrainConfig]:
-    """Return a recipe at both scales, composed once."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train", [f"experiment={name}"])
-    both = {}
-    for composed.scale in SCALES:
-        both[composed.scale] = typed(composed)
-        check_parts(both[composed.scale])
-    return both
+    """Return a recipe at both scales."""
+    return {scale: from_words(f"experiment={name}", f"scale={scale}") for scale in SCALES}
 
 
 def from_words(*words: str) -> TrainConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose_run(list(words))
+    config = compose_run(list(words))
     check_parts(config)
     return config
 

@@ -1,0 +1,101 @@
+"""The words of a command line that set a run: GROUP=CHOICE and KEY=VALUE, in Hydra's grammar."""
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
+from hydra.errors import HydraException
+
+from experiments.config.errors import UserError, check_choice
+from experiments.config.layers import choices_of
+from experiments.config.repository import CONF
+
+TOOLS = {  # groups of conf/ that set no training, and what each is for
+    "network": "describes a link for simulated steps: python -m experiments.simulate --network {}",
+    "paper": "lists the parts of a paper's study: python -m experiments.reproduce {}",
+    "sweep": "lists the runs of a study: python -m experiments.sweep {}",
+}
+_HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # which Hydra's grammar does not read without quotes
+
+
+def parse(words: Iterable[str]) -> list[Override]:
+    """Return words as Hydra's grammar reads them. Raises: UserError: one is no KEY=VALUE."""
+    return [_parsed(word) for word in words]
+
+
+@lru_cache(maxsize=4096)
+def _parsed(word: str) -> Override:
+    if "=" not in word and not word.startswith("~"):
+        raise UserError(f"'{word}' is not KEY=VALUE, for instance epochs=5 or sparsifier=topk")
+    try:
+        return OverridesParser.create().parse_override(_HOME.sub(r"\1='\2'", word))
+    except HydraException:
+        key, _, value = word.partition("=")
+        raise UserError(
+            f"cannot read '{word}': put a value that has spaces or signs of the grammar in quotes, \"{key}='{value}'\""
+        ) from None
+
+
+def is_of_hydra(word: str) -> bool:
+    """Return whether a word sets Hydra itself, such as hydra/launcher=submitit_slurm, and not a run."""
+    return word.lstrip("+~").startswith(("hydra.", "hydra/"))
+
+
+def expand(words: list[str], *, multirun: bool) -> list[list[str]]:
+    """Return one list of words per run: the product of all choices under -m, the words themselves otherwise.
+
+    Raises:
+        UserError: a word is not KEY=VALUE.
+    """
+    if not multirun:
+        return [words]
+    choices = [list(_choices(override)) for override in parse(words)]
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def _choices(override: Override) -> Iterable[str]:
+    if override.is_sweep_override():
+        key = override.get_key_element()
+        return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    return [str(override.input_line)]
+
+
+def split(overrides: Sequence[Override]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
+    """Return the choices of groups and the values of settings, each checked by itself.
+
+    Raises:
+        UserError: an added or deleted key, several values, no such choice, or a group that sets no training.
+    """
+    chosen: dict[str, str] = {}
+    values = []
+    for override in overrides:
+        key, given = override.key_or_group, override.input_line
+        if override.is_add() or override.is_delete() or override.is_force_add():
+            raise UserError(f"'{given}': keys of the configuration cannot be added or deleted")
+        if override.is_sweep_override():
+            raise UserError(f"'{given}' names several values: run them all with -m, or choose one")
+        value = override.value()
+        if key in TOOLS:
+            raise UserError(f"{key} is no setting of a training, it {TOOLS[key].format(value)}")
+        if "." not in key and (CONF / key).is_dir():
+            if isinstance(value, str | int | float) or key != "experiment":
+                check_choice(key, choices_of(key), str(plain(value)))
+                chosen[key] = str(plain(value))
+        else:
+            values.append((key, plain(value)))
+    return chosen, values
+
+
+def plain(value: Any) -> Any:
+    """Return a value of Hydra's grammar as plain Python."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return value

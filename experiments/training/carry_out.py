@@ -1,0 +1,60 @@
+"""Carry out the runs of one command line, one after another, in this process and in workers that it starts."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
+from experiments.launching.failures import RankFailure
+from experiments.launching.process_lifetime import leave
+from experiments.launching.rank_environment import RankEnvironment
+from experiments.runs.run_folder import folder_of
+from experiments.training.preflight import check_runs
+from experiments.training.runner import execute, join
+from micro import NonFiniteGradient
+
+
+def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> int:
+    """Check all runs, then carry out each; return 1 if one failed.
+
+    Args:
+        ranks: which rank this process is, where something else started it.
+
+    Raises:
+        UserError: a run that could not start, or two runs that are the same.
+    """
+    check_runs(configs)
+    refuse_same_runs(configs)
+    problems = [problem for config in configs if (problem := carry_out_one(config, ranks))]
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return int(bool(problems))
+
+
+def refuse_same_runs(configs: Sequence[TrainConfig]) -> None:
+    """Raise UserError where two runs would share a folder; a dense run is one run at every density."""
+    names = [str(folder_of(config).path) for config in configs]
+    for name, config in zip(names, configs, strict=True):
+        if names.count(name) > 1 and config.sparsifier.selector is not None:
+            raise UserError(f"two runs of this sweep are the same, {name}: name each combination once")
+
+
+def carry_out_one(config: TrainConfig, ranks: RankEnvironment | None) -> str | None:
+    """Carry out a checked run; return why it failed, None where it did not."""
+    folder = folder_of(config)
+    try:
+        ran = join(config, ranks) if ranks else execute(config)
+    except (UserError, RankFailure, NonFiniteGradient) as error:
+        if ranks and not isinstance(error, UserError):
+            traceback.print_exc()
+            leave(1)
+        return f"{folder.path.name}: {error}"
+    except Exception:
+        if ranks is None:
+            raise
+        traceback.print_exc()
+        leave(1)  # a peer may be gone: a normal exit would wait for it, and the launcher for that exit
+    if ranks is None or ranks.rank == 0:
+        print(f"{'done' if ran else 'already done'}: {folder.path}")
+    return None

@@ -1,0 +1,85 @@
+"""What Hydra itself does for experiments.train: show a configuration (--cfg job), or hand runs to a launcher.
+
+With hydra/launcher=submitit_slurm each run of -m is a job of SLURM, which composes and checks its configuration there.
+"""
+
+import sys
+from typing import Any
+
+import hydra
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.config.compose import compose_runs, typed
+from experiments.config.errors import UserError, one_line_of_hydra
+from experiments.config.overrides import expand, is_of_hydra, parse
+from experiments.config.repository import CONF
+from experiments.config.schema import TrainConfig
+from experiments.launching.rank_environment import read_rank_environment
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.status import failure_reason, state_of
+
+_failures: list[str] = []
+
+
+def run_by_hydra(words: list[str], *, multirun: bool) -> int:
+    """Let Hydra do what the words say; return 1 if a run failed. Raises: UserError."""
+    folders = _checked_folders(words) if multirun else []
+    _run()
+    unfinished = [] if _failures else [folder for folder in folders if not folder.is_done()]
+    for line in [*_failures, *(f"{folder.path.name}: {_why(folder)}" for folder in unfinished)]:
+        print(f"error: {line}", file=sys.stderr)
+    return int(bool(_failures or unfinished))
+
+
+def _checked_folders(words: list[str]) -> list[RunFolder]:
+    """Check all runs before a launcher gets the first; return their folders."""
+    if any(word.startswith("-") and word not in ("-m", "--multirun") for word in words):
+        return []  # a flag such as --cfg shows something, one such as --config-dir brings files that only Hydra knows
+    from experiments.training.carry_out import refuse_same_runs
+    from experiments.training.preflight import check_runs
+
+    if read_rank_environment():
+        raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
+    own = [word for word in words if not word.startswith("-") and not is_of_hydra(word)]
+    configs = compose_runs(expand(own, multirun=True))
+    check_runs(configs)
+    refuse_same_runs(configs)
+    return [folder_of(config) for config in configs]
+
+
+def _why(folder: RunFolder) -> str:
+    return failure_reason(folder) or f"is {state_of(folder)}, not done; see what its launcher left"
+
+
+@hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
+def _run(composed: DictConfig) -> None:
+    from experiments.training.carry_out import carry_out_one
+    from experiments.training.preflight import check_run
+
+    ranks = read_rank_environment()
+    try:
+        config = _typed(composed, joined_world_size=ranks.world_size if ranks else None)
+        check_run(config)
+        problem = carry_out_one(config, ranks)
+    except UserError as error:
+        problem = str(error)
+    if problem:
+        _failures.append(problem)
+
+
+def _typed(composed: DictConfig, **kwargs: Any) -> TrainConfig:
+    words = list(HydraConfig.get().overrides.task)
+    keys = [override.key_or_group for override in parse(words)]
+    try:
+        if "experiment" in keys:  # a model or data set that is named beside an experiment is taken as its file has it
+            for group in {"model", "dataset"} & set(keys):
+                own = [word for word, key in zip(words, keys, strict=True) if key.split(".")[0] == group]
+                composed[group] = compose("train", own)[group]
+        values = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(one_line_of_hydra(error)) from None
+    assert isinstance(values, dict)
+    return typed({str(key): value for key, value in values.items()}, **kwargs)
