@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra import initialize_config_dir
 
 from experiments import sweep
 from experiments.config.compose import compose_run
 from experiments.config.descriptions import CONF, GROUPS, train_keys
-from experiments.config.overrides import expand
+from experiments.config.overrides import expand, is_of_hydra
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests/dist/scripts"
@@ -175,9 +174,8 @@ def check_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     except Parsed as parsed:
         (options,) = parsed.args
         if name == "experiments.sweep" and hasattr(options, "words") and options.name != "some-run":
-            with initialize_config_dir(str(CONF), version_base="1.3"):
-                words = [word for word in options.words if not word.startswith("backend=")]
-                compose_run(sweep.jobs(options.name, words)[0])
+            words = [word for word in options.words if not word.startswith("backend=")]
+            compose_run(sweep.jobs(options.name, words)[0])
     else:
         raise AssertionError("it read no command line")
 
@@ -185,10 +183,9 @@ def check_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def check_training(words: list[str]) -> None:
     flags = [word for word in words if word.startswith("-")]
     assert set(flags) <= {"-m", "--multirun", "--cfg", "--help"}
-    settings = [word for word in words if "=" in word and not word.startswith(("install=", "hydra.launcher."))]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for job in expand(settings, multirun="-m" in flags):
-            compose_run(job)
+    settings = [word for word in words if "=" in word and not word.startswith("install=") and not is_of_hydra(word)]
+    for job in expand(settings, multirun="-m" in flags):
+        compose_run(job)
 
 
 @EVERY_PAGE
