@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.config.errors import UserError
-from experiments.reports.markdown import opening
+from experiments.reports.report_opening import opening
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.studies.method_comparison.files import write
 from experiments.studies.method_comparison.measure import ShowProgress, measure

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from experiments.config.errors import UserError
-from experiments.reports.markdown import opening
+from experiments.reports.report_opening import opening
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
 from experiments.studies.topk_theory.bound import check, verdict
 from experiments.studies.topk_theory.files import write, write_times

@@ -29,8 +29,9 @@ from experiments.launching.measurements import Row, Settings
 from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.launching.rank_group import RankGroup
 from experiments.profiles import backward, link, select
+from experiments.reports.figure_parts import head, new_figure, save
 from experiments.reports.names import label
-from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, head, new_figure, save, style
+from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, style
 from experiments.studies.simulated_steps.trace_changes import rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.schedules.base import Problem, Schedule

@@ -13,8 +13,8 @@ from rich.table import Table
 from torch import Tensor
 
 import micro
-from experiments.reports.figures import draw_rules
-from experiments.reports.plot_style import save
+from experiments.reports.figure_parts import save
+from experiments.reports.rule_figure import draw_rules
 from experiments.studies import gradient_sources as streams
 from micro.randomness import generator
 

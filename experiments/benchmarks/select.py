@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.config.errors import UserError
-from experiments.reports.markdown import write_csv
+from experiments.reports.csv_files import write_csv
 from micro import kernels
 from micro.density.base import check_density
 from micro.randomness import generator

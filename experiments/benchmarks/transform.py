@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.config.errors import UserError
-from experiments.reports.markdown import write_csv
+from experiments.reports.csv_files import write_csv
 from micro.randomness import generator
 from micro.transforms import padded_length, to_spectrum
 

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from experiments.reports.plot_style import MARKERS, PALETTE, head, new_figure, plain_ticks, style
+from experiments.reports.figure_parts import head, new_figure, plain_ticks
+from experiments.reports.plot_style import MARKERS, PALETTE, style
 from micro.planning.traces import Curve
 
 WIDTH_INCHES = 4.0

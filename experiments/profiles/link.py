@@ -22,7 +22,7 @@ from experiments.config.errors import UserError
 from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.measure_on_ranks import Report
-from experiments.reports.plot_style import save
+from experiments.reports.figure_parts import save
 from micro.comm import GroupComm
 from micro.operations import OPS, Op
 from micro.planning.traces import Curve, LinkTable

@@ -19,8 +19,8 @@ from experiments.config.errors import UserError
 from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.measure_on_ranks import Report, device_name
+from experiments.reports.figure_parts import save
 from experiments.reports.names import label
-from experiments.reports.plot_style import save
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
 from micro import kernels

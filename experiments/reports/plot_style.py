@@ -1,26 +1,17 @@
-"""How every figure looks: sizes, fonts, one look per method, files with reproducible bytes."""
+"""How every figure looks: sizes, fonts, colours, and one look per method."""
 
-import math
-import textwrap
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib
-import pandas as pd
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.axis import XAxis, YAxis
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from experiments.reports.measures import Metric
 from experiments.reports.names import description, label
 
 COLUMN_INCHES, PAGE_INCHES = 3.4, 7.0  # one and both columns of a two-column paper
+LineSettings = dict[str, Any]
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so the same everywhere
@@ -71,6 +62,8 @@ COLORS = {
 }
 LINES: dict[str, Dashes] = {"solid": "-", "dashed": DASHED, "dotted": DOTTED, "dashdot": DASHDOT, "long": LONG}
 
+TARGET_LINE: LineSettings = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -82,7 +75,7 @@ class Look:
     marker: str
 
     @property
-    def line(self) -> dict[str, Any]:
+    def line(self) -> LineSettings:
         """Settings of a line that is drawn for the method."""
         return {"color": self.color, "linestyle": self.dashes, "marker": self.marker}
 
@@ -107,79 +100,3 @@ def style() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         yield
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """A figure in inches that keeps its parts from overlapping and needs no display."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
-    """Put title and legend above the panels, where they cover no data, in as many columns as the width holds."""
-    width = figure.get_figwidth()
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    fitting = int(width / (0.051 * longest + 0.4))  # inches of a letter, and of a line sample with its gaps
-    legend = figure.legend(
-        handles=handles,
-        title=textwrap.fill(title, int(15 * width)),
-        loc="outside upper center",
-        ncols=max(1, min(len(handles), fitting)),
-    )
-    legend.get_title().set_multialignment("center")
-
-
-def show_metric(axis: XAxis | YAxis, metric: Metric) -> None:
-    """Name an axis after a measure and write its numbers for people; call it when the data is drawn."""
-    if not metric.higher_is_better:  # it falls by orders of magnitude
-        plain_log(axis)
-    axis.set_label_text(metric.label)
-    axis.set_major_formatter(lambda value, _: metric.tick(value))
-
-
-def show_percent(axes: Axes) -> None:
-    """Write the y axis, fractions, as percent."""
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
-
-
-def plain_log(axis: XAxis | YAxis) -> None:
-    """Make an axis logarithmic, its ticks written as 0.01 0.02 0.05; call it when the data is drawn.
-
-    One on which nothing above zero is drawn stays as it is.
-    """
-    if not math.isfinite(axis.get_minpos()):
-        return
-    scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
-    scale("log", nonpositive="mask")
-    low, high = axis.get_view_interval()
-    if high < 5 * low:  # 1, 2 and 5 alone might leave no tick
-        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        axis.set_minor_locator(NullLocator())
-    else:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    plain_ticks(axis)
-
-
-def plain_ticks(axis: XAxis | YAxis) -> None:
-    """Write the numbers of an axis as 0.01, not as powers of ten."""
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_formatter(NullFormatter())
-
-
-@style()
-def save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str] = ()) -> list[Path]:
-    """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths.
-
-    The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt.
-    """
-    paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".pdf", ".png", ".csv")]
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.draw_without_rendering()  # places the parts; once is enough for both files
-    figure.set_layout_engine("none")
-    figure.savefig(paths[0], metadata={"CreationDate": None})
-    figure.savefig(paths[1])
-    numbers.to_csv(paths[2], index=False, float_format="%.8g", lineterminator="\n")
-    names = sorted(set(runs))
-    if names:
-        paths.append(stem.with_name(f"{stem.name}.runs.txt"))
-        paths[-1].write_text("".join(f"{name}\n" for name in names))
-    return paths

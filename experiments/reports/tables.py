@@ -1,92 +1,23 @@
-"""One row per experiment: what it reached, what it sent, where its time went."""
+"""Summaries of runs as tables: on a terminal, in Markdown, as CSV."""
 
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-from pandas.api.typing import DataFrameGroupBy
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments.reports.frames import EXPERIMENT, STAGES, Frames, load
-from experiments.reports.measures import METRICS, Metric, metric_of
-from experiments.reports.names import human, in_order, label
+from experiments.reports.csv_files import write_csv
+from experiments.reports.frames import STAGES
+from experiments.reports.markdown import table as markdown_table
+from experiments.reports.measures import Metric, metric_of
+from experiments.reports.names import human, label
+from experiments.reports.run_configs import EXPERIMENT
+from experiments.reports.summary import summary
 
-WARM_UP_STEPS = 10  # caches, allocators and connections settle; left out of times where a run is long enough
-ROW = [*EXPERIMENT, "variant"]
-SPREAD = ("", "_half_range", "_min", "_max")  # columns of a measure: its key with each of these
 Column = tuple[str, Callable[[pd.Series], str]]
-
-
-def summary(root: Path | str) -> pd.DataFrame:
-    """Summarise every finished run under ``root``; columns as in ``summarise``. Raises: UserError when none is."""
-    return summarise(load(root))
-
-
-def summarise(frames: Frames) -> pd.DataFrame:
-    """One row per model, dataset, world_size, density, sparsifier and variant; numbers are means over seeds.
-
-    Columns: metric, the key of the measure that stands for the row; num_seeds; for every measure of the runs, such as
-    accuracy, its value after the last epoch (shares as fractions) with accuracy_half_range, half the distance of the
-    best and the worst seed, accuracy_min and accuracy_max; means over all applied steps of density, target_density,
-    density_error, build_up, imbalance; bytes_sent per step and worker; compute_ms, select_ms, exchange_ms, rest_ms
-    (medians over steps) and total_ms, their sum. A measure of another task is NaN.
-    """
-    keys = measured(frames.epochs)
-    ends = frames.epochs.groupby("run").tail(1).set_index("run")[["metric", *keys]]
-    parts = [frames.runs.set_index("run")[ROW], ends, _traffic(frames), stage_times(frames.steps)]
-    groups = pd.concat(parts, axis=1).groupby([*ROW, "metric"])
-    table = spread(groups[keys]).join(groups.mean().drop(columns=keys))
-    table.insert(0, "num_seeds", groups.size())
-    rows = table.reset_index()
-    order = {name: place for place, name in enumerate(in_order(rows["sparsifier"]))}
-    rows = rows.assign(place=rows["sparsifier"].map(order), sparse=-rows["density"])  # dense, the baseline, first
-    by = [*EXPERIMENT[:3], "sparse", "place", "variant"]
-    return rows.sort_values(by, ignore_index=True).drop(columns=["place", "sparse"])
-
-
-def measured(rows: pd.DataFrame) -> list[str]:
-    """Return the keys of METRICS that rows of ``summarise``, or epochs, have values of or are named after."""
-    named = set(rows["metric"])
-    keys = [metric.key for metric in METRICS if metric.key in rows]
-    return [key for key in keys if key in named or rows[key].notna().any()]
-
-
-def of_study(rows: pd.DataFrame) -> pd.DataFrame:
-    """Leave out of some rows of ``summarise`` the columns of measures that only other rows have."""
-    others = {metric.key for metric in METRICS} - set(measured(rows))
-    return rows.drop(columns=[f"{key}{end}" for key in others for end in SPREAD], errors="ignore")
-
-
-def spread(scores: DataFrameGroupBy) -> pd.DataFrame:
-    """Columns of SPREAD of each measure over the seeds of a group; NaN, not of fewer seeds, where one is not finite."""
-    least, mean, most = scores.min(skipna=False), scores.mean(skipna=False), scores.max(skipna=False)
-    parts = zip(SPREAD, (mean, (most - least) / 2, least, most), strict=True)
-    table = pd.concat([part.add_suffix(end) for end, part in parts], axis=1)
-    return table[[f"{key}{end}" for key in mean.columns for end in SPREAD]]
-
-
-def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds per step of each run: the median of every stage over the steps after the warm-up, and their sum.
-
-    Steps that were skipped do not count, nor do the first WARM_UP_STEPS (half of the steps in a very short run).
-    """
-    applied = steps[~steps["skipped"]]
-    lengths = applied.groupby("run")["step"].transform("size")
-    position = applied.groupby("run").cumcount()
-    warm = applied[position >= (lengths // 2).clip(upper=WARM_UP_STEPS)]
-    times = warm.groupby("run")[[f"{stage}_s" for stage in STAGES]].median().fillna(0) * 1000
-    times.columns = pd.Index([f"{stage}_ms" for stage in STAGES])
-    return times.assign(total_ms=times.sum(axis=1))
-
-
-def _traffic(frames: Frames) -> pd.DataFrame:
-    columns = ["density", "target_density", "density_error", "build_up", "imbalance"]
-    steps = frames.steps
-    means = steps[~steps["skipped"]].groupby("run")[columns].mean().rename(columns={"density": "measured_density"})
-    return means.assign(bytes_sent=steps.groupby("run")["bytes_sent"].mean())
 
 
 def print_summary(root: Path | str, console: Console) -> None:
@@ -109,13 +40,20 @@ def markdown(table: pd.DataFrame) -> str:
     for study, rows in table.groupby(EXPERIMENT[:3]):
         metric = metric_of(rows["metric"])
         columns = [*_quality(metric), *((f"{name} ms", show) for name, show in TIMES[2:])]
-        lines = [" | ".join(name for name, _ in columns), " | ".join("---" for _ in columns)]
-        lines += [" | ".join(show(row) for _, show in columns) for _, row in rows.iterrows()]
-        heading = f"## {study_name(*study)}"
-        blocks.append(
-            "\n".join([heading, "", f"{_note(metric)}; ms per step, medians", "", *(f"| {line} |" for line in lines)])
-        )
+        lines = [[show(row) for _, show in columns] for _, row in rows.iterrows()]
+        blocks += [
+            f"## {study_name(*study)}",
+            f"{_note(metric)}; ms per step, medians",
+            markdown_table([name for name, _ in columns], lines),
+        ]
     return "\n\n".join(blocks) + "\n"
+
+
+def write_summary(table: pd.DataFrame, out: Path) -> list[Path]:
+    """Write a frame of ``summarise`` as summary.csv and summary.md; returns the paths."""
+    paths = [write_csv(table, out / "summary.csv"), out / "summary.md"]
+    paths[-1].write_text(markdown(table))
+    return paths
 
 
 def study_name(model: object, dataset: object, world_size: object) -> str:
@@ -146,7 +84,7 @@ def _rich_table(title: str, columns: list[Column], rows: pd.DataFrame) -> Table:
 
 
 def _note(metric: Metric) -> str:
-    return f"{metric.name} (± half the range of n seeds), density asked and measured, bytes sent per step and worker"
+    return f"{metric.name} (± half the range of n seeds), target and measured density, bytes sent per step and worker"
 
 
 def _quality(metric: Metric) -> list[Column]:
@@ -174,8 +112,8 @@ NAMED: list[Column] = [
     ("n", lambda row: f"{row['num_seeds']}"),
 ]
 TRAFFIC: list[Column] = [
-    ("asked", _unless_dense(lambda row: f"{row['target_density']:.3g}")),
-    ("measured", _unless_dense(lambda row: f"{row['measured_density']:.3g}")),
+    ("target", _unless_dense(lambda row: f"{row['target_density']:.3g}")),
+    ("density", _unless_dense(lambda row: f"{row['measured_density']:.3g}")),
     ("error %", _unless_dense(lambda row: f"{100 * row['density_error']:.3g}")),
     ("build-up", _unless_dense(lambda row: f"{row['build_up']:.3g}")),
     ("sent", lambda row: human_bytes(row["bytes_sent"])),

@@ -16,7 +16,9 @@ from typing import Any
 
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.launching.child_environment import num_cores
-from experiments.reports.frames import FinishedRun, Frames, Selection, load, tidy
+from experiments.reports.finished_runs import FinishedRun
+from experiments.reports.frames import Frames, load, tidy
+from experiments.reports.run_configs import Selection
 from experiments.runs.json_lines import Row
 from experiments.tracking.wandb_mirror import need_key, need_wandb
 

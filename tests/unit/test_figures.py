@@ -20,10 +20,17 @@ from rich.console import Console
 from experiments import figures
 from experiments.config.errors import UserError
 from experiments.reports import frames, tables
-from experiments.reports.figures import draw_convergence, draw_methods, draw_rules
+from experiments.reports.all_figures import draw_all, groups
+from experiments.reports.figure_numbers import convergence_numbers, density_numbers, throughput_numbers
+from experiments.reports.figure_parts import save
 from experiments.reports.measures import METRICS, in_words, metric_of
+from experiments.reports.method_figure import draw_methods
 from experiments.reports.names import label
-from experiments.reports.plot_style import save, style
+from experiments.reports.plot_style import style
+from experiments.reports.rule_figure import draw_rules
+from experiments.reports.run_configs import parse_selection
+from experiments.reports.step_figures import draw_convergence
+from experiments.reports.summary import of_study, summarise, summary
 
 Row = dict[str, Any]
 NUMEL = 270_000
@@ -255,11 +262,11 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_study_is_drawn_with_its_own_measure(mixed: Path) -> None:
-    groups = {group.model: group for group in figures.groups(frames.load(mixed))}
-    measures = {model: group.metric.key for model, group in groups.items()}
+    by_model = {group.model: group for group in groups(frames.load(mixed))}
+    measures = {model: group.metric.key for model, group in by_model.items()}
     assert measures == {"resnet18": "accuracy", "lstm": "perplexity", "neumf": "hit_rate"}
-    for group in groups.values():
-        numbers = figures.convergence_numbers(group.frames, group.metric)
+    for group in by_model.values():
+        numbers = convergence_numbers(group.frames, group.metric)
         figure = draw_convergence(numbers, group.metric, group.title)
         assert figure.axes[0].get_ylabel() == group.metric.label
         expected = "linear" if group.metric.higher_is_better else "log"
@@ -274,12 +281,12 @@ def test_numbers_of_a_measure_are_those_of_the_records(mixed: Path, task: str, k
     loaded = frames.load(mixed, {"model": [STUDIES[task].model]})
     folders = [mixed / f"micro-d0.01-s{seed}{STUDIES[task].suffix}" for seed in (0, 1)]
     ends = [[row[key] for row in _rows(folder / "epochs.jsonl")] for folder in folders]
-    numbers = figures.convergence_numbers(loaded, metric_of([key]))
+    numbers = convergence_numbers(loaded, metric_of([key]))
     line = numbers[numbers["sparsifier"] == "micro"]
     assert list(line[key]) == pytest.approx([statistics.mean(pair) for pair in zip(*ends, strict=True)])
     assert list(line[f"{key}_min"]) == pytest.approx([min(pair) for pair in zip(*ends, strict=True)])
     assert list(line[f"{key}_max"]) == pytest.approx([max(pair) for pair in zip(*ends, strict=True)])
-    row = tables.summarise(loaded).set_index("sparsifier").loc["micro"]
+    row = summarise(loaded).set_index("sparsifier").loc["micro"]
     assert row["metric"] == key
     assert row[key] == pytest.approx(statistics.mean(run[-1] for run in ends))
     assert "accuracy" not in row
@@ -289,19 +296,19 @@ def test_bytes_of_an_epoch_are_those_of_all_steps_until_then(study: Path) -> Non
     path = study / "topk-d0.01-s0" / "steps.jsonl"
     sent = list(itertools.accumulate(row["bytes_sent"] for row in _rows(path)))
     loaded = frames.load(study, {"sparsifier": ["topk"], "seed": ["0"]})
-    assert list(figures.convergence_numbers(loaded, METRICS[0])["total_bytes"]) == sent[19::20]
+    assert list(convergence_numbers(loaded, METRICS[0])["total_bytes"]) == sent[19::20]
 
 
 def test_one_worker_sends_nothing_and_has_no_panel_for_it(tmp_path: Path) -> None:
     write_run(tmp_path, "micro", world_size=1)
-    figure = draw_convergence(figures.convergence_numbers(frames.load(tmp_path), METRICS[0]), METRICS[0], "one")
+    figure = draw_convergence(convergence_numbers(frames.load(tmp_path), METRICS[0]), METRICS[0], "one")
     assert [axes.get_xlabel() for axes in figure.axes] == ["step", "training time (s)"]
 
 
 def test_a_perplexity_figure_has_the_same_bytes_each_time_and_names_its_columns(mixed: Path, tmp_path: Path) -> None:
     def written(place: Path) -> list[Path]:
-        group = next(group for group in figures.groups(frames.load(mixed)) if group.model == "lstm")
-        numbers = figures.convergence_numbers(group.frames, group.metric)
+        group = next(group for group in groups(frames.load(mixed)) if group.model == "lstm")
+        numbers = convergence_numbers(group.frames, group.metric)
         return save(draw_convergence(numbers, group.metric, group.title), numbers, place / "convergence")
 
     first, second = written(tmp_path / "first"), written(tmp_path / "second")
@@ -312,12 +319,13 @@ def test_a_perplexity_figure_has_the_same_bytes_each_time_and_names_its_columns(
 
 
 def test_tables_of_mixed_studies_name_each_ones_measure(mixed: Path) -> None:
-    table = tables.summary(mixed)
+    table = summary(mixed)
     text = tables.markdown(table)
-    assert [heading in text for heading in ("| accuracy % |", "| perplexity |", "| HR@10 % |")] == [True] * 3
+    headings = {cell.strip() for line in text.splitlines() for cell in line.split("|")}
+    assert {"accuracy %", "perplexity", "HR@10 %"} <= headings
     assert "nan" not in text
     assert "not finite" not in text
-    rows = tables.of_study(table[table["model"] == "neumf"])
+    rows = of_study(table[table["model"] == "neumf"])
     assert {"hit_rate", "ndcg"} <= set(rows)
     assert not {"accuracy", "perplexity_half_range"} & set(rows)
     assert draw_methods(rows, METRICS[2], "methods").axes[0].get_xlabel().startswith("hit rate at 10 (%)")
@@ -327,9 +335,9 @@ def test_a_run_that_is_not_finite_is_not_averaged_away(tmp_path: Path) -> None:
     for seed in (0, 1):
         path = write_run(tmp_path, "micro", seed, task="text") / "epochs.jsonl"
     _write_rows(path, [row | {"perplexity": None if row["epoch"] == 2 else 50.0} for row in _rows(path)])
-    assert "not finite" in tables.markdown(tables.summary(tmp_path))
+    assert "not finite" in tables.markdown(summary(tmp_path))
     perplexity = metric_of(["perplexity"])
-    numbers = figures.convergence_numbers(frames.load(tmp_path), perplexity)
+    numbers = convergence_numbers(frames.load(tmp_path), perplexity)
     assert list(numbers["perplexity"].isna()) == [False, False, True]
 
 
@@ -337,11 +345,11 @@ def test_a_study_that_is_nowhere_finite_is_drawn_all_the_same(tmp_path: Path) ->
     for sparsifier in ("dense", "micro"):
         path = write_run(tmp_path, sparsifier, task="text") / "epochs.jsonl"
         _write_rows(path, [row | {"perplexity": None, "test_loss": None} for row in _rows(path)])
-    (group,) = figures.groups(frames.load(tmp_path))
-    numbers = figures.convergence_numbers(group.frames, group.metric)
+    (group,) = groups(frames.load(tmp_path))
+    numbers = convergence_numbers(group.frames, group.metric)
     assert group.metric.key == "perplexity"
     draw_convergence(numbers, group.metric, group.title).draw_without_rendering()
-    draw_methods(tables.summary(tmp_path), group.metric, group.title).draw_without_rendering()
+    draw_methods(summary(tmp_path), group.metric, group.title).draw_without_rendering()
 
 
 def test_epochs_that_measured_nothing_are_named(tmp_path: Path) -> None:
@@ -368,7 +376,7 @@ def test_a_measure_is_known_by_its_key(row: Row, key: str, words: str, cell: str
 
 def test_long_runs_are_smoothed_and_thinned(tmp_path: Path) -> None:
     write_run(tmp_path, "micro", epochs=3, per_epoch=300)
-    numbers = figures.density_numbers(frames.steps(tmp_path))
+    numbers = density_numbers(frames.steps(tmp_path))
     raw = [row["density"] for row in _rows(tmp_path / "micro-d0.01-s0" / "steps.jsonl")]
     assert list(numbers["step"]) == list(range(0, 900, 3))
     middle = numbers.set_index("step").loc[450, "density"]
@@ -376,7 +384,7 @@ def test_long_runs_are_smoothed_and_thinned(tmp_path: Path) -> None:
 
 
 def test_summary_agrees_with_the_records(study: Path) -> None:
-    table = tables.summary(study).set_index("sparsifier")
+    table = summary(study).set_index("sparsifier")
     finals = [_rows(study / f"topk-d0.01-s{seed}" / "epochs.jsonl")[-1]["accuracy"] for seed in (0, 1)]
     steps = [_rows(study / f"topk-d0.01-s{seed}" / "steps.jsonl") for seed in (0, 1)]
 
@@ -476,7 +484,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path: Pat
     for rate in (0.1, 0.2):
         for seed in (0, 1):
             write_run(tmp_path, "topk", seed, lr=rate)
-    table = tables.summary(tmp_path)
+    table = summary(tmp_path)
     assert list(table["variant"]) == ["lr=0.1", "lr=0.2"]
     assert list(table["num_seeds"]) == [2, 2]
 
@@ -488,14 +496,14 @@ def test_a_dense_run_belongs_to_every_density_and_counts_once(
         write_run(tmp_path, "dense", density=density)
         write_run(tmp_path, "topk", density=density)
     loaded = frames.load(tmp_path)
-    assert [list(group.frames.runs["sparsifier"]) for group in figures.groups(loaded)] == [["dense", "topk"]] * 2
+    assert [list(group.frames.runs["sparsifier"]) for group in groups(loaded)] == [["dense", "topk"]] * 2
     assert "same experiment and seed as dense-d0.01-s0: dense-d0.1-s0" in capsys.readouterr().out
     selected = frames.load(tmp_path, {"density": ["0.1"]}).runs
     assert sorted(zip(selected["sparsifier"], selected["density"], strict=True)) == [("dense", 1.0), ("topk", 0.1)]
 
 
 def test_selection(study: Path) -> None:
-    chosen = frames.load(study, frames.parse_selection(["sparsifier=topk,micro", "model.name=ResNet18", "seed=1"])).runs
+    chosen = frames.load(study, parse_selection(["sparsifier=topk,micro", "model.name=ResNet18", "seed=1"])).runs
     assert sorted(chosen["run"]) == ["micro-d0.01-s1", "topk-d0.01-s1"]
 
 
@@ -520,7 +528,7 @@ def test_thinning_keeps_the_same_steps_of_every_seed(tmp_path: Path) -> None:
         rows = _rows(path)
         rows[seed + 1]["skipped"] = True
         _write_rows(path, rows)
-    numbers = figures.density_numbers(frames.steps(tmp_path))
+    numbers = density_numbers(frames.steps(tmp_path))
     assert set(numbers.groupby("step").size()) == {2}
 
 
@@ -529,9 +537,9 @@ def test_skipped_steps_are_in_no_curve(tmp_path: Path) -> None:
     rows = _rows(path)
     rows[30] |= {"skipped": True, "density": 0.0, "loss": None}
     _write_rows(path, rows)
-    numbers = figures.density_numbers(frames.steps(tmp_path))
+    numbers = density_numbers(frames.steps(tmp_path))
     assert 30 not in set(numbers["step"])
-    assert tables.summary(tmp_path)["measured_density"][0] == pytest.approx(
+    assert summary(tmp_path)["measured_density"][0] == pytest.approx(
         statistics.mean(row["density"] for row in rows if not row["skipped"])
     )
 
@@ -549,12 +557,12 @@ def test_style_does_not_leak_into_the_callers_settings(tmp_path: Path) -> None:
 def test_throughput_counts_samples_of_real_workers(tmp_path: Path) -> None:
     for world_size in (2, 4):
         write_run(tmp_path / str(world_size), "topk", world_size=world_size).rename(tmp_path / f"n{world_size}")
-    numbers = figures.throughput_numbers(frames.load(tmp_path)).set_index("world_size")
+    numbers = throughput_numbers(frames.load(tmp_path)).set_index("world_size")
     step_s = sum(TRAITS["topk"][2]) / 1000
     assert numbers["samples_per_s"][4] == pytest.approx(4 * 32 / step_s, rel=0.2)
     assert numbers["efficiency"][2] == 1
     assert numbers["efficiency"][4] == pytest.approx(1, rel=0.05)
-    written = figures.draw_all(frames.load(tmp_path), tmp_path / "out", ["throughput"])
+    written = draw_all(frames.load(tmp_path), tmp_path / "out", ["throughput"])
     assert [path.name for path in written] == [
         f"throughput-resnet18-cifar10.{end}" for end in ("pdf", "png", "csv", "runs.txt")
     ]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.reports.markdown import write_csv
-from experiments.reports.plot_style import save
+from experiments.reports.csv_files import write_csv
+from experiments.reports.figure_parts import save
 from experiments.studies.gradient_sources import TITLES
 from experiments.studies.method_comparison.measure import Comparison
 from experiments.studies.method_comparison.numbers import ordered_rows, sparse_rows, tradeoff_numbers, volumes

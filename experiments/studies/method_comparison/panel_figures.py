@@ -9,9 +9,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
 
-from experiments.reports.figures import TARGET_LINE, LineSettings
+from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.names import in_order, label
-from experiments.reports.plot_style import BLACK, DASHES, GREY, PAGE_INCHES, PALETTE, head, look, new_figure, style
+from experiments.reports.plot_style import (
+    BLACK,
+    DASHES,
+    GREY,
+    PAGE_INCHES,
+    PALETTE,
+    TARGET_LINE,
+    LineSettings,
+    look,
+    style,
+)
 from experiments.studies.gradient_sources import TITLES
 from experiments.studies.selection_times import ONE_READ, TORCH_TOPK
 

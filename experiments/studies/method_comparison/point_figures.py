@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.reports.figures import LineSettings
+from experiments.reports.figure_parts import head, new_figure, plain_log
 from experiments.reports.label_placement import name_points
 from experiments.reports.names import in_order
-from experiments.reports.plot_style import BLACK, PAGE_INCHES, head, look, new_figure, plain_log, style
+from experiments.reports.plot_style import BLACK, PAGE_INCHES, LineSettings, look, style
 from experiments.studies.method_comparison.numbers import front
 
 FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis

@@ -13,7 +13,8 @@ from experiments.reports.frames import load
 from experiments.reports.html_page import Page, Section, from_markdown, picture, write_page
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
-from experiments.reports.tables import markdown, summarise
+from experiments.reports.summary import summarise
+from experiments.reports.tables import markdown
 from experiments.runs.run_folder import RunFolder
 from experiments.studies.paper_reproduction.papers import Paper, Part
 from experiments.studies.paper_reproduction.parts import seconds_of

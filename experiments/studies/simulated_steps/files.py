@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from experiments.reports.markdown import write_csv
-from experiments.reports.plot_style import save
+from experiments.reports.csv_files import write_csv
+from experiments.reports.figure_parts import save
 from experiments.studies.simulated_steps.gain_figures import draw_borders, draw_headline
 from experiments.studies.simulated_steps.questions import RATES, Frames
 from experiments.studies.simulated_steps.settings import Study

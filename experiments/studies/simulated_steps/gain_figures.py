@@ -5,20 +5,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from experiments.reports.figures import LineSettings
+from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.names import human, in_order, label
-from experiments.reports.plot_style import (
-    BLACK,
-    BLUE,
-    DASHDOT,
-    DASHED,
-    DOTTED,
-    VERMILLION,
-    head,
-    look,
-    new_figure,
-    style,
-)
+from experiments.reports.plot_style import BLACK, BLUE, DASHDOT, DASHED, DOTTED, VERMILLION, LineSettings, look, style
 from experiments.studies.simulated_steps.labels import rate_name
 from experiments.studies.simulated_steps.speedup_figures import figure_width
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from experiments.reports.figures import LineSettings
+from experiments.reports.figure_parts import head, new_figure, show_percent
 from experiments.reports.names import human
 from experiments.reports.plot_style import (
     BLACK,
@@ -27,10 +27,8 @@ from experiments.reports.plot_style import (
     PALETTE,
     PURPLE,
     SKY,
-    head,
+    LineSettings,
     look,
-    new_figure,
-    show_percent,
     style,
 )
 from experiments.studies.simulated_steps.labels import schedule_name, way_name

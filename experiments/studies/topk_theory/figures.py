@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from experiments.reports.figures import LineSettings
+from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.names import in_order
 from experiments.reports.plot_style import (
     BLUE,
@@ -17,9 +17,8 @@ from experiments.reports.plot_style import (
     GREY,
     PAGE_INCHES,
     VERMILLION,
-    head,
+    LineSettings,
     look,
-    new_figure,
     style,
 )
 from experiments.studies.method_comparison.panel_figures import REFERENCE_LINES

@@ -6,9 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.reports.markdown import table, write_csv
+from experiments.reports.csv_files import write_csv
+from experiments.reports.figure_parts import save
+from experiments.reports.markdown import table
 from experiments.reports.names import label
-from experiments.reports.plot_style import save
 from experiments.studies.topk_theory.accumulators import Vector
 from experiments.studies.topk_theory.bound import curve_numbers, error_numbers, histogram_numbers
 from experiments.studies.topk_theory.figures import draw_curve, draw_errors, draw_histogram, draw_operators

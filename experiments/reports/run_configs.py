@@ -1,0 +1,143 @@
+"""Configurations of finished runs: flat, without repetitions, selected, and in what their experiments differ."""
+
+import json
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+
+from experiments.config.errors import UserError, suggestion
+from experiments.config.identity import is_neutral
+from experiments.reports.finished_runs import FinishedRun
+
+# column of the run table -> key of config.yaml
+COLUMNS = {
+    "model": "model.name",
+    "dataset": "dataset.name",
+    "sparsifier": "sparsifier.name",
+    "density": "density",
+    "seed": "seed",
+    "cluster": "cluster.name",
+    "world_size": "cluster.world_size",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+}
+RULE = "sparsifier.selector.rule"  # only methods with a published and a repaired form have it
+# Runs that agree in these, and differ in the seed alone, are repetitions of one experiment.
+EXPERIMENT = ["model", "dataset", "world_size", "density", "sparsifier"]
+
+Config = dict[str, object]
+Selection = Mapping[str, list[str]]
+
+
+def parse_selection(words: Iterable[str]) -> dict[str, list[str]]:
+    """Turn ``["model=mlp", "seed=0,1"]`` into ``{"model": ["mlp"], "seed": ["0", "1"]}``."""
+    selection = {}
+    for word in words:
+        key, equals, values = word.partition("=")
+        if not (key and equals and values):
+            raise UserError(f"--select takes key=value or key=value,value, got {word!r}")
+        selection[key] = values.split(",")
+    return selection
+
+
+def selected_configs(found: Mapping[str, FinishedRun], selection: Selection) -> dict[str, Config]:
+    """Return the flat configurations, by name, that fit a selection; one that is there twice is left out.
+
+    Raises:
+        UserError: a selection that fits none, or a broken configuration.
+    """
+    return _select(_distinct({name: _read_config(run) for name, run in found.items()}), selection)
+
+
+def run_frame(configs: dict[str, Config]) -> pd.DataFrame:
+    """Return a row per run: run, the keys of COLUMNS, accumulate, rule and variant; see Frames."""
+    rows = [
+        {"run": name}
+        | {column: config[key] for column, key in COLUMNS.items()}
+        | {"accumulate": config.get("accumulate", 1), "rule": config.get(RULE)}
+        for name, config in configs.items()
+    ]
+    frame = pd.DataFrame(rows).astype({"density": float, "world_size": int, "seed": int})
+    frame["variant"] = ""
+    for _, group in frame.groupby(EXPERIMENT):
+        names = list(group["run"])
+        frame.loc[group.index, "variant"] = _variants([_settings(configs[name]) for name in names])
+    return frame
+
+
+def _read_config(run: FinishedRun) -> Config:
+    config = {key: _plain(value) for key, value in _flatten(run.config()).items()}
+    missing = [key for key in COLUMNS.values() if key not in config]
+    if missing:
+        raise UserError(f"{run.place('configuration')} has no {', '.join(missing)}; {run.remedy}")
+    # A dense run has no density: the value it was started with only says which sweep it came from.
+    return config | {"density": 1.0} if config["sparsifier.name"] == "dense" else config
+
+
+def _plain(value: object) -> object:
+    """Return a setting as all sources have it: JSON does not tell 1.0 from 1."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _flatten(node: Mapping[str, object], prefix: str = "") -> Config:
+    flat: Config = {}
+    for key, value in node.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _settings(config: Config) -> Config:
+    return {key: value for key, value in config.items() if not is_neutral(key)}
+
+
+def _distinct(configs: dict[str, Config]) -> dict[str, Config]:
+    """Leave out a run whose settings and seed another one has already: it is no independent repetition."""
+    first: dict[str, str] = {}
+    for name, config in configs.items():
+        settings = json.dumps(_settings(config), sort_keys=True, default=str)
+        if first.setdefault(settings, name) != name:
+            print(f"left out, same experiment and seed as {first[settings]}: {name}")
+    return {name: configs[name] for name in first.values()}
+
+
+def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Config]:
+    for key, values in selection.items():
+        known = {known for config in configs.values() for known in (*COLUMNS, *config)}
+        if key not in known:
+            raise UserError(f"no run has the key {key!r}{suggestion(key, known)}")
+        kept = {name: config for name, config in configs.items() if _fits(config, key, values)}
+        if not kept:
+            present = sorted({str(_value(config, key)) for config in configs.values()})
+            raise UserError(f"--select {key}={','.join(values)} fits no run; present: {', '.join(present)}")
+        configs = kept
+    return configs
+
+
+def _fits(config: Config, key: str, values: list[str]) -> bool:
+    if key == "density" and config["sparsifier.name"] == "dense":
+        return True  # the baseline belongs to every density
+    return any(_same(_value(config, key), text) for text in values)
+
+
+def _value(config: Config, key: str) -> object:
+    return config.get(COLUMNS.get(key, key))
+
+
+def _same(value: object, text: str) -> bool:
+    try:
+        return float(str(value)) == float(text)
+    except ValueError:
+        return str(value).lower() == text.lower()
+
+
+def _variants(configs: list[Config]) -> list[str]:
+    """Name, for each of ``configs``, the settings beside the seed in which they are not all equal."""
+    keys = sorted({key for config in configs for key in config} - {"seed"})
+    differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    chosen = [key.removesuffix(".name") for key in differing if key.endswith(".name")]
+    # Once the name of a choice differs, its other settings follow from it.
+    keys = [key for key in differing if not key.startswith(tuple(f"{choice}." for choice in chosen))]
+    named = [(choice, f"{choice}.name") for choice in chosen] + [(key, key) for key in keys]
+    return [", ".join(f"{short.rpartition('.')[2]}={config.get(key)}" for short, key in named) for config in configs]
