@@ -9,7 +9,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 PROCESS_TESTS := tests/dist tests/net tests/slurm
 SHARED := --numprocesses 2 --dist loadgroup # tests that share processes are a group, and stay on one worker
 COVERAGE := results/coverage
-PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages'
+PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo figures reproduce test-fast test test-all test-net test-slurm coverage system-packages check doctor \
@@ -44,7 +44,7 @@ test-fast: $(READY) ## on every save, under a minute: the laws on few cases, bou
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit $(PARALLEL) $(ARGS)
 
 test: $(READY) ## every test that this machine can run, with every two values of a grid together
-	@$(RUN) -m pytest tests/unit $(PARALLEL) $(ARGS)
+	@$(RUN) -m pytest tests/unit tests/tools $(PARALLEL) $(ARGS)
 	@$(RUN) -m pytest $(PROCESS_TESTS) $(SHARED) $(ARGS)
 
 test-all: $(READY) ## every test with every combination of a grid

@@ -9,7 +9,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments.config.builders import build_reducer, check_parts
 from experiments.config.checks import check_settings
 from experiments.config.compose import compose_run
 from experiments.config.descriptions import GROUPS
@@ -19,7 +18,7 @@ from experiments.config.layers import choices_of, compose_layers
 from experiments.config.overrides import expand
 from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig, from_yaml, to_yaml
-from experiments.sweep import jobs, studies
+from experiments.sweep import jobs
 from experiments.training.preflight import prepare_runs
 
 
@@ -133,16 +132,6 @@ def test_joined_ranks_set_the_world_size() -> None:
         compose_one("cluster.world_size=3", joined_world_size=6)
 
 
-def test_every_choice_of_every_group_composes() -> None:
-    for sparsifier in (path.stem for path in (CONF / "sparsifier").glob("*.yaml")):
-        config = compose_one(f"sparsifier={sparsifier}", "optimizer.momentum=0")  # which some methods hold themselves
-        assert config.sparsifier.name == sparsifier
-        build_reducer(config)
-    for model in ("resnet8", "resnet18", "resnet20", "mlp"):
-        assert compose_one(f"model={model}").model.name == model
-    assert compose_one("cluster=simulated", "cluster.world_size=16").world_size == 16
-
-
 def write_images(root: Path) -> Path:
     """Write 100 images in the layout of CIFAR-10."""
     folder = root / "cifar-10-batches-py"
@@ -151,20 +140,6 @@ def write_images(root: Path) -> Path:
     for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
         (folder / name).write_bytes(pickle.dumps(batch))
     return root
-
-
-@pytest.mark.parametrize("study", studies())
-def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
-    words = ["schedule.trace=trace.json", "schedule.link=link.json"] if "planned" in study else []
-    seen: set[str] = set()
-    new = [job for job in jobs(study, words) if not seen.issuperset(job) and not seen.update(job)]  # every word once
-    configs = [compose_run(job) for job in new]
-    for config in configs:
-        check_parts(config)
-    names = [run_name(config) for config in configs]
-    repeated = [c for c, name in zip(configs, names, strict=True) if names.count(name) > 1]
-    assert names
-    assert all(config.sparsifier.is_dense for config in repeated)  # which is one run at any density
 
 
 def test_a_study_of_conf_experiment_has_the_last_word_but_for_the_command_line(tmp_path: Path) -> None:
