@@ -4,7 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from data.imagenet import SPLITS
-from data.progress import Report, silent
 
+Report = Callable[[int, int], None]  # gets the number of images that are done, and of all
 SUFFIXES = (".jpeg", ".jpg", ".png")
 START_METHOD = "spawn"  # not fork: this process may hold threads, which a fork would lose
-CHUNK = 128  # images that a process decodes before it tells; as many are done again after a crash
+CHUNK = 128  # images that a process decodes before it reports; as many are done again after a crash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Chunk:
     start: int
 
 
-def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report: Report = silent) -> None:
+def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report: Report | None = None) -> None:
     """Convert source/train/CLASS/* and source/val/CLASS/* to arrays in folder; go on where an earlier call stopped.
 
     Writes ``train_images.npy`` (num, 3, size, size) uint8, ``train_labels.npy`` (num,) int64, the same for val, and
@@ -49,7 +49,7 @@ def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report
         folder: written to; what it holds of the same images and size is kept.
         size: side of the stored images: the shorter side is resized to it, the longer one cropped at both ends.
         processes: that decode; 1 decodes in this one.
-        report: told the images that are done and their number.
+        report: called with the number of images that are done, and of all.
     Raises:
         ValueError: the layout is another one, an image cannot be decoded, or Pillow is not installed.
         OSError: the files cannot be written.
@@ -61,7 +61,7 @@ def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report
         _begin(folder, listings, classes, size)
         (folder / "plan").write_text(plan)
     total = sum(len(names) for names in listings.values())
-    _decode_all(_remaining(source, folder, listings), folder / "done", total, processes, report)
+    _decode_all(_remaining(source, folder, listings), folder / "done", total, processes, report or _silent)
     for leftover in ("plan", "done"):
         (folder / leftover).unlink()
 
@@ -147,6 +147,10 @@ def _done(path: Path) -> set[str]:
 
 def _mark(images: Path, start: int) -> str:
     return f"{images.name} {start}\n"
+
+
+def _silent(done: int, total: int) -> None:
+    """Report to nobody."""
 
 
 def _decode_all(chunks: Iterator[Chunk], marks: Path, total: int, processes: int, report: Report) -> None:

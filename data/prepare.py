@@ -5,14 +5,13 @@
     python -m data.prepare wikitext2 --from DIR
     python -m data.prepare imagenet --from DIR [--size 256]
 
-A download that was stopped goes on where it was. A set appears in the root when it is whole; what is under way stands
-in ``.prepare`` beside it.
+A set appears in the root when it is whole. Until then its files are in ``.prepare`` beside it, where archives that were
+downloaded whole are found again.
 """
 
 import argparse
 import difflib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -22,11 +21,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
 from data import imagenet
 from data.catalogue import CATALOGUE, Archive, Entry
-from data.convert import convert
-from data.fetch import fetch
-from data.progress import progress
+from data.convert import Report, convert
+from data.download import download
 from data.unpack import unpack
 
 RECORD = "prepared.json"  # in a set's folder: file -> sha256
@@ -41,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _fail(str(error), 2)
     except OSError as error:
-        return _fail(_told(error, given.root), 2)
+        return _fail(_disk_error(error, given.root), 2)
     except KeyboardInterrupt:
         return _fail("interrupted: run again to go on", 130)
     return 0
@@ -68,12 +69,12 @@ def prepare(entry: Entry, root: Path, *, origin: Path | None = None, url: str | 
     if target.is_dir():
         _recheck(entry, target)
         return
-    with _workplace(root, entry.name) as work:
+    with _work_folder(root, entry.name) as work:
         staged = _emptied(work / "unpacked")
         if origin is None:
-            _download(entry, work, staged, url)
+            _download_all(entry, work, staged, url)
         else:
-            _take(entry, origin, staged)
+            _copy_from(entry, origin, staged)
         _record(entry, staged / entry.folder)
         # The only step after which something of the set stands in the root.
         (staged / entry.folder).rename(target)
@@ -91,10 +92,10 @@ def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: i
         return
     if origin is None:
         raise ValueError("imagenet cannot be downloaded: give --from DIR, DIR holding train/CLASS/* and val/CLASS/*")
-    with _workplace(root, "imagenet") as work:
+    with _work_folder(root, "imagenet") as work:
         converted = work / "converted"
         converted.mkdir(exist_ok=True)
-        with progress("imagenet") as report:
+        with _progress("imagenet") as report:
             convert(origin, converted, size=size, processes=processes, report=report)
         converted.rename(target)
         shutil.rmtree(work)
@@ -104,13 +105,17 @@ def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: i
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m data.prepare", description="Put a data set into the data root.")
     parser.add_argument("name", nargs="?", help=f"one of {', '.join(names())}")
-    parser.add_argument("--list", action="store_true", help="tell what can be prepared and what is there")
-    parser.add_argument("--root", type=Path, default=Path("data/cache"), help="the data root (default: %(default)s)")
-    parser.add_argument("--from", dest="origin", type=Path, help="folder with the archives, or the unpacked files")
+    parser.add_argument("--list", action="store_true", help="list what can be prepared and what is there")
+    parser.add_argument("--root", type=_folder, default=Path("data/cache"), help="the data root (default: %(default)s)")
+    parser.add_argument("--from", dest="origin", type=_folder, help="folder with the archives, or the unpacked files")
     parser.add_argument("--url", help="download from here instead; with / at its end, the folder of the archives")
     parser.add_argument("--size", type=int, default=256, help="imagenet: side of the stored images (default: 256)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="imagenet: processes that decode")
     return parser
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 def _run(given: argparse.Namespace) -> None:
@@ -148,24 +153,19 @@ def _list(root: Path) -> None:
 # Where a set comes from
 
 
-def _download(entry: Entry, work: Path, staged: Path, url: str | None) -> None:
+def _download_all(entry: Entry, work: Path, staged: Path, url: str | None) -> None:
     for archive in entry.archives:
-        offered = _elsewhere(entry, archive, url)
-        path = work / archive.name
-        if not path.exists():  # whole since an earlier run, that was stopped before it unpacked
-            _fetch(offered, path)
-        if _checksum(path, archive.checksum) != archive.checksum:
-            bad = path.with_name(path.name + ".bad")
-            path.replace(bad)
-            raise ValueError(
-                f"{offered} gives a file whose checksum is not {archive.checksum}, the published one: "
-                f"kept as {bad} to be looked at; run again, or name another place with --url"
-            )
-        _say(entry.name, f"came as {archive.name} with the published checksum {archive.checksum}")
+        source, path = _url_of(entry, archive, url), work / archive.name
+        try:
+            download(source, path, archive.checksum)
+        except ValueError as error:
+            remedy = f"run again, name another place with --url, or get {path.name} by other means and use --from DIR"
+            raise ValueError(f"{error}; {remedy}") from error
+        _say(entry.name, f"was downloaded: {archive.name} has the published checksum {archive.checksum}")
         _open(entry, path, staged)
 
 
-def _elsewhere(entry: Entry, archive: Archive, url: str | None) -> str:
+def _url_of(entry: Entry, archive: Archive, url: str | None) -> str:
     if url is None:
         return archive.url
     if url.endswith("/"):
@@ -174,14 +174,6 @@ def _elsewhere(entry: Entry, archive: Archive, url: str | None) -> str:
         files = ", ".join(one.name for one in entry.archives)
         raise ValueError(f"--url of {entry.name} must end with / and name the folder that holds {files}, got '{url}'")
     return url
-
-
-def _fetch(url: str, path: Path) -> None:
-    try:
-        with progress(path.name, as_bytes=True) as report:
-            fetch(url, path, report=report)
-    except ValueError as error:
-        raise ValueError(f"{error}; or get {path.name} by other means and use --from DIR") from error
 
 
 def _open(entry: Entry, archive: Path, staged: Path) -> None:
@@ -196,8 +188,8 @@ def _open(entry: Entry, archive: Path, staged: Path) -> None:
         raise ValueError(f"{archive} must hold {entry.folder}/{lacking[0]}, and does not")
 
 
-def _take(entry: Entry, origin: Path, staged: Path) -> None:
-    """Copy a set out of origin: from its archive, or else from its files as far as they are there."""
+def _copy_from(entry: Entry, origin: Path, staged: Path) -> None:
+    """Copy a set out of a folder: from its archive, or else those of its files that are there."""
     archives = [origin / archive.name for archive in entry.archives]
     if archives[0].suffix != ".txt" and archives[0].is_file():
         found, published = _checksum(archives[0], entry.archives[0].checksum), entry.archives[0].checksum
@@ -290,16 +282,19 @@ def _checksum(path: Path, like: str) -> str:
 
 
 @contextmanager
-def _workplace(root: Path, name: str) -> Iterator[Path]:
-    """Yield the folder for what is under way, to one process at a time."""
+def _work_folder(root: Path, name: str) -> Iterator[Path]:
+    """Yield the folder for files that are not complete yet, to one process at a time."""
     work = root / ".prepare" / name
     work.mkdir(parents=True, exist_ok=True)
-    with (root / ".prepare" / f"{name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"another process is preparing {name} in {root}: wait for it") from error
+    lock = FileLock(root / ".prepare" / f"{name}.lock", blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"another process is preparing {name} in {root}: wait for it") from error
+    try:
         yield work
+    finally:
+        lock.release()
 
 
 def _emptied(folder: Path) -> Path:
@@ -308,7 +303,20 @@ def _emptied(folder: Path) -> Path:
     return folder
 
 
-# What is said
+# What is printed
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Report]:
+    """Yield a function to report to: a bar on a terminal, a line a minute elsewhere."""
+    terminal = sys.stderr.isatty()
+    with tqdm(desc=label, mininterval=0.1 if terminal else 60, maxinterval=60) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report
 
 
 def _say(name: str, what: str) -> None:
@@ -320,7 +328,7 @@ def _fail(line: str, code: int) -> int:
     return code
 
 
-def _told(error: OSError, root: Path) -> str:
+def _disk_error(error: OSError, root: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left under {root}: free some, or choose another place with --root"
     return f"{error.filename or root} cannot be read or written ({error.strerror or error})"

@@ -1,7 +1,6 @@
 """Data sets are downloaded, verified, unpacked and converted whole, or not at all."""
 
 import errno
-import functools
 import hashlib
 import io
 import json
@@ -11,6 +10,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,10 +23,9 @@ import torch
 import data
 from data import convert, prepare, unpack
 from data.catalogue import CATALOGUE, Archive, Entry, File
-from data.fetch import ATTEMPTS, fetch
+from data.download import download
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()
-quick = functools.partial(fetch, pause_s=0.0)
 
 
 # Downloads, from a server on this machine
@@ -37,12 +36,9 @@ class Site:
     """What the server offers, and how it misbehaves."""
 
     content: bytes = CONTENT
-    tag: str | None = '"one"'
-    ranges: bool = True
     breaks: list[int] = field(default_factory=list)  # bytes of an answer after which to break off, one per answer
     statuses: list[int] = field(default_factory=list)  # answered instead, one per request
-    asked: list[str | None] = field(default_factory=list)  # the Range of each request
-    compares: bool = True  # looks at If-Range
+    num_requests: int = 0
     url: str = ""
 
 
@@ -51,29 +47,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         site = self.site
-        asked = self.headers.get("Range")
-        site.asked.append(asked)
+        site.num_requests += 1
         if site.statuses:
             self.send_error(site.statuses.pop(0))
             return
-        start, given = self._start(asked), self.headers.get("If-Range")
-        if site.compares and given is not None and given != site.tag:
-            start = 0
-        if start > len(site.content):
-            self.send_error(416)
-            return
-        body = site.content[start:]
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(site.content) - 1}/{len(site.content)}")
-        if site.tag:
-            self.send_header("ETag", site.tag)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(site.content)))
         self.end_headers()
-        self.wfile.write(body[: site.breaks.pop(0)] if site.breaks else body)
-
-    def _start(self, asked: str | None) -> int:
-        return int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.site.ranges else 0
+        self.wfile.write(site.content[: site.breaks.pop(0)] if site.breaks else site.content)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -92,99 +73,52 @@ def site() -> Iterator[Site]:
     server.server_close()
 
 
-def test_a_file_comes_whole_and_leaves_no_part(site: Site, tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    fetch(site.url, tmp_path / "file", report=lambda done, total: told.append((done, total)))
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (told[0], told[-1]) == ((0, len(CONTENT)), (len(CONTENT), len(CONTENT)))
+def _sum(kind: str, content: bytes) -> str:
+    return f"{kind}:{hashlib.new(kind, content).hexdigest()}"
 
 
-@pytest.mark.parametrize("tag", ['"strong"', 'W/"weak"', None])
-def test_a_broken_connection_is_gone_on_with(site: Site, tmp_path: Path, tag: str | None) -> None:
-    site.tag, site.breaks = tag, [1000, 70_000]
-    quick(site.url, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert site.asked == [None, "bytes=1000-", "bytes=71000-"]
+MD5 = _sum("md5", CONTENT)
 
 
-def test_a_later_run_goes_on_where_the_first_gave_up(site: Site, tmp_path: Path) -> None:
-    site.breaks, site.statuses = [5000], []
-    with pytest.raises(KeyboardInterrupt):
-        fetch(site.url, tmp_path / "file", report=_interrupt_at(5000))
-    assert not (tmp_path / "file").exists()
-    quick(site.url, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert site.asked == [None, "bytes=5000-"]
+def test_a_file_is_downloaded_whole_and_once(site: Site, tmp_path: Path) -> None:
+    for _ in range(2):
+        download(site.url, tmp_path / "file", MD5)
+        assert (tmp_path / "file").read_bytes() == CONTENT
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert site.num_requests == 1
 
 
-def _interrupt_at(limit: int) -> Callable[[int, int | None], None]:
-    def report(done: int, total: int | None) -> None:
-        if done >= limit:
-            raise KeyboardInterrupt
-
-    return report
-
-
-def test_a_server_without_ranges_begins_anew(site: Site, tmp_path: Path) -> None:
-    site.ranges, site.breaks = False, [1000, 2000]
-    quick(site.url, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("compares", [True, False])
 @pytest.mark.parametrize(
-    "change",
+    ("misbehaviour", "message"),
     [
-        {"content": CONTENT[::-1], "tag": '"two"'},
-        {"content": CONTENT[:-7]},
-        {"content": CONTENT[:600]},  # shorter than the part
-        {"content": CONTENT + b"more", "tag": None},
+        ({"statuses": [404]}, r"file\.bin cannot be downloaded \(it answers 404 Not Found\)$"),
+        ({"statuses": [503]}, r"it answers 503 Service Unavailable"),
+        ({"breaks": [2000]}, r"cannot be downloaded \(.*2000 bytes read, 298000 more expected"),
+        ({"content": b"other"}, rf"file\.bin gives a file whose checksum is not {MD5}, the published one$"),
     ],
 )
-def test_parts_of_two_files_are_never_joined(
-    site: Site, tmp_path: Path, change: dict[str, Any], compares: bool
+def test_a_download_that_fails_leaves_nothing(
+    site: Site, tmp_path: Path, misbehaviour: dict[str, Any], message: str
 ) -> None:
-    site.breaks, site.compares = [1000], compares
-    with pytest.raises(KeyboardInterrupt):
-        fetch(site.url, tmp_path / "file", report=_interrupt_at(1000))
-    assert (tmp_path / "file.part").stat().st_size == 1000
-    for name, value in change.items():
+    for name, value in misbehaviour.items():
         setattr(site, name, value)
-    quick(site.url, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == change["content"]
-
-
-@pytest.mark.parametrize("note", ["", "{}", "[1]", '{"url": "http://other/", "tag": null, "length": 300000}'])
-def test_a_part_of_unknown_origin_is_not_used(site: Site, tmp_path: Path, note: str) -> None:
-    (tmp_path / "file.part").write_bytes(b"x" * 400_000)
-    (tmp_path / "file.part.json").write_text(note)
-    quick(site.url, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_an_overloaded_server_is_asked_again_and_a_refusal_is_final(site: Site, tmp_path: Path) -> None:
-    site.statuses = [503, 429]
-    quick(site.url, tmp_path / "file")
-    assert len(site.asked) == 3
-    site.statuses = [404]
-    with pytest.raises(ValueError, match=r"file\.bin cannot be had \(it answers 404 Not Found\)$"):
-        quick(site.url, tmp_path / "other")
-    assert len(site.asked) == 4
-
-
-def test_attempts_are_bounded_while_nothing_comes(site: Site, tmp_path: Path) -> None:
-    site.breaks = [2000] + [0] * 20
-    with pytest.raises(ValueError, match=r"broke off after 2000 of 300000 bytes\); the 2000 bytes .*, run again"):
-        quick(site.url, tmp_path / "file")
-    assert len(site.asked) == ATTEMPTS
-    assert not (tmp_path / "file").exists()
+    with pytest.raises(ValueError, match=message):
+        download(site.url, tmp_path / "file", MD5)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://here/x", "here/x", "http://"])
 def test_other_addresses_are_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(ValueError, match=r"url must begin with http:// or https://, got"):
-        fetch(url, tmp_path / "file")
+        download(url, tmp_path / "file", MD5)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_is_an_error_of_the_disk(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pooch.core.temporary_file", lambda path: nullcontext("/dev/full"))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        download(site.url, tmp_path / "file", MD5)
+    assert caught.value.errno == errno.ENOSPC
 
 
 # Archives
@@ -268,10 +202,6 @@ def test_a_torn_archive_is_told(tmp_path: Path, make: Callable[[Path], Path]) ->
 MEMBERS = {"set/a.dat": b"first", "set/b.dat": b"second", "set/README": b"read me"}
 
 
-def _sum(kind: str, content: bytes) -> str:
-    return f"{kind}:{hashlib.new(kind, content).hexdigest()}"
-
-
 @pytest.fixture
 def entry(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """Enter a set into the catalogue whose archive the server offers."""
@@ -280,7 +210,6 @@ def entry(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     files = (File(name="a.dat", checksum=_sum("sha1", b"first"), also=("a.txt",)), File(name="b.dat"))
     made = Entry(name="set", about="for tests", folder="set", archives=(archive,), files=files)
     monkeypatch.setitem(CATALOGUE, "set", made)
-    monkeypatch.setattr(prepare, "fetch", quick)
     return made
 
 
@@ -308,11 +237,11 @@ def test_a_set_is_downloaded_verified_and_found_again(
     assert recorded == {"a.dat": _sum("sha256", b"first"), "b.dat": _sum("sha256", b"second")}
     assert not (tmp_path / "root" / ".prepare" / "set").exists()
     said = capsys.readouterr().out
-    assert "with the published checksum md5:" in said
+    assert "has the published checksum md5:" in said
     assert "has no published checksum of b.dat" in said
     assert _run(tmp_path, "set") == 0
     assert "is already in" in capsys.readouterr().out
-    assert len(site.asked) == 1
+    assert site.num_requests == 1
 
 
 @pytest.mark.usefixtures("entry")
@@ -324,11 +253,10 @@ def test_a_set_that_changed_since_is_told(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("entry")
-def test_a_wrong_checksum_keeps_the_file_aside(tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_checksum_prepares_nothing(tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     right, site.content = site.content, b"something else"
     assert _run(tmp_path, "set") == 2
-    assert "the published one: kept as" in _one_line(capsys)
-    assert (tmp_path / "root" / ".prepare" / "set" / "set.tar.gz.bad").read_bytes() == b"something else"
+    assert "the published one; run again, name another place with --url, or get set.tar.gz" in _one_line(capsys)
     assert not (tmp_path / "root" / "set").exists()
     site.content = right
     assert _run(tmp_path, "set") == 0
@@ -345,7 +273,7 @@ def test_a_crash_before_the_last_step_leaves_nothing_half(
     assert [path.name for path in (tmp_path / "root").iterdir()] == [".prepare"]
     assert _run(tmp_path, "set") == 0
     assert set(_held(tmp_path / "root" / "set")) == {"a.dat", "b.dat", "README"}
-    assert len(site.asked) == 1  # the archive was whole already
+    assert site.num_requests == 1  # the archive was whole already
 
 
 def _raise(error: BaseException | type[BaseException]) -> Callable[..., None]:
@@ -372,7 +300,7 @@ def test_what_goes_wrong_is_told_in_one_line(
     code: int,
     message: str,
 ) -> None:
-    monkeypatch.setattr(prepare, "fetch", _raise(error))
+    monkeypatch.setattr(prepare, "download", _raise(error))
     assert _run(tmp_path, "set") == code
     assert message in _one_line(capsys)
 
@@ -387,7 +315,7 @@ def test_what_goes_wrong_is_told_in_one_line(
         (("set", "--from", "/", "--url", "http://here/"), "exclude each other"),
         (("ptb", "--url", "http://here/one.txt"), "must end with / and name the folder that holds ptb.train.txt"),
         (("set", "--url", "here"), "or get set.tar.gz by other means and use --from DIR"),
-        (("set", "--url", "http://127.0.0.1:1/"), "(Connection refused); or get set.tar.gz by other means"),
+        (("set", "--url", "http://127.0.0.1:1/"), "(Connection refused); run again, name another place"),
         (("imagenet",), "imagenet cannot be downloaded: give --from DIR"),
         (("imagenet", "--from", "/", "--size", "0"), "--size must be at least 1, got 0"),
         (("imagenet", "--from", "/"), "/train is not a folder: --from must name a folder that holds train/CLASS/*"),
@@ -407,7 +335,7 @@ def test_another_address_is_asked_instead(tmp_path: Path, site: Site, entry: Ent
 
 
 def test_two_processes_do_not_prepare_one_set(tmp_path: Path, entry: Entry) -> None:
-    with prepare._workplace(tmp_path, "set"), pytest.raises(ValueError, match=r"another process is preparing set in"):
+    with prepare._work_folder(tmp_path, "set"), pytest.raises(ValueError, match=r"another process is preparing set in"):
         prepare.prepare(entry, tmp_path)
 
 
@@ -417,6 +345,13 @@ def test_the_list_names_every_set(tmp_path: Path, capsys: pytest.CaptureFixture[
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [words[0] for words in lines] == prepare.names()
     assert [words[0] for words in lines if words[1] == "there"] == ["movielens1m"]
+
+
+@pytest.mark.usefixtures("entry")
+def test_the_home_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert prepare.main(["set", "--root", "~/root"]) == 0
+    assert (tmp_path / "root" / "set" / "a.dat").is_file()
 
 
 # From a folder
@@ -433,7 +368,7 @@ def test_an_archive_in_a_folder_is_verified_and_unpacked(
     (tmp_path / "given" / "set.tar.gz").write_bytes(site.content)
     assert _run(tmp_path, "set", "--from", str(tmp_path / "given")) == 0
     assert set(_held(tmp_path / "root" / "set")) == {"a.dat", "b.dat", "README"}
-    assert site.asked == []
+    assert site.num_requests == 0
 
 
 @pytest.mark.usefixtures("entry")

@@ -1,0 +1,51 @@
+"""Download a file and verify its checksum."""
+
+import logging
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+TIMEOUT_S = 30.0  # for an answer, and for each piece of it
+CHUNK = 1 << 20
+
+
+def download(url: str, path: Path, checksum: str) -> None:
+    """Download ``url`` to ``path``, where the file appears when it is whole and verified.
+
+    A file that is there already with this checksum is not downloaded again. On a terminal a bar shows the progress.
+
+    Args:
+        url: of http or https.
+        checksum: ``KIND:SUM``, of a kind that hashlib knows.
+    Raises:
+        ValueError: the address cannot be reached, refuses, breaks off, or gives another file.
+        OSError: the file cannot be written.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise ValueError(f"url must begin with http:// or https://, got '{url}'")
+    import pooch  # here: loading a data set needs neither
+    from requests import HTTPError, RequestException
+
+    pooch.get_logger().setLevel(logging.WARNING)
+    downloader = pooch.HTTPDownloader(
+        progressbar=sys.stderr.isatty(),
+        chunk_size=CHUNK,
+        timeout=TIMEOUT_S,
+        headers={"User-Agent": "micro-sparse (data.prepare)", "Accept-Encoding": "identity"},
+    )
+    try:
+        pooch.retrieve(url, checksum, fname=path.name, path=path.parent, downloader=downloader)
+    except HTTPError as error:
+        answer = error.response
+        raise ValueError(f"{url} cannot be downloaded (it answers {answer.status_code} {answer.reason})") from error
+    except RequestException as error:
+        raise ValueError(f"{url} cannot be downloaded ({_reason(error)})") from error
+    except ValueError as error:  # what pooch raises for another checksum
+        raise ValueError(f"{url} gives a file whose checksum is not {checksum}, the published one") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the operating system, or the innermost library, says about an error of the network."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
