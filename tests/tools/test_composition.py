@@ -1,10 +1,17 @@
-"""Every choice of every group, and every run of every study, composes."""
+"""Every choice of every group, and every run of every study, composes, and as Hydra composes it."""
+
+from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from experiments.config.builders import build_reducer, check_parts
+from experiments.config.checks import check_settings
 from experiments.config.compose import compose_run
+from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
+from experiments.config.layers import choices_of, compose_layers
 from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig
 from experiments.sweep import jobs, studies
@@ -38,3 +45,43 @@ def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     repeated = [c for c, name in zip(configs, names, strict=True) if names.count(name) > 1]
     assert names
     assert all(config.sparsifier.is_dense for config in repeated)  # which is one run at any density
+
+
+def composed_by_hydra(words: list[str]) -> dict[str, Any]:
+    values = OmegaConf.to_container(compose("train", words), resolve=False)
+    return plain_keys(values)
+
+
+def plain_keys(value: Any) -> Any:
+    """Return the value with keys as text, as both write them."""
+    if isinstance(value, dict):
+        return {str(key): plain_keys(inner) for key, inner in value.items()}
+    return [plain_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_files_are_composed_as_hydra_composes_them() -> None:
+    chosen = [{group: choice} for group in GROUPS for choice in choices_of(group)]
+    chosen.append({"experiment": "micro_resnet18_cifar10", "sparsifier": "dgc", "cluster": "local"})
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for choices in chosen:
+            words = [f"{group}={choice}" for group, choice in choices.items()]
+            assert plain_keys(compose_layers(choices)) == composed_by_hydra(words), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("experiment=micro_resnet18_cifar10", "scale=small", "epochs=4", "sparsifier=dense"),
+        ("experiment=gaussiank_lstm_ptb", "density_warmup.stages=1", "sparsifier.selector={name: topk}"),
+        ("experiment=digits", "sparsifier.codec={name: int8, block: 64}", "lr_milestones=[1, 2.5]", "lr=1e-3"),
+        ("cluster=slurm", "cluster.slurm.setup=['module load cuda']", "cluster.slurm.time_limit='01:00:00'", "seed=7"),
+        ("sparsifier=micro", "sparsifier.selector.rule=published", "output='a b'", "checkpoint={every_s: 5, keep: 1}"),
+        ("model=lstm", "dataset=manuals", "model.settings.hidden=${batch_size}", "optimizer=adam", "tracking=wandb"),
+    ],
+)
+def test_values_are_set_as_hydra_sets_them(words: tuple[str, ...]) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        expected = compose("train", list(words))
+    merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), expected))
+    check_settings(merged)
+    assert compose_run(list(words)) == merged
