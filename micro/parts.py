@@ -74,7 +74,7 @@ class StatefulPart(Part, Generic[S]):
 
     def save(self, state: S) -> dict[str, Any]:
         """Return the state as a plain dictionary."""
-        return dataclasses.asdict(state)  # type: ignore[call-overload]
+        return dict(dataclasses.asdict(state))  # type: ignore[call-overload]
 
     def load(self, saved: dict[str, Any]) -> S:
         """Return the state that ``save`` described. A part without state ignores what an older version saved."""

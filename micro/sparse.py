@@ -94,7 +94,8 @@ class Exchanged:
 
 def union(parts: Iterable[Tensor]) -> Tensor:
     """Return the sorted union (K,) int32 of index lists."""
-    return torch.unique(torch.cat(list(parts)))
+    merged: Tensor = torch.unique(torch.cat(list(parts)))
+    return merged
 
 
 def summed(parts: Sequence[SparseValues]) -> SparseValues:

@@ -43,7 +43,8 @@ def to_spectrum(vector: Tensor) -> Tensor:
 
 def from_spectrum_(spectrum: Tensor, numel: int) -> Tensor:
     """Return the vector (numel,) that has the bins ``spectrum`` (F,), which are used up."""
-    return torch.fft.irfft(_scale_ends_(spectrum, math.sqrt(2)), n=padded_length(numel), norm="ortho")[:numel]
+    padded: Tensor = torch.fft.irfft(_scale_ends_(spectrum, math.sqrt(2)), n=padded_length(numel), norm="ortho")
+    return padded[:numel]
 
 
 def _scale_ends_(spectrum: Tensor, factor: float) -> Tensor:

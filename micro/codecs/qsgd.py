@@ -47,7 +47,7 @@ class QSGD(Codec):
     @property
     def num_levels(self) -> int:
         """Number of levels above zero."""
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return the bits of the values, in whole bytes, and four bytes for each bucket."""

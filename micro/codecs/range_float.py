@@ -62,7 +62,7 @@ class Format:
 
 def num_magnitudes(bits: int) -> int:
     """Return the number of magnitudes above zero of a code of ``bits`` bits, one of which is the sign."""
-    return 2 ** (bits - 1) - 1
+    return (1 << (bits - 1)) - 1
 
 
 def narrowest_mantissa(bits: int) -> int:

@@ -54,4 +54,5 @@ class Sign(Codec):
 
 
 def _mean_magnitude(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows / rows.shape[1], 1, dim=1)  # divided first: a sum might leave the range
+    sums: Tensor = torch.linalg.vector_norm(rows / rows.shape[1], 1, dim=1)  # a sum before the division might overflow
+    return sums

@@ -6,7 +6,7 @@ same indices. numba is imported when a loop first runs. A scan reads what it sea
 
 import math
 from functools import cache
-from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,20 @@ from micro.kernels import reference
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 
 
+class _Loops(Protocol):
+    """What the compiled loops and the reference have in common; functions of this module say what they return."""
+
+    def above(self, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]: ...
+
+    def above_by_piece(self, x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def kth_by_run(self, magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor: ...
+
+    def absorb_(self, residual: Tensor, grad: Tensor) -> int | None: ...
+
+    def magnitude_counts(self, x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor: ...
+
+
 def compiled(x: Tensor) -> bool:
     """Tell whether the compiled loops serve this tensor (float32, contiguous, on a CPU, numba installed)."""
     fits = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
@@ -23,7 +37,7 @@ def compiled(x: Tensor) -> bool:
 
 
 @cache
-def _with_numba() -> ModuleType | None:
+def _with_numba() -> _Loops | None:
     """Return the compiled loops, or None without numba: the reference does the same work more slowly."""
     try:
         from micro.kernels import cpu
@@ -32,7 +46,7 @@ def _with_numba() -> ModuleType | None:
     return cpu
 
 
-def _for(*tensors: Tensor) -> ModuleType:
+def _for(*tensors: Tensor) -> _Loops:
     """Return the module whose loops serve these tensors."""
     return _with_numba() or reference if all(map(compiled, tensors)) else reference
 
