@@ -37,4 +37,5 @@ class PublishedQSGD(QSGD):
 
 
 def _norm(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms

@@ -40,4 +40,4 @@ class WarmUp(DensitySchedule):
         if step >= self.steps:
             return self.density  # not by the formula, whose rounding can cost one element
         done = step * self.stages // self.steps / self.stages if self.stages else step / self.steps
-        return self.start_density * (self.density / self.start_density) ** done
+        return float(self.start_density * (self.density / self.start_density) ** done)
