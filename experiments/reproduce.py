@@ -17,13 +17,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import sweep
 from experiments.config.checks import SCALES
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Part, known_papers, load_paper
 from experiments.studies.paper_reproduction.parts import Commands, check, reproduce
+from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import prepare_runs
 
 
@@ -60,7 +60,7 @@ def runs_of(part: Part) -> list[TrainConfig]:
 
 @functools.cache
 def _composed(words: tuple[str, ...]) -> list[TrainConfig]:
-    return prepare_runs(sweep.jobs(words[0], list(words[1:])))
+    return prepare_runs(jobs_of(words[0], list(words[1:])))
 
 
 def check_command(part: Part) -> None:

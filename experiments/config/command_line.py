@@ -9,12 +9,17 @@ from typing import NoReturn
 from experiments.config.errors import UserError
 
 MISTAKE, INTERRUPTED = 2, 130
-_WORDS = (  # messages of argparse, and how the errors of this project are put
+# Messages of argparse, and how the errors of this project are put.
+_WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"invalid int value: (.*)", r"must be a whole number, got \1"),
     (r"invalid float value: (.*)", r"must be a number, got \1"),
-    (r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2, got \1"),
+    (r"invalid choice: (.*) \(choose from (.*)\)", lambda found: _not_among(found[2], found[1])),
     (r"^argument (\S+): ", r"\1 "),
 )
+
+
+def _not_among(allowed: str, given: str) -> str:
+    return f"must be one of {allowed.replace(chr(39), '')}, got {given}"
 
 
 class Parser(argparse.ArgumentParser):

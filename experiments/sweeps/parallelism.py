@@ -23,7 +23,7 @@ def num_at_once(configs: list[TrainConfig], jobs: str) -> int:
     several_nodes = any(config.cluster.nnodes > 1 for config in configs)
     if jobs != "auto":
         if several_nodes and int(jobs) > 1:
-            raise UserError(f"jobs={jobs}: runs of several nodes meet one after another, use jobs=1")
+            raise UserError(f"--jobs {jobs}: runs of several nodes meet one after another, use --jobs 1")
         return max(1, min(int(jobs), len(configs)))
     if several_nodes or any(map(_may_use_gpu, configs)):
         return 1
@@ -35,7 +35,7 @@ def num_at_once(configs: list[TrainConfig], jobs: str) -> int:
 def check_jobs(jobs: str) -> None:
     """Refuse what is neither auto nor a number of runs. Raises: UserError."""
     if jobs != "auto" and not (jobs.isdecimal() and int(jobs) >= 1):
-        raise UserError(f"jobs must be auto or a whole number of at least 1, got '{jobs}'")
+        raise UserError(f"--jobs must be auto or a whole number of at least 1, got '{jobs}'")
 
 
 def num_processes(config: TrainConfig) -> int:

@@ -126,5 +126,5 @@ def _ask(*command: str) -> str:
 
 def _absent(command: str) -> str:
     return (
-        f"backend=slurm needs {command}, which is not on this machine: call it where jobs are submitted, or --dry-run"
+        f"--backend slurm needs {command}, which is not on this machine: call it where jobs are submitted, or --dry-run"
     )

@@ -32,7 +32,7 @@ def study(folder: Path, runs: str) -> list[str]:
     """Write a study; return the words that run it two at a time."""
     path = folder / "study.yaml"
     path.write_text(STUDY.replace("RUNS", runs))
-    return [str(path), f"output={folder / 'runs'}", "jobs=2"]
+    return [str(path), f"output={folder / 'runs'}", "--jobs", "2"]
 
 
 def sweep(*words: str) -> subprocess.CompletedProcess[str]:

@@ -155,7 +155,8 @@ def test_a_study_runs_once_and_is_skipped_when_done(tmp_path: Path) -> None:
         "cluster=simulated",
         "cluster.world_size=2",
         f"output={tmp_path}",
-        "jobs=1",
+        "--jobs",
+        "1",
     )
     first = run(*words, module=("-m", "experiments.sweep"))
     assert first.returncode == 0, first.stderr

@@ -124,7 +124,7 @@ def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pyt
 def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs"]]
-    with pytest.raises(UserError, match=r"^backend=slurm needs squeue, which is not on this machine: .* --dry-run$"):
+    with pytest.raises(UserError, match=r"^--backend slurm needs squeue, which is not on this machine: .* --dry-run$"):
         submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
     assert not (tmp_path / "runs").exists()
 

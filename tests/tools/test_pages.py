@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments import sweep
 from experiments.config.compose import compose_run
 from experiments.config.descriptions import CONF, GROUPS, train_keys
 from experiments.config.overrides import expand, is_of_hydra
+from experiments.sweeps.study import jobs_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests/dist/scripts"
@@ -174,8 +174,7 @@ def check_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     except Parsed as parsed:
         (options,) = parsed.args
         if name == "experiments.sweep" and hasattr(options, "words") and options.name != "some-run":
-            words = [word for word in options.words if not word.startswith("backend=")]
-            compose_run(sweep.jobs(options.name, words)[0])
+            compose_run(jobs_of(options.name, options.words)[0])
     else:
         raise AssertionError("it read no command line")
 

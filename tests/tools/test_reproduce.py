@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import figures, reproduce, sweep
+from experiments import figures, reproduce
 from experiments.config.checks import SCALES
 from experiments.config.errors import UserError
 from experiments.studies.paper_reproduction import papers, parts
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper
+from experiments.sweeps import study
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 
@@ -76,7 +77,7 @@ def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_p
     assert any(part.trains for part in paper.parts)
     for part in paper.parts:
         if part.trains:
-            assert sweep.jobs(part.words[1], list(part.words[2:]))
+            assert study.jobs_of(part.words[1], list(part.words[2:]))
             assert part.runs
         else:
             reproduce.check_command(part)
@@ -86,7 +87,7 @@ def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_p
 def test_small_studies_need_no_files(name: str, tmp_path: Path) -> None:
     for part in load_paper(name, "small", out=tmp_path, root="missing").parts:
         if part.trains and not any(word.startswith("schedule.") for word in part.words):
-            jobs = sweep.jobs(part.words[1], list(part.words[2:]))
+            jobs = study.jobs_of(part.words[1], list(part.words[2:]))
             kinds = {tuple(word for word in job if not word.startswith(("seed=", "sparsifier="))): job for job in jobs}
             prepare_runs(kinds.values())
 
@@ -163,7 +164,7 @@ def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
     conf, out = tmp_path / "conf", tmp_path / "out"
     (conf / "sweep").mkdir(parents=True)
     (conf / "sweep" / "tiny.yaml").write_text(TINY_STUDY)
-    monkeypatch.setattr(sweep, "CONF", conf)
+    monkeypatch.setattr(study, "CONF", conf)
     monkeypatch.setattr(parts, "run", in_this_process)
     words = ["tiny", "--out", str(out), "seed=3", "cluster.num_threads=1"]
     threads = torch.get_num_threads()

@@ -17,7 +17,7 @@ from experiments.runs.cleaning import removable, remove
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import code_differences, compare_weights, find_run, saved_config
 from experiments.runs.status import State, failure_log, state_of
-from experiments.sweeps import parallelism
+from experiments.sweeps import parallelism, study
 from experiments.sweeps.live_table import LiveTable
 from experiments.sweeps.outcome import Outcome
 from experiments.sweeps.parallelism import num_at_once
@@ -118,22 +118,22 @@ def test_the_plan_counts_what_is_done_what_goes_on_and_what_is_to_run(tmp_path: 
 
 def test_two_runs_of_one_folder_are_refused_by_name_but_dense_is_one_run() -> None:
     jobs = [[*WORDS, "sparsifier=dense", f"density={density}"] for density in (0.1, 0.01)]
-    kept, configs = sweep.distinct(jobs, prepare_runs(jobs))
+    kept, configs = study.distinct(jobs, prepare_runs(jobs))
     assert kept == jobs[:1]
     assert len(configs) == 1
     jobs = [[*WORDS, "sparsifier=micro", f"checkpoint.keep={number}"] for number in (1, 2)]
     with pytest.raises(
         UserError, match=r"share the folder mlp-synthetic-micro-.*checkpoint\.keep=1 checkpoint\.keep=2"
     ):
-        sweep.distinct(jobs, prepare_runs(jobs))
+        study.distinct(jobs, prepare_runs(jobs))
     with pytest.raises(UserError, match="they are the same"):
-        sweep.distinct(jobs[:1] * 2, prepare_runs(jobs[:1] * 2))
+        study.distinct(jobs[:1] * 2, prepare_runs(jobs[:1] * 2))
 
 
 @pytest.fixture
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of studies of its own."""
-    monkeypatch.setattr(sweep, "CONF", tmp_path)
+    monkeypatch.setattr(study, "CONF", tmp_path)
     (tmp_path / "sweep").mkdir()
     return tmp_path / "sweep"
 
@@ -151,7 +151,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_that_is_no_study_is_told_in_one_line(conf: Path, text: str, message: str) -> None:
     (conf / "study.yaml").write_text(text)
     with pytest.raises(UserError, match=message) as caught:
-        sweep.jobs("study", [])
+        study.jobs_of("study", [])
     assert "\n" not in str(caught.value)
 
 
@@ -166,9 +166,13 @@ def test_a_study_cannot_have_the_name_of_a_verb(conf: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["demo", "jobs=many"], "jobs must be auto or a whole number of at least 1, got 'many'"),
-        (["demo", "--jobs", "0"], "jobs must be auto"),
-        (["demo", "backend=pbs"], "backend must be one of local, slurm, got 'pbs'"),
+        (["demo", "--jobs", "many"], "--jobs must be auto or a whole number of at least 1, got 'many'"),
+        (["demo", "jobs=4"], "'jobs=4' is no setting of a run: use the option --jobs 4"),
+        (["demo", "backend=slurm"], "'backend=slurm' is no setting of a run: use the option --backend slurm"),
+        (["demo", "--jbos", "4"], "unrecognized arguments: --jbos"),
+        ([], "the following arguments are required: NAME, KEY=VALUE; see python -m experiments.sweep --help"),
+        (["demo", "--jobs", "0"], "--jobs must be auto"),
+        (["demo", "--backend", "pbs"], "--backend must be one of local, slurm, got 'pbs'"),
         (["demo", "sparsifier=mikro"], "did you mean 'micro'"),
         (["dmeo"], "did you mean 'demo'"),
         (["status", "dmeo"], "did you mean 'demo'"),
@@ -204,7 +208,7 @@ def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch
     assert num_at_once(four, "auto") == 1
     nodes = composed(["cluster=nodes", "cluster.rdzv_endpoint=host:1", "cluster.nproc_per_node=1"], words=words)
     assert num_at_once(nodes, "auto") == 1
-    with pytest.raises(UserError, match="use jobs=1"):
+    with pytest.raises(UserError, match="use --jobs 1"):
         num_at_once(nodes, "2")
 
 
@@ -230,8 +234,8 @@ def test_clean_asks_and_keeps_finished_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = f"output={tmp_path}"
-    monkeypatch.setattr(sweep, "jobs", lambda name, words: [[*WORDS, f"seed={seed}", *words] for seed in (0, 1)])
-    done, failed = (folder_of(config).path for config in prepare_runs(sweep.jobs("demo", [output])))
+    monkeypatch.setattr(sweep, "jobs_of", lambda name, words: [[*WORDS, f"seed={seed}", *words] for seed in (0, 1)])
+    done, failed = (folder_of(config).path for config in prepare_runs(sweep.jobs_of("demo", [output])))
     make(done, {"DONE": {}})
     make(failed, {"failure.json": FAILURE})
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))

@@ -11,7 +11,7 @@ from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.overrides import expand
 from experiments.config.schema import from_yaml, to_yaml
-from experiments.sweep import jobs
+from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import prepare_runs
 
 
@@ -144,7 +144,7 @@ def test_a_study_of_conf_experiment_has_the_last_word_but_for_the_command_line(t
 
 def test_a_study_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match="did you mean 'demo'"):
-        jobs("dmeo", [])
+        jobs_of("dmeo", [])
 
 
 def test_yaml_holds_everything(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""A study: the runs of its grid, from a file of conf/sweep or from one of the user's own."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from experiments.config.errors import UserError, suggestion
+from experiments.config.layers import read_yaml
+from experiments.config.repository import CONF
+from experiments.config.schema import TrainConfig
+from experiments.runs.run_folder import folder_of
+
+
+def studies() -> list[str]:
+    """Return the names of all studies."""
+    return sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
+
+
+def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
+    """Return one list of words per run of a study: the product of its grid.
+
+    A value of the grid that is a list of words stands for all of them, whatever its key: so two settings can change
+    together.
+
+    Args:
+        name: of a file of conf/sweep, or the path of a yaml file.
+        overrides: words for every run, after the study's own.
+
+    Raises:
+        UserError: no such study, or its file is not one.
+    """
+    path = _path_of(name)
+    study = read_yaml(path)
+    if set(study) != {"overrides", "grid"}:
+        raise UserError(f"{path} must have the keys overrides and grid")
+    fixed, grid = study["overrides"] or [], study["grid"] or {}
+    if not isinstance(fixed, list) or not isinstance(grid, dict):
+        raise UserError(f"{path}: overrides must be a list of words, and grid a mapping of lists")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"{path}: grid.{key} must be a list of values, got {values!r}")
+    choices = [[_words(key, value) for value in values] for key, values in grid.items()]
+    return [[*map(str, fixed), *itertools.chain(*job), *overrides] for job in itertools.product(*choices)]
+
+
+def _path_of(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name not in studies():
+        raise UserError(f"study must be one of {', '.join(studies())}, got '{name}'{suggestion(name, studies())}")
+    return CONF / "sweep" / f"{name}.yaml"
+
+
+def _words(key: str, value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else [f"{key}={value}"]
+
+
+def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[list[str]], list[TrainConfig]]:
+    """Return each run once: a method that sends everything is one run at every density of the grid.
+
+    Raises:
+        UserError: two other runs would share a folder.
+    """
+    first: dict[Path, int] = {}
+    for number, config in enumerate(configs):
+        path = folder_of(config).path
+        before = first.setdefault(path, number)
+        if before != number and not config.sparsifier.sends_everything:
+            one, other = jobs[before], jobs[number]
+            words = [word for pair in itertools.zip_longest(one, other) if pair[0] != pair[1] for word in pair if word]
+            how = f"{' '.join(words)} makes no difference" if words else "they are the same"
+            raise UserError(f"two runs would share the folder {path.name}: {how}; name each combination once")
+    return [jobs[number] for number in first.values()], [configs[number] for number in first.values()]
