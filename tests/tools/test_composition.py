@@ -14,7 +14,7 @@ from experiments.config.identity import run_name
 from experiments.config.layers import choices_of, compose_layers
 from experiments.config.repository import CONF
 from experiments.config.schema import TrainConfig
-from experiments.sweep import jobs, studies
+from experiments.sweeps.study import jobs_of, studies
 from experiments.training.preflight import prepare_runs
 
 
@@ -37,7 +37,7 @@ def test_every_choice_of_every_group_composes() -> None:
 def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     words = ["schedule.trace=trace.json", "schedule.link=link.json"] if "planned" in study else []
     seen: set[str] = set()
-    new = [job for job in jobs(study, words) if not seen.issuperset(job) and not seen.update(job)]  # every word once
+    new = [job for job in jobs_of(study, words) if not seen.issuperset(job) and not seen.update(job)]  # every word once
     configs = [compose_run(job) for job in new]
     for config in configs:
         check_parts(config)
