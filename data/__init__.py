@@ -12,17 +12,17 @@ from data.character_vocabulary import characters_of_words
 from data.cifar import Cifar10, Cifar100
 from data.digits import Digits
 from data.imagenet import ImageNet
-from data.interaction_batches import EvalUsers, PairBatches, ranking_sums
+from data.interaction_batches import EvalUsers, InteractionBatches, ranking_sums
 from data.latent import Latent
 from data.movielens import Movielens1m, Movielens20m, Movielens100k
 from data.seeding import generator, mix
 from data.source import Batches, Classification, Content, DatasetInfo, Interactions, Source, Text
 from data.synthetic import Synthetic
 from data.text import UNKNOWN, Manuals, Ptb, WikiText2
-from data.text_batches import NOT_ASKED, EvalColumns, EvalMasked, MaskedBatches, TextBatches
+from data.text_batches import IGNORED_TARGET, EvalColumns, EvalMasked, MaskedBatches, TextBatches
 
 __all__ = [
-    "NOT_ASKED",
+    "IGNORED_TARGET",
     "UNKNOWN",
     "Batches",
     "Classification",
@@ -32,9 +32,9 @@ __all__ = [
     "EvalColumns",
     "EvalMasked",
     "EvalUsers",
+    "InteractionBatches",
     "Interactions",
     "MaskedBatches",
-    "PairBatches",
     "ShardedBatches",
     "Text",
     "TextBatches",
@@ -76,7 +76,7 @@ def load(name: str, *, root: str | None = None, seed: int = 0, **settings: objec
         name: one of `names()`.
         root: folder that holds the data sets' own folders; for data sets that come from files.
         seed: the run's seed. Only data that is drawn at random depends on it, never a split.
-        settings: what this data set can be told beyond that, such as ``num_samples`` of the synthetic one.
+        settings: of this data set, such as ``num_samples`` of the synthetic one.
     Raises:
         ValueError: a name or setting does not exist, or a file is missing, torn or not what it should be.
     """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from data.augment import AUGMENTATIONS, DRAW_RANGE
 from data.seeding import generator
-from data.sharding import check_ranks, dealt, share_of
+from data.sharding import check_ranks, samples_of_rank, shard_of
 
 EPOCH_DRAWS = 3  # random integers per image that are drawn for a whole epoch; what needs more draws it batch by batch
 
@@ -76,7 +76,7 @@ class ShardedBatches:
     def indices(self, epoch: int) -> Tensor:
         """Return the samples of this rank in an epoch: (num_batches, batch_size) int64 on the CPU."""
         order = torch.randperm(len(self._inputs), generator=generator(self._seed, epoch))
-        return dealt(order, self._batch_size, self._rank, self._world_size)
+        return samples_of_rank(order, self._batch_size, self._rank, self._world_size)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (batch_size, channels, height, width) float32 inputs and (batch_size,) int64 targets.
@@ -138,7 +138,7 @@ class EvalBatches:
         device: torch.device | None = None,
     ) -> None:
         _check(inputs, targets, batch_size, rank, world_size)
-        share = share_of(len(inputs), rank, world_size)
+        share = shard_of(len(inputs), rank, world_size)
         self._inputs, self._targets, self._batch_size = inputs[share], targets[share], batch_size
         self._device = device or inputs.device
         self._normalise = _Normalise(inputs, mean, std, self._device)

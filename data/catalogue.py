@@ -1,4 +1,4 @@
-"""Where the data sets come from, and how one knows that they came whole."""
+"""Where the data sets are downloaded from, and the published checksums."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class File:
 
     Attributes:
         name: in the set's folder.
-        checksum: ``md5:`` or ``sha1:`` and the sum; None where nobody publishes one.
+        checksum: ``md5:`` or ``sha1:`` and the sum; None where none is published.
         also: other names that unpacked copies go by.
     """
 
@@ -69,8 +69,8 @@ def _cifar(layout: Layout, url: str, md5: str) -> Entry:
 
 
 def _movielens(size: str, about: str, file: str, md5: str) -> Entry:
-    # The sums are GroupLens's own, https://files.grouplens.org/datasets/movielens/ml-{size}.zip.md5. Nobody publishes
-    # sums of the files inside; their sha256 are written down when they are prepared.
+    # The sums are GroupLens's own, https://files.grouplens.org/datasets/movielens/ml-{size}.zip.md5. No sums of
+    # the files inside are published; their sha256 are recorded when they are prepared.
     return Entry(
         name=f"movielens{size}",
         about=f"{about}; grouplens.org/datasets/movielens, whose README states the terms of use",

@@ -18,7 +18,7 @@ ROW = 3 * 32 * 32  # bytes of one image: all red, then green, then blue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What tells one set from the other.
+    """What differs between the two sets.
 
     Attributes:
         name: of the data set, here.

@@ -150,7 +150,7 @@ def _mark(images: Path, start: int) -> str:
 
 
 def _silent(done: int, total: int) -> None:
-    """Report to nobody."""
+    """Report nothing."""
 
 
 def _decode_all(chunks: Iterator[Chunk], marks: Path, total: int, processes: int, report: Report) -> None:

@@ -1,17 +1,17 @@
-"""Batches of users and items: pairs that were taken, and for each some that were not."""
+"""Batches of users and items: pairs of a user and an item that it took, each with some that it did not take."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from data.negative_sampling import Untaken
+from data.negative_sampling import NegativeSampler
 from data.seeding import generator
-from data.sharding import check_ranks, dealt, share_of
+from data.sharding import check_ranks, samples_of_rank, shard_of
 from data.source import Interactions
 
 
-class PairBatches:
+class InteractionBatches:
     """One rank's share of the positive pairs, shuffled anew in every epoch, each followed by its negatives.
 
     All ranks shuffle the positives by (seed, epoch) alike and take disjoint shares of equal size, so each rank's batch
@@ -64,9 +64,9 @@ class PairBatches:
             )
         self._users, self._items = content.users.to(device), content.items.to(device)
         sizes = {"num_users": content.num_users, "num_items": content.num_items}
-        self._untaken = Untaken(self._users, self._items, **sizes)
-        if negatives and not self._untaken.counts.all():
-            user = int(self._untaken.counts.argmin())
+        self._sampler = NegativeSampler(self._users, self._items, **sizes)
+        if negatives and not self._sampler.counts.all():
+            user = int(self._sampler.counts.argmin())
             raise ValueError(f"every user must leave an item for negatives, user {user} took all {content.num_items}")
         self._positives, self._negatives = positives, negatives
         self._rank, self._world_size, self._seed = rank, world_size, seed
@@ -79,7 +79,7 @@ class PairBatches:
     def indices(self, epoch: int) -> Tensor:
         """Return the positive pairs of this rank in an epoch: (num_batches, positives) int32 on the CPU."""
         order = torch.randperm(len(self._users), generator=generator(self._seed, epoch), dtype=torch.int32)
-        share = dealt(order, self._positives, self._rank, self._world_size)
+        share = samples_of_rank(order, self._positives, self._rank, self._world_size)
         return share.clone()  # without the other ranks' shares
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -97,7 +97,7 @@ class PairBatches:
 
     def _step(self, chosen: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
         users, taken = self._users[chosen].long(), self._items[chosen].long()
-        left = self._untaken.draw(users, self._negatives, random)
+        left = self._sampler.draw(users, self._negatives, random)
         return users.repeat_interleave(self._negatives + 1), torch.cat([taken.unsqueeze(1), left], dim=1).flatten()
 
 
@@ -131,7 +131,7 @@ class EvalUsers:
         if batch_size_users < 1:
             raise ValueError(f"batch_size_users must be at least 1, got {batch_size_users}")
         tested = (content.test_items >= 0).nonzero().squeeze(1)
-        share = tested[share_of(len(tested), rank, world_size)]
+        share = tested[shard_of(len(tested), rank, world_size)]
         ranked = torch.cat([content.test_items[share].unsqueeze(1), content.test_negatives[share]], dim=1)
         self._users, self._items, self._batch_size = share.to(device), ranked.to(device), batch_size_users
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from data.negative_sampling import Untaken
+from data.negative_sampling import NegativeSampler
 from data.source import Interactions
 
 NEGATIVES_SEED = 1708_05031  # not the run's seed: runs that differ in seed are measured on the same items
@@ -35,7 +35,7 @@ def leave_one_out(
     test_items = torch.full((num_users,), -1)
     test_items[tested] = items[last]
     keys = (users * num_items).add_(items).sort().values  # by user and then by item
-    taken = Untaken(users, keys % num_items, num_users=num_users, num_items=num_items)
+    sampler = NegativeSampler(users, keys % num_items, num_users=num_users, num_items=num_items)
     kept = torch.ones(len(keys), dtype=torch.bool)
     kept[torch.searchsorted(keys, tested * num_items + test_items[tested])] = False
     keys = keys[kept]
@@ -45,7 +45,7 @@ def leave_one_out(
         num_users=num_users,
         num_items=num_items,
         test_items=test_items.int(),
-        test_negatives=_negatives(taken, tested, num_users, num_negatives),
+        test_negatives=_negatives(sampler, tested, num_users, num_negatives),
         checksums=checksums,
     )
 
@@ -68,10 +68,10 @@ def tested_users(users: Tensor, *, num_users: int, num_items: int, num_negatives
     return (several & (num_items - counts >= num_negatives)).nonzero().squeeze(1)
 
 
-def _negatives(taken: Untaken, tested: Tensor, num_users: int, num_negatives: int) -> Tensor:
+def _negatives(sampler: NegativeSampler, tested: Tensor, num_users: int, num_negatives: int) -> Tensor:
     """Return (num_users, num_negatives) int32; the rows of users that are not tested hold -1."""
     random = torch.Generator().manual_seed(NEGATIVES_SEED)
     negatives = torch.full((num_users, num_negatives), -1, dtype=torch.int32)
     for block in tested.split(USERS_AT_ONCE):
-        negatives[block] = taken.draw_distinct(block, num_negatives, random).int()
+        negatives[block] = sampler.draw_distinct(block, num_negatives, random).int()
     return negatives

@@ -19,7 +19,7 @@ from data.source import DatasetInfo, Interactions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the ratings stand, and how a line of them is written.
+    """Which file holds the ratings, and the format of its lines.
 
     Attributes:
         folder, file: the file's place below the data root.
@@ -106,7 +106,7 @@ class _Movielens:
         return users, items
 
     def _parse(self, path: Path) -> np.ndarray:
-        """Return (3, num) int64: users, items and times as they stand in the file."""
+        """Return (3, num) int64: users, items and times as in the file."""
         layout = self.layout
         try:
             with path.open(encoding="latin1") as file, warnings.catch_warnings():

@@ -1,11 +1,11 @@
-"""The items that users left, drawn without listing them."""
+"""Negative sampling: draw items that a user did not take, without listing them."""
 
 import torch
 from torch import Tensor
 
 
-class Untaken:
-    """The items that each user did not take, numbered from 0 in ascending order.
+class NegativeSampler:
+    """Draws items that a user did not take. For each user they are numbered from 0 in ascending order.
 
     The n-th of them is n plus the number of taken items below it, and the taken item of place k among a user's sorted
     items is below it when item - k <= n: one search in a sorted vector. So a uniform number gives a uniform item that

@@ -62,7 +62,7 @@ def prepare(entry: Entry, root: Path, *, origin: Path | None = None, url: str | 
         origin: a folder that holds the archives, or the set's unpacked files; None downloads.
         url: where to download from instead: an archive, or with ``/`` at its end the folder that holds them.
     Raises:
-        ValueError: it cannot be had, is not what was published, or what is there has changed.
+        ValueError: it cannot be downloaded or found, its checksum is wrong, or what is there has changed.
         OSError: it cannot be written.
     """
     target = root / entry.folder
@@ -76,11 +76,11 @@ def prepare(entry: Entry, root: Path, *, origin: Path | None = None, url: str | 
         else:
             _copy_from(entry, origin, staged)
         _record(entry, staged / entry.folder)
-        # The only step after which something of the set stands in the root.
+        # Until this step nothing of the set is in the root.
         (staged / entry.folder).rename(target)
         shutil.rmtree(work)
     _say(entry.name, f"is ready in {target}")
-    _judge(entry, target)
+    _print_verdict(entry, target)
 
 
 def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: int) -> None:
@@ -205,7 +205,7 @@ def _copy_from(entry: Entry, origin: Path, staged: Path) -> None:
 
 
 def _copy(entry: Entry, folder: Path, target: Path) -> bool:
-    """Copy those files of the set that are in folder; tell whether there was any."""
+    """Copy those files of the set that are in folder; return whether there was any."""
     there = {file.name: path for file in entry.files if (path := _first(folder, (file.name, *file.also)))}
     for name, path in there.items():
         target.mkdir(exist_ok=True)
@@ -236,7 +236,7 @@ def _recheck(entry: Entry, target: Path) -> None:
             raise ValueError(f"{path} has changed since it was prepared: remove {target} and run again")
     unchanged = ", as it was prepared" if recorded else ", not by this command"
     _say(entry.name, f"is already in {target}{unchanged}")
-    _judge(entry, target)
+    _print_verdict(entry, target)
 
 
 def _recorded(target: Path) -> dict[str, str]:
@@ -250,8 +250,8 @@ def _recorded(target: Path) -> dict[str, str]:
         raise ValueError(f"{path} is torn ({error}): remove {target} and run again") from error
 
 
-def _judge(entry: Entry, folder: Path) -> None:
-    """Say which files are missing, are not the published ones, or have no published checksum."""
+def _print_verdict(entry: Entry, folder: Path) -> None:
+    """Print which files are missing, are not the published ones, or have no published checksum."""
     missing, other, unknown = [], [], []
     for file in entry.files:
         path = _first(folder, (file.name, *file.also))

@@ -1,4 +1,4 @@
-"""Which part of a whole is a rank's: one contiguous share of what is measured, or its place in every step's samples."""
+"""Which samples belong to a rank: a contiguous shard of a test set, or its part of every step of an epoch."""
 
 from torch import Tensor
 
@@ -11,13 +11,13 @@ def check_ranks(rank: int, world_size: int) -> None:
         raise ValueError(f"rank must be in 0..{world_size - 1}, got {rank}")
 
 
-def share_of(num: int, rank: int, world_size: int) -> slice:
-    """Return a rank's part of ``num`` things; parts are disjoint, hold all, and differ in size by one at most."""
+def shard_of(num: int, rank: int, world_size: int) -> slice:
+    """Return a rank's shard of ``num`` samples; shards are disjoint, hold all, and differ in size by one at most."""
     return slice(num * rank // world_size, num * (rank + 1) // world_size)
 
 
-def dealt(order: Tensor, size: int, rank: int, world_size: int) -> Tensor:
-    """Return what a rank gets of every step: (num_steps, size), a view.
+def samples_of_rank(order: Tensor, size: int, rank: int, world_size: int) -> Tensor:
+    """Return the samples of a rank in every step of an epoch: (num_steps, size), a view.
 
     Args:
         order: (num,) samples in the order of an epoch; the tail that fills no step of all ranks is left out.

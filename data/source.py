@@ -80,7 +80,7 @@ Kind = Literal["images", "text", "interactions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """What a model and a schedule need to know before the data is read.
+    """The sizes that a model and a schedule need before the data is read.
 
     Attributes:
         kind: what a sample is.

@@ -19,8 +19,8 @@ SPLITS = ("train", "valid", "test")
 
 # Every vocabulary begins with these two, so that their numbers are the same in all texts.
 SPECIAL = ("<unk>", "<eos>")
-UNKNOWN = 0  # stands for words outside the vocabulary; masked language modelling hides words behind it as well
-END = 1  # stands at the end of every line, or of every paragraph where lines are wrapped
+UNKNOWN = 0  # replaces words outside the vocabulary; masked language modelling uses it as the mask as well
+END = 1  # follows every line, or of every paragraph where lines are wrapped
 
 WORD = re.compile(r"\w+|[^\w\s]")
 RULE = re.compile(r"^([^\w\s])\1+$", re.MULTILINE)  # what underlines a heading
@@ -159,7 +159,7 @@ class Manuals:
 
     Topics in the order of their names, in lower case, words and punctuation marks apart, ``<eos>`` after every
     paragraph. A paragraph that several topics share is taken once, so that none of the test was learned; every tenth is
-    the test. The text differs from one Python version to the next, as the checksum tells: compare runs of one version.
+    the test. The text and its checksum differ from one Python version to the next: compare runs of one version.
 
     Args:
         max_words: keep only so many words, the most frequent; None keeps all.
@@ -190,7 +190,7 @@ class Manuals:
         return _number(train[: self.num_train], test[: self.num_test], self.max_words, checksums)
 
     def check(self, root: str | None) -> None:
-        """Raise ValueError when this Python came without its topics."""
+        """Raise ValueError when this Python has no topics."""
         _topics()
 
     def info(self, root: str | None) -> DatasetInfo:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from data.seeding import generator
-from data.sharding import check_ranks, dealt, share_of
+from data.sharding import check_ranks, samples_of_rank, shard_of
 
 NUM_COLUMNS = 32  # of the test text, whatever the world size
 
-NOT_ASKED = -100  # the target of a place that counts for nothing, as torch's cross_entropy has it
-ASKED = 0.15  # of the places
-HIDDEN = 0.8  # of the places asked: the mask stands there
-RANDOM = 0.1  # of the places asked: some word stands there; in the others the right one
+IGNORED_TARGET = -100  # where no word is to be predicted: the value that torch's cross_entropy ignores by default
+PREDICTED = 0.15  # fraction of the words that the model is to predict
+MASKED = 0.8  # fraction of those that the input replaces by the mask
+RANDOM = 0.1  # fraction of those that the input replaces by a random word; the rest it shows as they are
 EVAL_SEED = 15  # not the run's seed: runs that differ in seed are measured on the same masks
 
 
@@ -75,10 +75,10 @@ class EvalColumns:
     """One rank's share of the test text, to be read on from batch to batch.
 
     The text is cut into a fixed number of contiguous columns, of which each rank takes neighbouring ones: the words
-    asked and what comes before them are the same at every world size, so that sums over the ranks are as well. Shares
+    to predict and those before them are the same at every world size, so that sums over the ranks are as well. Shares
     differ by at most one column, and with more ranks than columns some have nothing: sum losses and counts over the
     ranks after the loop, never inside it. Left out are fewer than num_columns words at the end of the text; the first
-    word of a column is never asked.
+    word of a column is never predicted.
 
     Args:
         tokens: (num,) int64 words in the order of the text; not modified.
@@ -104,13 +104,13 @@ class EvalColumns:
     ) -> None:
         _check(tokens, rank, world_size, num_columns=num_columns, sequence_length=sequence_length)
         _enough(tokens, 2 * num_columns, "2 * num_columns")
-        share = share_of(num_columns, rank, world_size)
+        share = shard_of(num_columns, rank, world_size)
         self._columns = _in_columns(tokens, num_columns)[share].to(device or tokens.device)
         self._sequence_length = sequence_length
 
     @property
     def num_samples(self) -> int:
-        """Words asked of this rank."""
+        """Words that this rank predicts."""
         columns, length = self._columns.shape
         return columns * (length - 1)
 
@@ -126,17 +126,17 @@ class EvalColumns:
 
 
 class MaskedBatches:
-    """One rank's share of a text, in shuffled segments with words to be guessed.
+    """One rank's share of a text, in shuffled segments with words to be predicted.
 
     The text is cut into segments of sequence_length words. In every epoch all ranks shuffle them by (seed, epoch) alike
     and take disjoint shares of equal size; the tail that fills no step, fewer than world_size * batch_size segments, is
     left out of that epoch. In each segment 15 % of the places, rounded but at least one, are drawn from
-    (seed, epoch, rank) and asked; of these the mask hides 80 %, a random word replaces 10 %, and 10 % stay as they are.
+    (seed, epoch, rank) to be predicted: the mask replaces 80 % of them, a random word 10 %, and 10 % stay as they are.
 
     Args:
         tokens: (num,) int64 words in the order of the text; not modified.
         num_words: random words are drawn from 0..num_words - 1.
-        mask_word: the word that stands for a hidden one.
+        mask_word: the word that replaces a masked one.
         batch_size: segments per rank and step.
         sequence_length: words of a segment.
         rank: this rank, global over all nodes.
@@ -181,10 +181,10 @@ class MaskedBatches:
     def indices(self, epoch: int) -> Tensor:
         """Return the segments of this rank in an epoch: (num_batches, batch_size) int64 on the CPU."""
         order = torch.randperm(len(self._segments), generator=generator(self._seed, epoch))
-        return dealt(order, self._batch_size, self._rank, self._world_size)
+        return samples_of_rank(order, self._batch_size, self._rank, self._world_size)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (batch_size, sequence_length) int64 inputs, and targets that are -100 where nothing is asked.
+        """Yield (batch_size, sequence_length) int64 inputs, and targets that are -100 where nothing is predicted.
 
         Args:
             epoch: number of the epoch, from 0.
@@ -199,7 +199,7 @@ class MaskedBatches:
 
 
 class EvalMasked:
-    """One rank's share of the test text in order, in segments with words to be guessed.
+    """One rank's share of the test text in order, in segments with words to be predicted.
 
     Segments and masks are the same in every run and at every world size, so that sums over the ranks are as well.
     Shares differ by at most one segment, so ranks may have different numbers of batches, even none: sum losses and
@@ -209,7 +209,7 @@ class EvalMasked:
     Args:
         tokens: (num,) int64 words in the order of the text; not modified.
         num_words: random words are drawn from 0..num_words - 1.
-        mask_word: the word that stands for a hidden one.
+        mask_word: the word that replaces a masked one.
         batch_size: segments per batch; the last one may have fewer.
         sequence_length: words of a segment.
         rank: this rank, global over all nodes.
@@ -237,15 +237,15 @@ class EvalMasked:
         _enough(tokens, sequence_length, "sequence_length")
         segments = _in_segments(tokens, sequence_length)
         masked = _masked(segments, num_words, mask_word, generator(EVAL_SEED))
-        share = share_of(len(segments), rank, world_size)
+        share = shard_of(len(segments), rank, world_size)
         self._inputs, self._targets = (part[share].to(device or tokens.device) for part in masked)
         self._batch_size = batch_size
 
     @property
     def num_samples(self) -> int:
-        """Words asked of this rank."""
+        """Words that this rank predicts."""
         segments, length = self._targets.shape
-        return segments * _num_asked(length)
+        return segments * _num_predicted(length)
 
     @property
     def num_batches(self) -> int:
@@ -253,7 +253,7 @@ class EvalMasked:
         return _ceil(len(self._inputs), self._batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (at most batch_size, sequence_length) int64 inputs, and targets, -100 where nothing is asked."""
+        """Yield (at most batch_size, sequence_length) int64 inputs, and targets, -100 where nothing is predicted."""
         for start in range(0, len(self._inputs), self._batch_size):
             chosen = slice(start, start + self._batch_size)
             yield self._inputs[chosen], self._targets[chosen]
@@ -262,17 +262,17 @@ class EvalMasked:
 def _masked(segments: Tensor, num_words: int, mask_word: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return inputs and targets of (num, length) segments, both (num, length) int64; all on the CPU."""
     order = torch.rand(segments.shape, generator=random).argsort(dim=1, stable=True)
-    places = order[:, : _num_asked(segments.shape[1])]
-    asked = segments.gather(1, places)
-    targets = torch.full_like(segments, NOT_ASKED).scatter_(1, places, asked)
-    fate = torch.rand(asked.shape, generator=random)
-    words = torch.randint(num_words, asked.shape, generator=random)
-    shown = torch.where(fate < HIDDEN, mask_word, torch.where(fate < HIDDEN + RANDOM, words, asked))
+    places = order[:, : _num_predicted(segments.shape[1])]
+    chosen = segments.gather(1, places)
+    targets = torch.full_like(segments, IGNORED_TARGET).scatter_(1, places, chosen)
+    draw = torch.rand(chosen.shape, generator=random)
+    words = torch.randint(num_words, chosen.shape, generator=random)
+    shown = torch.where(draw < MASKED, mask_word, torch.where(draw < MASKED + RANDOM, words, chosen))
     return segments.scatter(1, places, shown), targets
 
 
-def _num_asked(sequence_length: int) -> int:
-    return max(1, round(ASKED * sequence_length))
+def _num_predicted(sequence_length: int) -> int:
+    return max(1, round(PREDICTED * sequence_length))
 
 
 def _in_columns(tokens: Tensor, columns: int) -> Tensor:

@@ -53,7 +53,7 @@ def bert_base(
         dropout: share of values and of attention weights set to zero in training.
 
     Differences from the paper: no next-sentence head and nothing that only it needs; all rows are of the first
-    segment. No word number stands for padding, every row is full.
+    segment. There is no padding: every row is full.
 
     Raises:
         ValueError: a setting out of range, or transformers is not installed.

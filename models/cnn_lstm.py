@@ -98,7 +98,7 @@ class CharacterLanguageModel(nn.Module):
             words: the next steps of each row's text.
             carry: what the steps before returned, or None at the beginning of the text.
         """
-        # A word reads the same wherever it stands, so it is read once.
+        # A word has the same characters wherever it occurs, so each distinct word is read once.
         distinct, places = torch.unique(words, return_inverse=True)  # host sync: how many there are
         vectors = F.embedding(places, self.reader(self.spelling[distinct]))
         outputs, carry = self.lstm(vectors, carry)
@@ -117,7 +117,7 @@ class CharacterLanguageModel(nn.Module):
 def cnn_lstm(
     *, num_words: int, num_characters: int, word_length: int, size: str = "small", dropout: float = 0.5
 ) -> nn.Module:
-    """The paper's character-level model; whoever has the text fills its buffer ``spelling``.
+    """The paper's character-level model; the caller, who has the text, fills its buffer ``spelling``.
 
     5,312,515 parameters for 10,000 words and 51 characters with size small, 19,373,165 with large: the paper's 5 and
     19 million for the Penn Treebank.

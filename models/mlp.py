@@ -1,4 +1,4 @@
-"""The multilayer perceptron: the smallest model that still has layers to tell apart."""
+"""The multilayer perceptron: the smallest model with more than one layer."""
 
 from torch import Tensor, nn
 

@@ -16,7 +16,7 @@ from torch import nn
 #   interactions  (batch,) users and (batch,) items -> (batch,) logits
 Kind = Literal["images", "text", "masked_text", "interactions"]
 
-# What a data set tells a model; all other arguments of a builder are settings.
+# Sizes that a data set gives a model; all other arguments of a builder are settings.
 SIZES = (
     *("in_channels", "num_classes", "image_size"),
     *("num_words", "num_characters", "word_length"),
@@ -74,8 +74,8 @@ def build(name: str, *, sizes: Mapping[str, int], **settings: object) -> nn.Modu
 
     Args:
         name: one of `names()`.
-        sizes: what the data set tells, such as in_channels and num_classes, each at least 1; more than needed is fine.
-        settings: what this model can be told beyond that, such as ``hidden`` of the mlp.
+        sizes: of the data set, such as in_channels and num_classes, each at least 1; more than needed is fine.
+        settings: of this model, such as ``hidden`` of the mlp.
     Returns:
         a module that is called as its kind says.
     Raises:
@@ -86,7 +86,7 @@ def build(name: str, *, sizes: Mapping[str, int], **settings: object) -> nn.Modu
     missing = [size for size in needed if size not in sizes]
     if missing:
         has = ", ".join(sizes) or "nothing"
-        raise ValueError(f"model '{name}' is for {entry.kind} and needs {missing[0]}, the data set tells {has}")
+        raise ValueError(f"model '{name}' is for {entry.kind} and needs {missing[0]}, the data set has {has}")
     chosen = {size: sizes[size] for size in needed}
     positive(**chosen)
     _check_settings(name, entry, settings)

@@ -1,4 +1,4 @@
-"""Save a run now and then, stop it when it is asked to, and go on from what was saved: the same on all ranks."""
+"""Save a run at intervals, stop it at a signal, and resume it from a checkpoint: the same on all ranks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -45,15 +45,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a run goes on from.
+    """The state of a run that a checkpoint holds.
 
     Attributes:
         position: where it was.
         shared: model and optimizer, which are equal on all ranks.
-        ranks: what each rank alone knew; for this process's ranks, in order.
-        random: of this process's generators, None where they start anew.
+        ranks: the state of each rank of this process, in order.
+        random: state of this process's generators, None where they start anew.
         world_size: of the run that saved it.
-        passed_over: why newer checkpoints were not taken, a line each.
+        passed_over: why newer checkpoints were not used, a line each.
     """
 
     position: Position
@@ -84,12 +84,12 @@ class Workers(Protocol):
         """Return the state of each rank of this process."""
 
 
-class Keeper:
-    """Says when to save and when to stop, and does the saving, all ranks together.
+class Checkpointer:
+    """Decides when to save and when to stop, and saves, the same on all ranks.
 
-    A rank that got a signal, or rank 0 whose clock is due, notes in the store what is to happen before the next step:
-    no rank takes that step before all have begun this one, so all read the same note. That costs a step one look into
-    the store, and no collective.
+    A rank that received a signal, or rank 0 when it is time to save, writes into the store what is to happen before the
+    next step. No rank takes that step before all have begun this one, so all read the same. This costs one read of the
+    store a step, and no collective.
 
     Args:
         store: where ranks leave notes for each other; None where this process is all of them.
@@ -113,7 +113,7 @@ class Keeper:
         """Return what to do before ``step``, the same on all ranks; call it once before each."""
         self._first = step if self._first is None else self._first
         if self._store is None:
-            return "stop" if stop_signals.number else self._by_clock_or_steps(step)
+            return "stop" if stop_signals.number else self._by_time_or_steps(step)
         note = self._note(step)
         self._leave_note(step + 1)
         return note if note != "go on" else self._by_steps(step)
@@ -140,8 +140,8 @@ class Keeper:
         """Return the newest checkpoint that is whole on every rank, the same one on all; None where there is none."""
         offered, passed_over = self._on_main(lambda: (self._files.candidates(), self._files.problems()))
         for checkpoint in offered:
-            saved, problem = _attempt(lambda found=checkpoint: _read(found, self._workers))  # type: ignore[misc]
-            problems = [told for told in self._workers.agree(problem) if told]
+            saved, problem = _attempt(lambda chosen=checkpoint: _read(chosen, self._workers))  # type: ignore[misc]
+            problems = [found for found in self._workers.agree(problem) if found]
             if saved and not problems:
                 return replace(saved, passed_over=tuple(passed_over))
             passed_over.append(problems[0])
@@ -163,16 +163,15 @@ class Keeper:
         ]
 
     def _everywhere(self, work: Callable[[], T]) -> list[T]:
-        """Return what ``work`` gave in each process; an error of one is raised in all."""
-        result, problem = _attempt(work)
-        outcomes = self._workers.agree((result, problem))
-        for _, told in outcomes:
-            if told:
-                raise UserError(told)
-        return [given for given, _ in outcomes]
+        """Return what ``work`` returns in each process; an error of one is raised in all."""
+        outcomes = self._workers.agree(_attempt(work))
+        for _, problem in outcomes:
+            if problem:
+                raise UserError(problem)
+        return [result for result, _ in outcomes]
 
     def _on_main(self, work: Callable[[], T]) -> T:
-        """Return in all processes what ``work`` gave in rank 0's, or raise its error."""
+        """Return in all processes what ``work`` returns in rank 0's, or raise its error."""
         return self._everywhere(lambda: work() if self._workers.is_main else None)[0]  # type: ignore[return-value]
 
     def _check_shared(self, folder: RunFolder) -> None:
@@ -186,24 +185,24 @@ class Keeper:
     # Notes to the other ranks
 
     def _note(self, step: int) -> Verdict:
-        """Return what was noted during the step before."""
+        """Return what was written during the step before."""
         assert self._store is not None
         if not self._store.check([f"before/{step}"]):
             return "go on"
         return "stop" if self._store.get(f"before/{step}") == b"stop" else "save"
 
     def _leave_note(self, step: int) -> None:
-        """Note what this rank wants before ``step``; where two do, the later one counts and the other asks again."""
+        """Write what this rank wants before ``step``; of two ranks the later one counts, and the other writes again."""
         assert self._store is not None
         if stop_signals.number:
             self._store.set(f"before/{step}", "stop")
-        elif self._workers.is_main and self._clock_is_due():
+        elif self._workers.is_main and self._time_to_save():
             self._store.set(f"before/{step}", "save")
 
-    def _by_clock_or_steps(self, step: int) -> Verdict:
-        return "save" if self._clock_is_due() else self._by_steps(step)
+    def _by_time_or_steps(self, step: int) -> Verdict:
+        return "save" if self._time_to_save() else self._by_steps(step)
 
-    def _clock_is_due(self) -> bool:
+    def _time_to_save(self) -> bool:
         return bool(self._config.every_s) and time.monotonic() - self._saved_at >= self._config.every_s
 
     def _by_steps(self, step: int) -> Verdict:
@@ -211,12 +210,12 @@ class Keeper:
         return "save" if every and step % every == 0 and step != self._first else "go on"
 
 
-def saved_elsewhere(config: TrainConfig, workers: Workers) -> Saved | None:
-    """Return what ``start_from`` names, as this run's workers need it; None where it names nothing.
+def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
+    """Return the checkpoint that ``start_from`` names, as this run's workers need it; None where it is not set.
 
-    With another number of workers each begins with the mean of all residuals: the model is moved by the mean over
-    workers, so what it has yet to receive stays the same. Thresholds, boundaries and what texts carry start anew, and
-    the run goes on at the same place of the epoch.
+    With another number of workers each begins with the mean of all residuals: the model is updated by the mean over
+    workers, so the sum of what was not sent yet stays the same. Thresholds, boundaries and the carried states of texts
+    start anew, and the run goes on at the same place of the epoch.
 
     Raises:
         UserError: no whole checkpoint, or one of another number of workers without resize=average.
@@ -272,7 +271,7 @@ def _reducer(config: TrainConfig) -> Reducer:
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Return what ``work`` gives, or else what the user is to be told."""
+    """Return what ``work`` returns and None, or None and the message of its UserError."""
     try:
         return work(), None
     except UserError as error:

@@ -1,9 +1,9 @@
-"""What a run can go on from: the state of every rank on disk, complete or absent.
+"""Checkpoints: the state of every rank on disk, complete or absent.
 
-A checkpoint is a folder with one part per rank and ``CHECKPOINT.json``, which tells the size and the SHA-256 of each
-part. It grows as a hidden draft and gets its name by a single rename when all of it is on the disk, so a crash at any
-moment leaves the checkpoints before it as they were, and at most a draft that the next one sweeps away. Nothing here
-talks to other ranks: rank 0 begins, all ranks write their parts, rank 0 publishes.
+A checkpoint is a folder with one part per rank and ``CHECKPOINT.json``, which holds the size and the SHA-256 of each
+part. It is written as a hidden draft and gets its name by a single rename when all of it is on the disk. So a crash at
+any moment leaves earlier checkpoints as they were, and at most a draft that the next one removes. Nothing here
+communicates with other ranks: rank 0 begins, all ranks write their parts, rank 0 publishes.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from experiments.runs.atomic_files import cannot_write, flush_folder, reason, wr
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 FORMAT = 1
-_DRAFT, _OLD = ".draft-", ".old-"  # what is not a checkpoint yet, and what is none any more
+_DRAFT, _OLD = ".draft-", ".old-"  # prefixes of folders that are not yet, or no longer, checkpoints
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
 _DESCRIPTORS = (torch.Size, torch.dtype, torch.device)
 
@@ -37,7 +37,7 @@ class TornCheckpoint(UserError):
 
 
 class PartDigest(NamedTuple):
-    """What the bytes of one rank's part are known by."""
+    """Checksum and size of one rank's part."""
 
     sha256: str
     size: int
@@ -64,7 +64,7 @@ class Checkpoints:
     """The checkpoints of one run: written by all ranks together, read by each for itself.
 
     Args:
-        folder: Where they stand; it is made with the first of them.
+        folder: Of the checkpoints; it is made with the first of them.
         run: Name of the run they belong to; those of another run are left alone.
         world_size: Number of ranks, each with a part of its own.
         keep: How many remain after a new one is published, the new one among them.
@@ -79,7 +79,7 @@ class Checkpoints:
         self._folder, self._run, self._world_size, self._keep = folder, run, world_size, keep
 
     def begin(self, step: int) -> Path:
-        """Make the folder that all ranks write their parts to; rank 0 calls this. What a crash left over goes.
+        """Make the folder that all ranks write their parts to; rank 0 calls this. Leftovers of a crash are removed.
 
         Raises:
             UserError: It cannot be made.
@@ -155,7 +155,7 @@ class Checkpoints:
         shutil.rmtree(draft, ignore_errors=True)
 
     def candidates(self) -> list[Checkpoint]:
-        """Return the run's checkpoints, newest first; ``problems`` tells which were left out and why."""
+        """Return the run's checkpoints, newest first; ``problems`` returns which were left out and why."""
         return self._survey()[0]
 
     def problems(self) -> list[str]:
@@ -201,7 +201,7 @@ class Checkpoints:
             if self._is_ours_or_torn(path):
                 self._remove(path)
         self._sweep()
-        with suppress(OSError):  # never made, or something else stands in it
+        with suppress(OSError):  # never made, or not empty
             self._folder.rmdir()
 
     def _description(self, step: int, parts: Sequence[PartDigest]) -> dict[str, Any]:
@@ -316,8 +316,8 @@ def _describe(folder: Path) -> tuple[Checkpoint, list[PartDigest]]:
     """Read ``CHECKPOINT.json``."""
     path = folder / CHECKPOINT_FILE
     try:
-        told = json.loads(path.read_bytes())
-        version = int(told["format"])
+        description = json.loads(path.read_bytes())
+        version = int(description["format"])
     except OSError as error:
         raise _torn(path, reason(error)) from None
     except (ValueError, KeyError, TypeError):
@@ -325,13 +325,13 @@ def _describe(folder: Path) -> tuple[Checkpoint, list[PartDigest]]:
     if version > FORMAT:
         can = f"this program reads up to {FORMAT}; update it, or remove the folder"
         raise UserError(f"{folder} is a checkpoint of format {version}, and {can}")
-    return _parse(told, path)
+    return _parse(description, path)
 
 
-def _parse(told: dict[str, Any], path: Path) -> tuple[Checkpoint, list[PartDigest]]:
+def _parse(description: dict[str, Any], path: Path) -> tuple[Checkpoint, list[PartDigest]]:
     try:
-        parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in told["parts"]]
-        step, world_size, run = int(told["step"]), int(told["world_size"]), str(told["run"])
+        parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in description["parts"]]
+        step, world_size, run = int(description["step"]), int(description["world_size"]), str(description["run"])
     except (ValueError, KeyError, TypeError):
         raise _torn(path, "not the description of a checkpoint") from None
     if len(parts) != world_size:
@@ -367,7 +367,7 @@ def _check_plain(value: Any, name: str) -> None:
 
 
 class _HashedFile:
-    """A file that knows the digest of what is written to it, so that it need not be read again.
+    """A file that computes the digest of what is written to it, so that it need not be read again.
 
     torch's writer replaces an error of the file by one of its own, so the first error is kept and the rest ignored.
     """

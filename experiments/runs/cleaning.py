@@ -1,4 +1,4 @@
-"""Remove the folders of runs that came to nothing."""
+"""Remove the folders of runs that failed or were stopped."""
 
 import shutil
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from experiments.runs.status import State, state_of
 
 
 def removable(folders: Iterable[RunFolder], *, finished_too: bool = False) -> list[RunFolder]:
-    """Return those of ``folders`` that failed or were broken off, and the finished ones where asked for."""
+    """Return those of ``folders`` that failed or were stopped, and with ``finished_too`` the finished ones."""
     states = {State.FAILED, State.STOPPED, *([State.DONE] if finished_too else [])}
     return [folder for folder in folders if state_of(folder) in states]
 

@@ -36,7 +36,7 @@ def lock_folder(path: Path) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Return whether a process owns the folder at this moment.
 
-    Nothing is written, so folders of other users can be asked too; and because the lock is shared, several processes
+    Nothing is written, so this works for folders of other users too; and because the lock is shared, several processes
     can look at once. filelock offers neither: it takes an exclusive lock, on a file that it opens for writing.
     """
     try:
@@ -90,5 +90,5 @@ def _make_folder(path: Path) -> list[Path]:
 
 def _remove_folders(folders: list[Path]) -> None:
     for folder in folders:
-        with suppress(OSError):  # never made, or something stands in it
+        with suppress(OSError):  # never made, or not empty
             folder.rmdir()

@@ -17,7 +17,7 @@ CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: w
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run and the names of what stands in it."""
+    """The folder of one run and the names of its files."""
 
     path: Path
 

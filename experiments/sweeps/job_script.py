@@ -39,14 +39,14 @@ class Array:
 
     @property
     def rows(self) -> str:
-        """What stands in the file of runs: for each its folder's name and its overrides as bash reads them."""
+        """The lines of the file of runs: for each run its folder's name and its overrides as bash reads them."""
         pairs = zip(self.runs, self.words, strict=True)
         return "".join(f"{run} {shlex.join(words)}\n" for run, words in pairs)
 
     @property
     def folder(self) -> Path:
-        """Where script, file of runs and logs stand."""
-        place = place_of(Path(self.config.output)).resolve()
+        """The folder of script, file of runs and logs."""
+        place = arrays_folder(Path(self.config.output)).resolve()
         digest = hashlib.sha256(f"{place}\n{self.rows}".encode()).hexdigest()[:8]
         return place / f"{self.study}-{digest}"
 
@@ -112,7 +112,7 @@ def ranges(rows: list[int]) -> str:
     return ",".join(parts)
 
 
-def place_of(output: Path) -> Path:
+def arrays_folder(output: Path) -> Path:
     """Return the folder of all arrays of an output folder."""
     return output / "slurm"
 
@@ -132,8 +132,8 @@ port=$((20000 + SLURM_JOB_ID % 10000))  # each task of the array has a job id of
 
 _RUN = """\
 echo "$run"
-asked= step=
-trap 'asked=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit: srun passes it on, the run saves
+stopping= step=
+trap 'stopping=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit; srun passes it on
 {srun} &
 step=$!
 wait "$step"; code=$?
@@ -146,7 +146,7 @@ before=$(saved)
 """
 
 _REQUEUE = """\
-if [ "$code" -eq {saved} ] || {{ [ "$asked" ] && [ "$code" -ne 0 ]; }}; then
+if [ "$code" -eq {saved} ] || {{ [ "$stopping" ] && [ "$code" -ne 0 ]; }}; then
   if [ "$(saved)" != "$before" ]; then
     echo "$run was stopped before its end and is queued again"
     scontrol requeue "$SLURM_JOB_ID"

@@ -1,4 +1,4 @@
-"""What a sweep came to."""
+"""The outcome of a sweep."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ class FailedRun:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a sweep came to.
+    """The outcome of a sweep.
 
     Attributes:
         failures: In the order in which they happened.

@@ -8,14 +8,14 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import cannot_write, write_atomic
 from experiments.runs.run_folder import RunFolder
-from experiments.sweeps.job_script import Array, arrays_of, place_of, ranges, script
+from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
 from experiments.sweeps.parallelism import num_processes
 
 _ANSWER_S = 60
 
 
 def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> str:
-    """Queue the runs of a study that are neither finished nor in the queue; return what there is to tell the user.
+    """Queue the runs of a study that are neither finished nor in the queue; return lines for the user.
 
     Args:
         name: of the study.
@@ -29,19 +29,19 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
     arrays = arrays_of(name, jobs, configs)
     for array in arrays:
         check_gpus(array.config)
-    told: list[str] = []
+    lines: list[str] = []
     for array in arrays:
         queued = _in_queue_if_any(array) if dry_run else in_queue(Path(array.config.output))
         done = {run for run in array.runs if RunFolder(Path(array.config.output) / run).is_done()}
         missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
         state = f"{len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
         if not missing:
-            told.append(f"nothing to submit of {len(array.runs)} runs: {state}")
+            lines.append(f"nothing to submit of {len(array.runs)} runs: {state}")
         elif dry_run:
-            told.append(f"# {array.script_path}\n{script(array, missing)}\n# {array.rows_path}\n{array.rows}")
+            lines.append(f"# {array.script_path}\n{script(array, missing)}\n# {array.rows_path}\n{array.rows}")
         else:
-            told.append(f"{_submit(array, missing, told)} of {len(array.runs)} runs: {state}; {array.script_path}")
-    return "\n".join(told)
+            lines.append(f"{_submit(array, missing, lines)} of {len(array.runs)} runs: {state}; {array.script_path}")
+    return "\n".join(lines)
 
 
 def in_queue(output: Path) -> set[str]:
@@ -50,11 +50,11 @@ def in_queue(output: Path) -> set[str]:
     Raises:
         UserError: squeue is not there or does not answer.
     """
-    place = place_of(output)
+    folder = arrays_folder(output)
     found: set[str] = set()
-    for line in _ask("squeue", "--noheader", "--array", "--format=%K %j").splitlines():
+    for line in _run("squeue", "--noheader", "--array", "--format=%K %j").splitlines():
         number, _, job = line.strip().partition(" ")
-        path = place / job / "runs.txt"
+        path = folder / job / "runs.txt"
         if number.isdecimal() and path.exists():
             rows = path.read_text().splitlines()
             found.update(row.split(" ", 1)[0] for row in rows[int(number) - 1 : int(number)])
@@ -68,15 +68,15 @@ def check_gpus(config: TrainConfig) -> None:
         UserError: fewer GPUs than workers on a node.
     """
     cluster, needed = config.cluster, num_processes(config)
-    asked = cluster.slurm.gpus_per_node
-    if asked < needed and (cluster.device == "cuda" or (cluster.device == "auto" and asked)):
+    requested = cluster.slurm.gpus_per_node
+    if requested < needed and (cluster.device == "cuda" or (cluster.device == "auto" and requested)):
         remedy = f"set it to {needed}" + ("" if cluster.device == "cuda" else ", or to 0 to train without")
-        raise UserError(f"cluster.slurm.gpus_per_node is {asked} for {needed} workers on a node: {remedy}")
+        raise UserError(f"cluster.slurm.gpus_per_node is {requested} for {needed} workers on a node: {remedy}")
 
 
-def _submit(array: Array, rows: list[int], told: list[str]) -> str:
+def _submit(array: Array, rows: list[int], lines: list[str]) -> str:
     if shutil.which("sbatch") is None:
-        raise UserError(_absent("sbatch"))
+        raise UserError(_not_here("sbatch"))
     try:
         (array.folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -84,9 +84,9 @@ def _submit(array: Array, rows: list[int], told: list[str]) -> str:
     write_atomic(array.rows_path, array.rows)
     write_atomic(array.script_path, script(array, rows))
     try:
-        job = _ask("sbatch", "--parsable", str(array.script_path)).strip().partition(";")[0]
+        job = _run("sbatch", "--parsable", str(array.script_path)).strip().partition(";")[0]
     except UserError as error:
-        before = f"; before it: {'; '.join(told)}" if told else ""
+        before = f"; before it: {'; '.join(lines)}" if lines else ""
         raise UserError(f"{error} ({array.script_path}){_partitions(str(error))}{before}") from None
     return f"submitted {len(rows)} as array {job} (rows {ranges(rows)})"
 
@@ -96,7 +96,7 @@ def _partitions(refusal: str) -> str:
     if "partition" not in refusal:
         return ""
     try:
-        known = sorted(set(_ask("sinfo", "--noheader", "--format=%R").split()))
+        known = sorted(set(_run("sinfo", "--noheader", "--format=%R").split()))
     except UserError:
         return ""
     return f"; set cluster.slurm.partition to one of {', '.join(known)}"
@@ -110,12 +110,12 @@ def _in_queue_if_any(array: Array) -> set[str]:
         return set()
 
 
-def _ask(*command: str) -> str:
-    """Return what a command of SLURM answers."""
+def _run(*command: str) -> str:
+    """Return what a command of SLURM prints."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except FileNotFoundError:
-        raise UserError(_absent(command[0])) from None
+        raise UserError(_not_here(command[0])) from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{command[0]} did not answer within {_ANSWER_S} s: is slurmctld up?") from None
     if done.returncode:
@@ -124,7 +124,7 @@ def _ask(*command: str) -> str:
     return done.stdout
 
 
-def _absent(command: str) -> str:
+def _not_here(command: str) -> str:
     return (
         f"--backend slurm needs {command}, which is not on this machine: call it where jobs are submitted, or --dry-run"
     )

@@ -1,4 +1,4 @@
-"""A study in tables: what it will run, what became of each run, and what failed."""
+"""Tables of a study: what it will run, the state of each run, and the failures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def plan_table(name: str, configs: list[TrainConfig]) -> Table:
 
 
 def status_table(configs: list[TrainConfig]) -> Table:
-    """Return what became of each run: its state, the steps recorded, and a few words on it."""
+    """Return a row for each run: its state, the steps recorded, and a few words on it."""
     folders = [folder_of(config) for config in configs]
     counts = Counter(state_of(folder) for folder in folders)
     table = Table("run", "state", "step", "", title=count_states(counts))
@@ -106,7 +106,7 @@ def _plan(folder: RunFolder) -> str:
 
 
 def _steps(folder: RunFolder) -> str:
-    """Return the steps recorded and those of the run, as far as its manifest tells."""
+    """Return the steps recorded and those of the run, where its manifest has them."""
     total = load_json(folder.manifest_path).get("steps")
     done = last_step(folder)
     return f"{done}/{total}" if total else (str(done) if done else "")

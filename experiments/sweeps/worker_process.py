@@ -85,7 +85,7 @@ class WorkerProcess:
         return False, self._why_it_ended()
 
     def is_stopped(self) -> bool:
-        """Return whether the ended process ended because a signal asked it to."""
+        """Return whether a signal stopped the process, which has ended."""
         unhandled = {-number for number in STOP_SIGNALS}  # it was starting: there was nothing to save
         return self.process.returncode in {128 + signal.SIGTERM, EXIT_SAVED, *unhandled}
 

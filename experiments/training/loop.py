@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig
-from experiments.runs.checkpointing import Keeper, Position, Saved, saved_elsewhere, set_random_state
+from experiments.runs.checkpointing import Checkpointer, Position, Saved, read_start_from, set_random_state
 from experiments.runs.run_folder import RunFolder
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.recording import Recorder, step_row
@@ -18,7 +18,7 @@ class Trainer:
     """One run's training: the workers, an optimizer, and rank 0's records.
 
     Args:
-        store: where real ranks leave notes for each other; see Keeper.
+        store: where real ranks leave notes for each other; see Checkpointer.
 
     Attributes:
         position: where the run is.
@@ -33,9 +33,9 @@ class Trainer:
     ) -> None:
         self._config, self._workers = config, workers
         self._optimizer = build_optimizer(config.optimizer, workers.task.model, config.lr)
-        self._keeper = Keeper(config, workers, folder, store)
+        self._keeper = Checkpointer(config, workers, folder, store)
         self.position = Position()
-        self.began = self._keeper.newest() or saved_elsewhere(config, workers)
+        self.began = self._keeper.newest() or read_start_from(config, workers)
         if self.began:
             self._load(self.began)
         self._keeper.forget_after(self.position.step)

@@ -310,6 +310,6 @@ def test_a_mistake_is_told_in_one_line(name: str, settings: dict[str, object], m
     ],
 )
 def test_a_model_says_which_size_the_data_lacks(name: str, missing: str) -> None:
-    message = f"model '{name}' is for {missing}, the data set tells in_channels, num_classes"
+    message = f"model '{name}' is for {missing}, the data set has in_channels, num_classes"
     with pytest.raises(ValueError, match=message):
         models.build(name, sizes={"in_channels": 1, "num_classes": 10})

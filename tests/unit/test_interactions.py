@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from data.interaction_batches import EvalUsers, PairBatches, ranking_sums
+from data.interaction_batches import EvalUsers, InteractionBatches, ranking_sums
 from data.latent import Latent
 from data.leave_one_out import leave_one_out
 from data.movielens import Movielens1m, Movielens20m, Movielens100k
-from data.negative_sampling import Untaken
+from data.negative_sampling import NegativeSampler
 from data.source import Interactions
 
 SETS = {"movielens100k": Movielens100k, "movielens1m": Movielens1m, "movielens20m": Movielens20m}
@@ -56,7 +56,7 @@ def test_untaken_items_are_numbered_as_a_list_of_them_would_be() -> None:
     random = torch.Generator().manual_seed(0)
     table = torch.rand(9, 23, generator=random) < torch.linspace(0, 1, 9).unsqueeze(1)  # nothing taken, to all
     users, items = table.nonzero().unbind(1)
-    untaken = Untaken(users, items.int(), num_users=9, num_items=23)
+    untaken = NegativeSampler(users, items.int(), num_users=9, num_items=23)
     assert untaken.counts.tolist() == (~table).sum(1).tolist()
     owners, expected = (~table).nonzero().unbind(1)
     numbers = torch.cat([torch.arange(count) for count in untaken.counts.tolist()])
@@ -64,7 +64,7 @@ def test_untaken_items_are_numbered_as_a_list_of_them_would_be() -> None:
 
 
 def test_drawn_items_are_uniform() -> None:
-    untaken = Untaken(torch.tensor([0, 0, 1]), torch.tensor([1, 3, 0]), num_users=2, num_items=6)
+    untaken = NegativeSampler(torch.tensor([0, 0, 1]), torch.tensor([1, 3, 0]), num_users=2, num_items=6)
     random = torch.Generator().manual_seed(0)
     counts = untaken.draw(torch.zeros(1, dtype=torch.int64), 8000, random)[0].bincount(minlength=6)
     assert counts[[1, 3]].sum() == 0
@@ -75,7 +75,7 @@ def test_drawn_items_are_uniform() -> None:
 
 
 def test_distinct_items_may_be_all_that_are_left() -> None:
-    untaken = Untaken(torch.tensor([0, 0, 1]), torch.tensor([1, 3, 0]), num_users=2, num_items=6)
+    untaken = NegativeSampler(torch.tensor([0, 0, 1]), torch.tensor([1, 3, 0]), num_users=2, num_items=6)
     drawn = untaken.draw_distinct(torch.tensor([0]), 4, torch.Generator().manual_seed(0))
     assert sorted(drawn[0].tolist()) == [0, 2, 4, 5]
 
@@ -122,7 +122,7 @@ def test_a_split_that_tests_nobody_is_refused(pairs: list[tuple[int, int]], mess
 
 def shards(content: Interactions, world_size: int, batch_size: int, epoch: int = 0, seed: int = 0, **more: Any) -> Any:
     settings = {"batch_size": batch_size, "world_size": world_size, "seed": seed, **more}
-    ranks = [PairBatches(content, rank=rank, **settings) for rank in range(world_size)]
+    ranks = [InteractionBatches(content, rank=rank, **settings) for rank in range(world_size)]
     assert len({batches.num_batches for batches in ranks}) == 1
     return [list(batches.epoch(epoch)) for batches in ranks]
 
@@ -175,7 +175,7 @@ def test_pairs_follow_seed_epoch_rank_and_step_alone() -> None:
 
 
 def test_an_epoch_of_pairs_resumed_in_the_middle_is_the_whole_epoch() -> None:
-    batches = PairBatches(TINY.load(None, 0), batch_size=25, rank=1, world_size=2, seed=3)
+    batches = InteractionBatches(TINY.load(None, 0), batch_size=25, rank=1, world_size=2, seed=3)
     whole, rest = list(batches.epoch(2)), list(batches.epoch(2, start=7))
     assert len(rest) == len(whole) - 7 == 11
     for batch, again in zip(whole[7:], rest, strict=True):
@@ -200,14 +200,14 @@ def test_an_epoch_of_pairs_resumed_in_the_middle_is_the_whole_epoch() -> None:
 def test_a_setting_of_pairs_out_of_range_is_told_in_one_line(settings: dict[str, Any], message: str) -> None:
     valid: dict[str, Any] = {"batch_size": 10, "rank": 0, "world_size": 2, "seed": 0}
     with pytest.raises(ValueError, match=message):
-        PairBatches(TINY.load(None, 0), **(valid | settings))
+        InteractionBatches(TINY.load(None, 0), **(valid | settings))
 
 
 def test_a_user_who_took_everything_has_no_negatives() -> None:
     content = split([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], num_items=3, num_negatives=1)
     assert content.test_items.tolist() == [1, -1]
     with pytest.raises(ValueError, match=r"^every user must leave an item for negatives, user 1 took all 3$"):
-        PairBatches(content, batch_size=5, rank=0, world_size=1, seed=0)
+        InteractionBatches(content, batch_size=5, rank=0, world_size=1, seed=0)
 
 
 # Evaluation

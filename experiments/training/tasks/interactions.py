@@ -20,7 +20,7 @@ class RankingTask(Task):
 
     def batches(self, rank: int) -> data.Batches:
         """Return a rank's share of the positive pairs, each with negatives drawn beside it."""
-        return data.PairBatches(
+        return data.InteractionBatches(
             self.content,
             batch_size=self.config.batch_size,
             negatives=need_setting(self.config, "negatives"),

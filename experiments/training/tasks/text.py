@@ -88,7 +88,7 @@ class MaskedTask(LanguageTask):
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
         """Return the cross entropy of the masked words."""
         words, targets = batch
-        return F.cross_entropy(model(words).flatten(0, 1), targets.flatten(), ignore_index=data.NOT_ASKED), None
+        return F.cross_entropy(model(words).flatten(0, 1), targets.flatten(), ignore_index=data.IGNORED_TARGET), None
 
     def tested(self, rank: int, world_size: int) -> Tensor:
         """Return (2,) sums: negative log-likelihood, masked words."""
@@ -104,8 +104,8 @@ class MaskedTask(LanguageTask):
         )
         for words, targets in masked:
             logits = self.model(words).float().flatten(0, 1)
-            sums[0] += F.cross_entropy(logits, targets.flatten(), ignore_index=data.NOT_ASKED, reduction="sum")
-            sums[1] += (targets != data.NOT_ASKED).sum()
+            sums[0] += F.cross_entropy(logits, targets.flatten(), ignore_index=data.IGNORED_TARGET, reduction="sum")
+            sums[1] += (targets != data.IGNORED_TARGET).sum()
         return sums
 
     @staticmethod

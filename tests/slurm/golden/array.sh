@@ -34,15 +34,15 @@ saved() { find /disk/runs/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort |
 before=$(saved)
 
 echo "$run"
-asked= step=
-trap 'asked=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit: srun passes it on, the run saves
+stopping= step=
+trap 'stopping=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit; srun passes it on
 srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 \
   python -m experiments.train "${words[@]}" cluster.rdzv_endpoint=$head:$port &
 step=$!
 wait "$step"; code=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done  # a signal ends a wait, not the run
 
-if [ "$code" -eq 75 ] || { [ "$asked" ] && [ "$code" -ne 0 ]; }; then
+if [ "$code" -eq 75 ] || { [ "$stopping" ] && [ "$code" -ne 0 ]; }; then
   if [ "$(saved)" != "$before" ]; then
     echo "$run was stopped before its end and is queued again"
     scontrol requeue "$SLURM_JOB_ID"
