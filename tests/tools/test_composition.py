@@ -85,3 +85,16 @@ def test_values_are_set_as_hydra_sets_them(words: tuple[str, ...]) -> None:
     merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), expected))
     check_settings(merged)
     assert compose_run(list(words)) == merged
+
+
+@pytest.mark.parametrize(
+    "study", ["demo", "curves_wikitext2", "equal_bytes_digits", "paper_oktopk_small", "paper_micro"]
+)
+def test_the_runs_of_a_study_are_those_that_hydra_composes(study: str) -> None:
+    jobs = jobs_of(study, [])
+    for words in (jobs[0], jobs[-1]):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            expected = compose("train", words)
+        merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), expected))
+        check_settings(merged)
+        assert compose_run(words) == merged
