@@ -1,4 +1,4 @@
-"""What becomes of the part of a gradient that was not sent."""
+"""What happens to the part of a gradient that was not sent."""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ class Feedback(Part, ABC):
 
     @abstractmethod
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
-        """Make the accumulator of a step: the gradient and what was kept for it.
+        """Return the accumulator of a step: the gradient plus what was kept.
 
         Args:
             memory: what was kept; its residual may become the accumulator.
@@ -94,8 +94,8 @@ class MomentumCorrection(Feedback):
     """Accumulate momentum instead of gradients: ``u = momentum * u + g``, ``acc = v + u``, ``v = acc - sent``.
 
     What is sent is then a sum of momentum steps, as it would have been without delay, and the optimizer must have no
-    momentum of its own. Where something was sent, u starts anew (factor masking), so that what waited long does not
-    go on pushing in an old direction.
+    momentum of its own. Where something was sent, u is set to zero (factor masking), so that momentum does not go
+    on in an old direction.
 
     Args:
         momentum: in [0, 1).
@@ -106,7 +106,7 @@ class MomentumCorrection(Feedback):
     Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3, and its public code.
     Differences: the norm is a bucket's, neither the whole gradient's nor, as in the code, a tensor's; every
     parameter is sparsified (the code reduces those of one dimension dense, and gives them momentum after it); weight
-    decay belongs to the optimizer, which adds it after the exchange (the code: the same, with a momentum of its own).
+    decay belongs to the optimizer, which adds it after the exchange (the code does the same, with a separate momentum).
 
     Raises:
         ValueError: momentum outside of [0, 1), or clip not positive.

@@ -1,4 +1,4 @@
-"""What indices look like on the wire."""
+"""The forms in which indices travel."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class Packed(IndexCodec):
     """Elias and Fano's code: low bits side by side, high parts as gaps in a bitmap.
 
     With density p in the range an index takes about log2(1 / p) + 2 bits, within half a bit of what any code needs for
-    indices at random, and the length follows from the count alone.
+    indices at random, and the length depends only on the count.
 
     Source: Elias, Journal of the ACM 1974; Fano, MIT Memorandum 61, 1971.
     """
@@ -126,7 +126,7 @@ class Packed(IndexCodec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortest(IndexCodec):
-    """Whichever form is shortest for this number of indices in this range; no rank needs to be told which."""
+    """Whichever form is shortest for this number of indices in this range, which all ranks know: it is not sent."""
 
     name: ClassVar[str] = "shortest"
 

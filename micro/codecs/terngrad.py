@@ -33,7 +33,7 @@ class TernGrad(Codec):
 
     Source: Wen et al., TernGrad, NeurIPS 2017, arXiv 1705.07878. Differences: what a code counts for; a scale for each
     block instead of each layer, and no agreement of the ranks on it; the root mean square stands for the standard
-    deviation, which is zero for values that are all alike; five codes in a byte. `PublishedTernGrad` is without bias.
+    deviation, which is zero for equal values; five codes in a byte. `PublishedTernGrad` is without bias.
     """
 
     clip: float | None = 2.5

@@ -23,7 +23,7 @@ class AccordionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accordion(Density[AccordionState]):
-    """Send more of a layer in critical regimes, where its gradient's norm changes fast, and little elsewhere.
+    """Send more of a layer in critical regimes, where its gradient's norm changes fast, and little otherwise.
 
     Every ``interval`` steps the norm of each parameter's gradient is compared with that of the last check. A parameter
     is critical, until the next check, if it changed by more than ``change`` of itself, at the first check, and at the

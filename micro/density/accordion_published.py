@@ -1,4 +1,4 @@
-"""Accordion as in public code: the norms of rank 0's mini-batch alone."""
+"""Accordion as in public code: the norms of rank 0's mini-batch serve all ranks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from micro.density.accordion import Accordion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedAccordion(Accordion):
-    """Send more of a layer in critical regimes, told by the norms of rank 0's one mini-batch, which it broadcasts.
+    """Send more of a layer in critical regimes, found by the norms of rank 0's mini-batch, which it broadcasts.
 
     Args:
         density, high, interval, change, decays: see `Accordion`.

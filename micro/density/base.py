@@ -41,7 +41,7 @@ class Density(StatefulPart[S], ABC):
     kind: ClassVar[str] = "density"
     home: ClassVar[str] = "micro.density"
     group: ClassVar[str] = "micro.densities"
-    by_layer: ClassVar[bool] = False  # whether parameters are given densities of their own
+    by_layer: ClassVar[bool] = False  # whether each parameter has its own density
     density: float
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Density(StatefulPart[S], ABC):
 
 
 class DensitySchedule(Density[NoState]):
-    """A density that depends on the number of the step alone."""
+    """A density that depends only on the number of the step."""
 
     @abstractmethod
     def at(self, step: int) -> float:

@@ -1,1 +1,1 @@
-"""HOW indices and values meet: one file per exchange."""
+"""HOW the ranks' indices and values become one update: one file per exchange."""

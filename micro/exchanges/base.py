@@ -1,4 +1,4 @@
-"""What an exchange is: HOW the chosen indices and values meet."""
+"""What an exchange is: HOW the ranks' indices and values become one update."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ class Wire:
 class Exchange(StatefulPart[S], ABC):
     """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks.
 
-    A subclass says which relations of index sets it ``accepts``, and may have a state of its own. ``encodes`` is False
-    where values travel as they are: then no codec but `Raw` goes with it. ``splits`` says that it may be called for
-    each piece of the vector by itself, with the same outcome: it sends all that was chosen, remembers nothing and
-    looks at nothing of the step but its number and its seed.
+    A subclass says which relations of index sets it ``accepts``, and may have a state. ``encodes`` is False where
+    values travel as they are: then no codec but `Raw` goes with it. ``splits`` says that calling it for each piece of
+    the vector separately gives the same outcome: it sends all that was chosen, remembers nothing and uses nothing of
+    the step but its number and its seed.
     """
 
     kind: ClassVar[str] = "exchange"
@@ -73,7 +73,7 @@ class Exchange(StatefulPart[S], ABC):
             overlap: how the ranks' index sets relate.
             wire: the form of values and indices on their way.
             comm: every rank calls the same collectives in the same order.
-            healthy: whether this rank's gradient was finite; travels along, so that all ranks learn of it.
+            healthy: whether this rank's gradient was finite; sent along, so that all ranks know.
         """
 
 
@@ -112,7 +112,7 @@ def count_of(entries: SparseValues) -> Tensor:
 
 
 def gather_counts(selection: Selection, comm: Comm) -> tuple[int, ...]:
-    """Return how many indices each rank chose; asks the others only where the selection did not say."""
+    """Return how many indices each rank chose, by a collective only where the selection does not say."""
     if selection.counts is not None:
         return selection.counts
     mine = torch.tensor([selection.indices.numel()], dtype=torch.int32, device=selection.indices.device)
@@ -140,7 +140,7 @@ def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec:
     """Return the one list that was chosen, received from the rank that chose it."""
     leader = max(range(comm.world_size), key=lambda rank: counts[rank])
     count = counts[leader]
-    if not count:  # nobody chose anything here: there is nothing to broadcast
+    if not count:  # the leader chose nothing: there is nothing to broadcast
         return selection.indices
     if comm.rank == leader:
         blob = codec.encode(selection.indices, numel)
@@ -172,8 +172,8 @@ def _mean_raw(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bo
 def _mean_encoded(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
     """Average encoded values: scatter them, add in full precision, share the encoded means.
 
-    An all-reduce of encoded values would round at every hop, and nobody could say what was lost. Here each rank owns
-    a part, adds it up in rank order, and books the rounding of the mean as not sent, so that it stays in its residual.
+    An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
+    a part, adds it up in rank order, and counts the rounding of the mean as not sent, so that it stays in its residual.
     The bytes are those of an all-reduce of the encoded values.
     """
     n, rank, dtype = comm.world_size, comm.rank, values.dtype

@@ -13,7 +13,7 @@ from micro.sparse import SparseValues, summed
 class DSA(SplitAndGather):
     """Send every entry to the rank that owns its region, add up there, gather the sums: as pairs, or dense if shorter.
 
-    The vector has world_size equal regions. An index gets the values of those ranks alone that chose it, divided by
+    The vector has world_size equal regions. An index gets the values of only those ranks that chose it, divided by
     all ranks, as with `Gather`, but its sum travels once however many ranks chose it. A codec's rounding stays in the
     residual of the rank that rounds.
 

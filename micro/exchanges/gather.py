@@ -14,7 +14,7 @@ from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, unio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather(Exchange[NoState]):
-    """Gather (index, value) pairs; an index gets the values of those ranks alone that chose it, divided by all ranks.
+    """Gather (index, value) pairs; an index gets the sum of those ranks that chose it, divided by all ranks.
 
     Only a rank's own choice leaves its residual. Bytes sent per rank: (n-1) (4 + w) k_r with int32 indices (none where
     all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the health flag.
@@ -47,7 +47,7 @@ class Gather(Exchange[NoState]):
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
         blobs = comm.gather_lists(encoded, [codec.num_bytes(count, dtype) for count in counts], "values")
         values = (codec.decode(blob, count, dtype) for blob, count in zip(blobs, counts, strict=True))
-        if len(indices) == 1:  # shared by all ranks: one vector adds up, and nothing is left to unite
+        if len(indices) == 1:  # shared by all ranks: the values are one vector
             parts: tuple[SparseValues, ...] = (SparseValues(indices[0], reduce(torch.add, values) / comm.world_size),)
             num_updated = indices[0].numel()
         else:

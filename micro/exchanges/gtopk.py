@@ -16,9 +16,9 @@ class GTopK(TreeExchange):
     """Merge lists of k entries two by two in a tree, prune every merged list to k, broadcast the last one.
 
     The update has k entries however many ranks there are: no build-up. They are nearly the k largest of the sum: what
-    one merge prunes may have been large elsewhere. A rank keeps in its residual what it prunes from a merged list,
-    whichever rank chose it, so that nothing is lost. Any number of ranks will do: one without a partner waits for the
-    next round. Ties go to the lowest index. Where ranks choose fewer than k, lists are as long as they come.
+    one merge prunes may have been large on other ranks. A rank keeps in its residual what it prunes from a merged list,
+    whichever rank chose it, so that nothing is lost. Any number of ranks works: one without a partner waits for the
+    next round. Ties go to the lowest index. Where ranks choose fewer than k, lists are shorter.
 
     Bytes sent, with int32 indices and values of w bytes: (4 + w) k by every rank but the first on the way up the tree,
     (4 + w) k (n-1)/n for the broadcast, and 8 (n-1) for counts and the health flag. Where a rank chose fewer than k,
@@ -34,7 +34,7 @@ class GTopK(TreeExchange):
     rule: ClassVar[str] = "repaired"
 
     def entry_form(self, wire: Wire, dtype: torch.dtype) -> tuple[IndexCodec, torch.dtype]:
-        """Return the form of indices that was asked for, and values as they are."""
+        """Return the given form of indices, and values as they are."""
         return wire.indices, dtype
 
     def sent(self, mine: SparseValues, pruned: list[SparseValues], total: SparseValues) -> SparseValues:

@@ -1,4 +1,4 @@
-"""In pieces: one choice over the whole vector, sent piece by piece."""
+"""In pieces: one selection over the whole vector, sent piece by piece."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,18 +26,18 @@ class InPieces(Exchange[NoState]):
 
     What is chosen does not depend on the pieces. Neither does the update: bit for bit where values travel without loss
     and collectives add in rank order, up to rounding otherwise. A piece of which no rank chose anything is exchanged
-    all the same. Counts that the selection knew are the vector's, so that where the exchange needs them each piece
-    gathers its own: `Union` sends 4 (n-1) bytes in one collective more, but for indices that all ranks share. The
-    health flag, and counts of `Gather` and `DSA`, travel with every piece.
+    too. Counts that the selection knew are those of the vector, so that each piece gathers its own where the exchange
+    needs them: `Union` sends 4 (n-1) bytes in one more collective, except where all ranks share the indices. The health
+    flag, and the counts of `Gather` and `DSA`, travel with every piece.
 
     Args:
         each: the exchange that each piece goes through: a part, its name, or a mapping.
         ends: where each piece ends in the flat vector, rising; the last is the vector's length.
-        piece_mb: in place of ends: pieces are equal, but for one element, and have at most so many MiB of the
+        piece_mb: in place of ends: pieces differ by at most one element, and have at most this many MiB of the
             accumulator, or one element.
 
     Raises:
-        ValueError: an exchange that chooses among what meets; ends that do not rise, or piece_mb not positive; both of
+        ValueError: an exchange that selects among the sums; ends that do not rise, or piece_mb not positive; both of
             them or neither; at a step, ends of a vector of another length.
     """
 
@@ -115,7 +115,7 @@ class InPieces(Exchange[NoState]):
             found = self.each.exchange(
                 state, acc[start:stop], mine, step=own, overlap=overlap, wire=wire, comm=comm, healthy=healthy
             )
-            done.append(_moved(found, start) if number else found)
+            done.append(_shifted(found, start) if number else found)
         return _joined(done)
 
 
@@ -143,14 +143,14 @@ def _within(spans: tuple[tuple[int, int], ...] | None, start: int, stop: int) ->
     return tuple((min(max(a, start), stop) - start, min(max(b, start), stop) - start) for a, b in spans)
 
 
-def _moved(found: Exchanged, offset: int) -> Exchanged:
-    """Return what a piece came to, with indices of the vector."""
+def _shifted(found: Exchanged, offset: int) -> Exchanged:
+    """Return a piece's result with indices of the vector."""
     update = tuple(SparseValues(part.indices + offset, part.values) for part in found.update)
     return replace(found, update=update, sent=SparseValues(found.sent.indices + offset, found.sent.values))
 
 
 def _joined(done: Sequence[Exchanged]) -> Exchanged:
-    """Return what the pieces came to in all; each has as many parts of the update, in rank order, as any other."""
+    """Return the result of all pieces; each has as many parts of the update, in rank order, as any other."""
     return Exchanged(
         update=tuple(_together(parts) for parts in zip(*(found.update for found in done), strict=True)),
         sent=_together([found.sent for found in done]),

@@ -17,7 +17,7 @@ from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 @dataclass(slots=True)
 class OktopkState:
-    """What all ranks know alike before a step.
+    """What all ranks know before a step; the same on all ranks.
 
     Attributes:
         boundaries: where regions begin and end, world_size + 1 of them, ascending; empty before the first step.

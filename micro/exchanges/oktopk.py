@@ -21,8 +21,8 @@ class Oktopk(MovingRegions):
     """Add up in regions, one for each rank, and share the k largest sums: 6k (n-1)/n words at most, usually 4k (n-1)/n.
 
     Regions follow what the ranks choose (`MovingRegions`). The update is exactly min(k, U) sums at every step, where U
-    indices were chosen by any rank: the largest, ties to the lowest index. All ranks learn in which bin of a histogram
-    the k-th sum lies, and then only that bin's sums. If one region holds far too many of the k largest, these are
+    indices were chosen by any rank: the largest, ties to the lowest index. A histogram shows all ranks in which bin the
+    k-th sum lies; then they gather only that bin's sums. If one region holds far too many of the k largest, these are
     spread before all gather them.
 
     Bytes sent per rank, n ranks, k_r entries chosen, values of w bytes, m_r of the k largest sums in the own region:

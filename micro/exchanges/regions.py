@@ -50,7 +50,7 @@ class Transport:
             sizes: how many entries go to each rank, and how many come from each.
             spans: in which range of the vector the entries for each rank lie, and those from each.
         Returns:
-            the entries as their receivers decode them; what came from each rank.
+            the entries as their receivers decode them; what each rank sent to this one.
         """
         (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
         form, codec, comm = self.wire.indices, self.wire.values, self.comm

@@ -1,4 +1,4 @@
-"""Union: all ranks learn all chosen indices, then average their values at every one of them."""
+"""Union: gather all chosen indices, then average the values of all ranks at every one of them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,7 @@ from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, unio
 class Union(Exchange[NoState]):
     """Gather the indices of all ranks, then all-reduce the values of every rank at their union.
 
-    Each rank gives its value at every index that anybody chose, so an index in the update is complete: the mean of all
+    Each rank gives its value at every index that any rank chose, so an index in the update is complete: the mean of all
     accumulators there. Bytes sent per rank: 4 (n-1) k_r for indices as int32 (none where all ranks hold the same, a
     broadcast where one rank chose), and 2 w (K+1) (n-1)/n for values of w bytes, K distinct indices and the health
     flag. Encoded values are scattered and gathered instead (`mean_of`).

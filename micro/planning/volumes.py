@@ -153,7 +153,7 @@ def _step_of(
     local_count: float | None,
 ) -> _Step:
     selector, numel, density = reducer.selector, layout.numel, reducer.density_policy.density
-    k = selector.asked(Target(density, target_count(density, numel)), layout).count
+    k = selector.effective_target(Target(density, target_count(density, numel)), layout).count
     total = None if build_up is None else min(build_up * k, numel)
     if selector.overlap is Overlap.ANY:
         chosen = local_count or _by_itself(selector, density, layout, k)

@@ -1,1 +1,1 @@
-"""From n gradients to one update: the pipeline that sparse methods share, and what does not fit into it."""
+"""From n gradients to one update: the pipeline that sparse methods share, and methods that do not fit into it."""

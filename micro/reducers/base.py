@@ -47,7 +47,7 @@ def saved_layout(saved: dict[str, Any]) -> Layout:
 
 
 class Reducer(Part, ABC):
-    """Turns the gradients of all ranks into their mean, or into a sparse stand-in for it.
+    """Turns the gradients of all ranks into their mean, or into a sparse approximation of it.
 
     One object serves any number of buckets; what changes from step to step is in the bucket's state.
     """
@@ -73,11 +73,11 @@ class Reducer(Part, ABC):
 
         Raises:
             NonFiniteGradient: on all ranks, when any gradient held NaN or Inf and the policy is to stop. The policy
-                'skip' makes the update zero; what is finite waits in the residuals, NaN and Inf are dropped.
+                'skip' makes the update zero; what is finite stays in the residuals, NaN and Inf are dropped.
         """
 
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
-        """Start to reduce a bucket of DDP; the call of what is returned ends it. Here: all at once.
+        """Start to reduce a bucket of DDP; the returned function waits for the end. Here: reduced at the call.
 
         Every rank launches its buckets in the same order and then ends them in that order.
         """
@@ -98,7 +98,7 @@ class Reducer(Part, ABC):
         """Return the state that ``save`` described.
 
         Raises:
-            ValueError: it is another method's.
+            ValueError: it is the state of another method.
         """
         if saved["method"] != self.method:
             raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
@@ -113,7 +113,7 @@ class Reducer(Part, ABC):
         """Return the state of a new bucket whose parameters lay in the buckets ``old`` before; those are used up.
 
         Residuals follow their parameters. The states of selector, exchange and density are taken over where the new
-        bucket holds the same parameters as one old bucket, in whatever order; otherwise they start anew, but for what
+        bucket holds the same parameters as one old bucket, in whatever order; otherwise they are new, except for what
         they keep by parameter.
         """
         state = self.start(layout, dtype, device)

@@ -47,7 +47,7 @@ class DenseReducer(Reducer):
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
         """Start the all-reduce of a bucket and let backward go on, as DDP itself does without a hook.
 
-        Only the wait that nothing hides is reported as exchange_s: the one after backward.
+        Only the wait after backward, which nothing hides, is reported as exchange_s.
         """
         if grad.is_cuda and comm.timed:  # times on a device need the host to wait
             return super(DenseReducer, self).launch(state, grad, comm)
@@ -88,7 +88,7 @@ class DenseReducer(Reducer):
     ) -> StepStats:
         numel = grad.numel()
         return StepStats(
-            step=state.step - 1,  # it was counted when its sum came
+            step=state.step - 1,  # counted by _finish_
             numel=numel,
             rule=None,
             target_density=1.0,

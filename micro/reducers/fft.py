@@ -1,14 +1,12 @@
 """FFT sparsification: the strongest frequencies of the gradient, in few bits."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from micro import kernels
 from micro.codecs.base import Codec
 from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
@@ -21,29 +19,22 @@ from micro.index_codecs import Bitmap, IndexCodec
 from micro.nonfinite import Policy, check_policy, report
 from micro.parts import as_part
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
 from micro.stats import StepStats, traffic_fields
-from micro.transforms import from_spectrum_, to_spectrum
-
-
-@dataclass(frozen=True, slots=True)
-class _Bins:
-    """What one rank sends: ``indices`` (k,) int32 of the spectrum's bins, their ``values`` (k,) complex."""
-
-    indices: Tensor
-    values: Tensor
+from micro.transforms import to_spectrum
 
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
     """What all ranks sent, in rank order, and for each whether its gradient was finite (world_size,) uint8."""
 
-    parts: list[_Bins]
+    parts: list[Bins]
     flags: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a step came to; see StepStats."""
+    """The result of a step; see StepStats."""
 
     healthy: bool
     num_updated: int
@@ -61,22 +52,23 @@ class FFTReducer(Reducer):
 
     Bytes sent per rank, for k of F bins: (n-1) (F/8 + 2 bits k / 8 + 1), each term rounded up to whole bytes, and the
     header of the quantiser. Two collectives. Replicas are equal bit for bit where all ranks run the same library on the
-    same kind of processor: every rank transforms back by itself.
+    same kind of processor: every rank transforms back on its own.
 
     Args:
         density: share of the bins kept, in (0, 1], or a schedule of it. Convergence is proven for a theta that
             diminishes, which is a density that rises: WarmUp with start_density below density.
         bits: of a real or imaginary part, in the range-based float; 32 sends them as they are.
         feedback: 'none' drops what was not sent, as published; 'residual' keeps it, for one more transform.
-        indices: how the bins kept are told; a bit for each bin by default, which 'shortest' undercuts at densities
-            below a few percent. A part, its name, or a mapping.
+        indices: the form in which the kept bins are named; a bit for each bin by default, which 'shortest' undercuts at
+            densities below a few percent. A part, its name, or a mapping.
         nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
         seed: for a quantiser that is random.
 
     Source: Wang et al., FFT-based Gradient Sparsification for the Distributed Training of Deep Neural Networks, HPDC
     2020, doi 10.1145/3369583.3392681; arXiv 1811.08596. Differences: the vector is padded to a length that is fast to
-    transform; the first and the last bin stand for one frequency, not for two, and are chosen by that; the range of the
-    quantiser is each message's own; the residual is an addition. No public code of the compressor is known.
+    transform; the first and the last bin stand for one frequency, the others for two, and are selected by that energy;
+    the range of the quantiser is each message's own; the residual is an addition. No public code of the compressor is
+    known.
 
     Raises:
         ValueError: a density outside (0, 1], bits that the quantiser does not have, or another feedback.
@@ -130,16 +122,16 @@ class FFTReducer(Reducer):
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device)
         spectrum = to_spectrum(acc)
-        kept, dropped = _strongest(spectrum, target_count(target.density, spectrum.numel()))
+        kept, dropped = strongest(spectrum, target_count(target.density, spectrum.numel()))
         select_s = comm.now(grad.device) - before
         gathered = self._gather(kept, spectrum.numel(), (self.seed, step, comm.rank), comm, healthy=bad is None)
         outcome = _outcome(gathered, kept, dropped, comm.rank)
         state.step += 1
         if outcome.healthy and self.feedback.name == "residual":
-            acc -= _vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
+            acc -= vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
         self.feedback.settle_(state.memory, acc, grad, None)
         if outcome.healthy:
-            torch.div(_vector_of(gathered.parts, spectrum, numel), comm.world_size, out=grad)
+            torch.div(vector_of(gathered.parts, spectrum, numel), comm.world_size, out=grad)
         elif self.nonfinite == "stop":
             raise report(bad, state.layout, step, comm, grad.device)
         count, exchange_s = kept.indices.numel(), comm.traffic.elapsed_s - waited
@@ -162,9 +154,9 @@ class FFTReducer(Reducer):
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
 
-    def _gather(self, kept: _Bins, span: int, key: tuple[int, ...], comm: Comm, *, healthy: bool) -> _Gathered:
+    def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, healthy: bool) -> _Gathered:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
-        n, count, parts, codec = comm.world_size, kept.indices.numel(), _real(kept.values), self.codec
+        n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
         flag = torch.tensor([healthy], dtype=torch.uint8, device=parts.device)
         places = self.indices.encode(kept.indices, span)
         wire = torch.cat([codec.encode(parts, key), flag])
@@ -172,7 +164,7 @@ class FFTReducer(Reducer):
         wires = comm.gather_lists(wire, [wire.numel()] * n, "values")
         indices = [self.indices.decode(blob, count, span) for blob in maps]
         values = [codec.decode(blob[:-1], 2 * count, parts.dtype) for blob in wires]
-        bins = [_Bins(i, _complex(v)) for i, v in zip(indices, values, strict=True)]
+        bins = [Bins(i, complex_bins(v)) for i, v in zip(indices, values, strict=True)]
         return _Gathered(bins, torch.stack([blob[-1] for blob in wires]))
 
     def save(self, state: BucketState) -> dict[str, Any]:
@@ -186,47 +178,16 @@ class FFTReducer(Reducer):
         return state
 
 
-def _strongest(spectrum: Tensor, count: int) -> tuple[_Bins, Tensor]:
-    """Return the ``count`` bins of most energy, and the magnitudes (F,) of all others, zero where a bin is kept.
-
-    Where the transform overflowed, which takes gradients near the largest number there is, bins are cut at that number.
-    """
-    magnitudes = spectrum.abs().nan_to_num_()
-    indices = kernels.largest(magnitudes, count)
-    magnitudes.index_fill_(0, indices.long(), 0.0)
-    return _Bins(indices, _complex(_real(spectrum.index_select(0, indices)).nan_to_num_())), magnitudes
-
-
-def _outcome(gathered: _Gathered, kept: _Bins, dropped: Tensor, rank: int) -> _Outcome:
+def _outcome(gathered: _Gathered, kept: Bins, dropped: Tensor, rank: int) -> _Outcome:
     """Return what was lost, by Parseval, and what all ranks know together."""
-    rounding = _real(kept.values - gathered.parts[rank].values)
-    norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (_real(kept.values), dropped, rounding)]
+    rounding = real_parts(kept.values - gathered.parts[rank].values)
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (real_parts(kept.values), dropped, rounding)]
     chosen = torch.zeros(dropped.numel(), dtype=torch.bool, device=dropped.device)
     for part in gathered.parts:
         chosen.index_fill_(0, part.indices.long(), True)
-    told = torch.stack([*norms, chosen.sum().double(), gathered.flags.min().double()])
-    sent, left, rounded, num_updated, healthy = told.tolist()  # host sync: the policy for NaN acts on the host
+    numbers = torch.stack([*norms, chosen.sum().double(), gathered.flags.min().double()])
+    sent, left, rounded, num_updated, healthy = numbers.tolist()  # host sync: the policy for NaN acts on the host
     if not healthy:
         return _Outcome(healthy=False, num_updated=0, relative_error=None)
     whole = math.hypot(sent, left)
     return _Outcome(True, int(num_updated), math.hypot(left, rounded) / whole if whole else 0.0)
-
-
-def _vector_of(parts: Sequence[_Bins], spectrum: Tensor, numel: int) -> Tensor:
-    """Return the vector (numel,) whose spectrum is the sum of ``parts``; ``spectrum`` (F,) is overwritten for it."""
-    spectrum.zero_()
-    for part in parts:
-        spectrum.index_add_(0, part.indices, part.values)
-    return from_spectrum_(spectrum, numel)
-
-
-def _real(bins: Tensor) -> Tensor:
-    """Return real and imaginary parts (2 k,), in turn, of complex ``bins`` (k,); not copied."""
-    return torch.view_as_real(bins).view(-1)
-
-
-def _complex(parts: Tensor) -> Tensor:
-    """Return the bins (k,) that ``_real`` took apart; copied only where they lie at an odd place of a message."""
-    if parts.storage_offset() % 2:
-        parts = parts.clone()
-    return torch.view_as_complex(parts.view(-1, 2))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,24 +13,10 @@ from micro.flat import Layout
 from micro.nonfinite import Policy, check_policy, report
 from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.matrices import Batch, batches_of, rest_of
 from micro.stats import StepStats, traffic_fields
 
 FEEDBACK = ErrorFeedback()
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The parameters that are matrices of one shape: their names, their places, and rows x columns at this rank."""
-
-    names: tuple[str, ...]
-    places: tuple[slice, ...]
-    rows: int
-    columns: int
-    rank: int
-
-    def gather(self, vector: Tensor) -> Tensor:
-        """Return the matrices (m, rows, columns), copied out of ``vector`` (numel,)."""
-        return torch.stack([vector[place].view(self.rows, self.columns) for place in self.places])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +32,7 @@ class PowerSGD(Reducer):
     Args:
         rank: columns of P and Q.
         min_compression: a matrix is approximated only if that makes it this many times smaller.
-        nonfinite, seed: as in SparseReducer; the first Q is drawn from the seed, alike on all ranks.
+        nonfinite, seed: as in SparseReducer; the first Q is drawn from the seed, the same on all ranks.
 
     Source: Vogels et al., PowerSGD, NeurIPS 2019, arXiv 1905.13727. Differences: the residual is the local error (the
     paper's code keeps the gradient minus the averaged approximation, which conserves no mass); approximated from the
@@ -72,7 +57,7 @@ class PowerSGD(Reducer):
 
     def num_sent(self, layout: Layout) -> tuple[int, int]:
         """Return how many numbers the two all-reduces of a step hold; where the second has none, it is not called."""
-        batches = _batches(layout, self.rank, self.min_compression)
+        batches = batches_of(layout, self.rank, self.min_compression)
         matrices = [(len(batch.names), batch) for batch in batches]
         whole = layout.numel - sum(count * batch.rows * batch.columns for count, batch in matrices)
         left = sum(count * batch.rank * batch.rows for count, batch in matrices)
@@ -86,7 +71,7 @@ class PowerSGD(Reducer):
             name: torch.randn(
                 batch.columns, batch.rank, generator=generator(self.seed, *name.encode()), dtype=torch.float64
             ).to(device, wide)
-            for batch in _batches(layout, self.rank, self.min_compression)
+            for batch in batches_of(layout, self.rank, self.min_compression)
             for name in batch.names
         }
         return BucketState(layout, 0, memory, factors=drawn)
@@ -94,19 +79,19 @@ class PowerSGD(Reducer):
     def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
         """Replace ``grad`` (numel,) by the mean update; see Reducer."""
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s
-        batches = _batches(state.layout, self.rank, self.min_compression)
+        batches = batches_of(state.layout, self.rank, self.min_compression)
         acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
         matrices = [batch.gather(acc) for batch in batches]
-        rest = _rest(state.layout, self.rank, self.min_compression, str(acc.device))
+        rest = rest_of(state.layout, self.rank, self.min_compression, str(acc.device))
         factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
-        sick = acc.new_tensor([float(bad is not None)])
-        *left, whole, sick = _mean([*left, acc[rest], sick], comm)
+        flag = acc.new_tensor([float(bad is not None)])
+        *left, whole, flag = _mean([*left, acc[rest], flag], comm)
         left = [torch.linalg.qr(factor).Q for factor in left]
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
         right = _mean(own, comm) if own else []
         state.step += 1
-        healthy = not bool(sick > 0)  # host sync: the policy for NaN acts on the host
+        healthy = not bool(flag > 0)  # host sync: the policy for NaN acts on the host
         if healthy:
             self._apply_(state, batches, acc, grad, left, own, right)
             acc[rest], grad[rest] = 0.0, whole.to(grad.dtype)
@@ -171,32 +156,6 @@ class PowerSGD(Reducer):
         for bucket in old:
             state.factors |= {name: factor for name, factor in bucket.factors.items() if name in state.factors}
         return state
-
-
-@lru_cache(maxsize=64)
-def _batches(layout: Layout, rank: int, min_compression: float) -> tuple[Batch, ...]:
-    """Return what is approximated, matrices of the same shape together."""
-    by_shape: dict[tuple[int, int], list[tuple[str, slice]]] = {}
-    for (name, place), shape in zip(layout.slices(), layout.shapes, strict=True):
-        if len(shape) < 2:
-            continue
-        rows, columns = shape[0], (place.stop - place.start) // max(shape[0], 1)
-        if rows * columns >= min_compression * min(rank, rows, columns) * (rows + columns) > 0:
-            by_shape.setdefault((rows, columns), []).append((name, place))
-    return tuple(
-        Batch(tuple(name for name, _ in group), tuple(place for _, place in group), *shape, min(rank, *shape))
-        for shape, group in by_shape.items()
-    )
-
-
-@lru_cache(maxsize=64)
-def _rest(layout: Layout, rank: int, min_compression: float, device: str) -> Tensor:
-    """Return the (m,) indices of everything that travels whole."""
-    whole = torch.ones(layout.numel, dtype=torch.bool)
-    for batch in _batches(layout, rank, min_compression):
-        for place in batch.places:
-            whole[place] = False
-    return torch.nonzero(whole).view(-1).to(device)
 
 
 def _mean(parts: list[Tensor], comm: Comm) -> list[Tensor]:

@@ -31,7 +31,7 @@ class SparseReducer(Reducer):
 
     Args:
         selector: which indices.
-        density: share of the vector asked for, in (0, 1], or a schedule of it.
+        density: share of the vector to select, in (0, 1], or a policy of it.
         exchange: how indices and values meet; Union by default.
         codec: the form of the values on the wire; Raw by default.
         indices: the form of the indices on the wire; Int32 by default.
@@ -93,7 +93,7 @@ class SparseReducer(Reducer):
         started = comm.now(grad.device)
         waited = comm.traffic.elapsed_s
         wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
-        target = self.selector.asked(wanted, state.layout)
+        target = self.selector.effective_target(wanted, state.layout)
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device), comm.traffic.elapsed_s

@@ -23,7 +23,7 @@ class Selector(StatefulPart[S], ABC):
     A subclass sets ``name`` (its word in yaml) and ``overlap``, and is found by that name as soon as its file lies in
     this folder.
 
-    ``by_layer`` says that each parameter gets the density that the policy asks of it, ``needs_all`` that choosing
+    ``by_layer`` says that each parameter gets the density that the policy sets for it, ``needs_all`` that selecting
     within one parameter makes no sense.
     """
 
@@ -34,10 +34,10 @@ class Selector(StatefulPart[S], ABC):
     by_layer: ClassVar[bool] = False
     needs_all: ClassVar[bool] = False
 
-    def asked(self, target: Target, layout: Layout) -> Target:
-        """Return what this selector is asked for where the policy asks for ``target``; statistics judge by it.
+    def effective_target(self, target: Target, layout: Layout) -> Target:
+        """Return what this selector aims at where the policy sets ``target``; statistics judge by it.
 
-        Here the same; a selector that rounds k for each parameter says what these come to in all.
+        Here the same; a selector that rounds k for each parameter returns the sum of these.
         """
         return target
 

@@ -21,7 +21,7 @@ HITS = 32  # samples expected above the threshold: the estimate is good to 1 / s
 class DGC(Selector[Correction]):
     """Select by a threshold that a sample of the rank's own accumulator gives.
 
-    A strided sample with a random phase tells about where the k-th magnitude lies; one scan finds what is above. A
+    A strided sample with a random phase shows about where the k-th magnitude lies; one scan finds what is above. A
     factor learned from earlier steps corrects the estimate, and where more than 4/3 k pass, the k largest are kept
     (`select_near`). Each rank selects on its own, so the union grows with the number of ranks. The method's other half
     is `MomentumCorrection`.

@@ -1,4 +1,4 @@
-"""Everything: all indices, for methods that save on the values alone."""
+"""Everything: all indices, for methods that shorten the values only."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -50,7 +50,7 @@ class PublishedExDyna(MovingBlocks):
                 self.move_block(state, grid, part + 1, part, moved)
 
     def steps_per_load(self, world_size: int) -> int:
-        """Return one: the last step alone counts."""
+        """Return 1: only the last step counts."""
         return 1
 
     def search(self, state: ExDynaState, search: Search) -> Found:

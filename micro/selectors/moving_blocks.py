@@ -29,7 +29,7 @@ class ExDynaState:
     Attributes:
         threshold: the state of the threshold's rule.
         blocks: how many blocks each partition has; empty before the first step.
-        loads: indices found per step in each partition, and foreseen since blocks were moved; empty while unknown.
+        loads: indices found per step in each partition, adjusted for blocks moved since; empty while unknown.
         counts: what was found in each partition since the loads were last set.
         num_steps: how many steps those are.
     """
@@ -52,8 +52,8 @@ class MovingBlocks(Selector[ExDynaState]):
     Args:
         num_blocks: blocks in the vector, at least 1.
         alignment: blocks are a multiple of this many elements where they are that long.
-        tolerance: imbalance that is left alone, above 1.
-        smallest_share: no partition gives a block when that left it less than this share of the mean partition.
+        tolerance: ratio of loads up to which nothing moves, above 1.
+        smallest_share: no partition gives a block if it would keep less than this share of the mean partition.
 
     Raises:
         ValueError: a setting out of range.
@@ -115,7 +115,7 @@ class MovingBlocks(Selector[ExDynaState]):
         return self.threshold_rule.search(state.threshold, search)
 
     def move_block(self, state: ExDynaState, grid: Grid, giver: int, taker: int, load: float) -> None:
-        """Move one block, and the load that is thought to lie in it, unless that left the giver too small."""
+        """Move one block, and the load that is thought to lie in it, unless the giver would become too small."""
         if state.blocks[giver] - 1 < self.smallest_share * grid.num_blocks / len(state.blocks):
             return
         state.blocks[giver] -= 1

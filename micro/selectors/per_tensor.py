@@ -1,4 +1,4 @@
-"""Per tensor: any selector within each parameter by itself, whatever travels together."""
+"""Per tensor: any selector, applied to each parameter separately."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ class PerTensorState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerTensor(Selector[PerTensorState]):
-    """Select within each parameter by itself: a bucket of many small parameters is chosen from as if each were alone.
+    """Select within each parameter separately, as if each were a bucket, while one exchange serves them all.
 
-    Where a selector sees a whole bucket, parameters with large gradients take all of k, and which these are depends on
-    how parameters were merged into buckets. Here each has a k of its own, floor(density * numel) and at least 1, a
-    state of its own that follows it into other buckets, and random numbers of its own. The choices are joined, so that
-    one exchange serves the bucket however many parameters it has. What the selector itself asks of the other ranks it
-    asks for each parameter: `Micro` sends 128 bytes and waits once for each (4 or 16 with its other rules).
+    Where a selector sees a whole bucket, parameters with large gradients take all of k, and which parameters these are
+    depends on how parameters were merged into buckets. Here each has its own k, floor(density * numel) and at least 1,
+    its own state, which follows it into other buckets, and its own random numbers. The choices are joined, so that one
+    exchange serves the bucket however many parameters it has. Collectives of the selector itself happen for each
+    parameter: `Micro` sends 128 bytes and waits once for each (4 or 16 with its other rules).
 
     Args:
         selector: which indices of a parameter: a part, its name, or a mapping.
@@ -42,7 +42,7 @@ class PerTensor(Selector[PerTensorState]):
     Source: selection layer by layer is that of Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887.
 
     Raises:
-        ValueError: a selector that has to see all parameters, or sees each by itself already, or is unbiased.
+        ValueError: a selector that has to see all parameters, or sees each separately already, or is unbiased.
     """
 
     selector: Selector[Any]
@@ -90,8 +90,8 @@ class PerTensor(Selector[PerTensorState]):
         known = {name: inner for _, kept in old for name, inner in kept.by_name.items()}
         return PerTensorState({name: known[name] for name in layout.names if name in known})
 
-    def asked(self, target: Target, layout: Layout) -> Target:
-        """Return the policy's density for each parameter, and the sum of what they come to."""
+    def effective_target(self, target: Target, layout: Layout) -> Target:
+        """Return the policy's density for each parameter, and the sum of their counts."""
         densities = target.layer_densities or (target.density,) * len(layout.names)
         counts = (target_count(d, numel) for d, numel in zip(densities, layout.numels, strict=True) if numel)
         return Target(target.density, sum(counts), densities)
@@ -100,20 +100,21 @@ class PerTensor(Selector[PerTensorState]):
         """Return what the selector chooses of each parameter, as one choice."""
         densities = step.layer_densities or (step.target_count / acc.numel(),) * len(step.layout.names)
         found: list[Selection] = []
-        for density, (name, place), alone in zip(densities, step.layout.slices(), _alone(step.layout), strict=True):
-            if alone is None:
+        for density, (name, place), own in zip(densities, step.layout.slices(), _layouts(step.layout), strict=True):
+            if own is None:
                 continue
             if name not in state.by_name:
                 state.by_name[name] = self.selector.start()
-            own = Step(step.index, target_count(density, alone.numel), seed_for(step.seed, name), alone)
-            found.append(_moved(self.selector.select(state.by_name[name], acc[place], own, comm), place.start))
+            inner = Step(step.index, target_count(density, own.numel), seed_for(step.seed, name), own)
+            selection = self.selector.select(state.by_name[name], acc[place], inner, comm)
+            found.append(_shifted(selection, place.start))
         return found[0] if len(found) == 1 else _joined(found)
 
 
 def _why_not(selector: Selector[Any]) -> str | None:
-    """Return why a selector makes no sense within each parameter by itself, or None where it does."""
+    """Return why a selector makes no sense within each parameter separately, or None where it does."""
     if selector.by_layer:
-        return "looks at each parameter by itself already"
+        return "looks at each parameter separately already"
     if selector.needs_all:
         return "makes sense for all parameters together only"
     if getattr(selector, "unbiased", False):
@@ -121,14 +122,14 @@ def _why_not(selector: Selector[Any]) -> str | None:
     return None
 
 
-@lru_cache(maxsize=64)  # asked for at every step
-def _alone(layout: Layout) -> tuple[Layout | None, ...]:
+@lru_cache(maxsize=64)  # needed at every step
+def _layouts(layout: Layout) -> tuple[Layout | None, ...]:
     """Return each parameter's own layout; None for one without elements."""
     parameters = zip(layout.names, layout.shapes, layout.numels, strict=True)
     return tuple(Layout((name,), (shape,)) if numel else None for name, shape, numel in parameters)
 
 
-def _moved(selection: Selection, offset: int) -> Selection:
+def _shifted(selection: Selection, offset: int) -> Selection:
     """Return a choice within a parameter as a choice within the vector in which it begins at ``offset``."""
     return Selection(
         selection.indices + offset if offset else selection.indices,

@@ -14,7 +14,7 @@ from micro.sparse import Overlap, Selection, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomK(Selector[NoState]):
-    """Select k indices uniformly at random, drawn from (seed, step) alike on all ranks.
+    """Select k indices uniformly at random, drawn from (seed, step): the same on all ranks.
 
     Args:
         unbiased: multiply the update by numel / k, so that its mean over draws is the dense mean. The variance grows

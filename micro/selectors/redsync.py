@@ -93,7 +93,7 @@ def bisect(low: float, high: float, *, above: float, up_to: float, dtype: torch.
     """
     while True:
         middle = low + (high - low) / 2
-        rounded = float(torch.tensor(middle, dtype=dtype))  # on the host: a comparison of tensors rounds alike
+        rounded = float(torch.tensor(middle, dtype=dtype))  # on the host; a comparison of tensors rounds the same way
         if above < rounded <= up_to:
             return rounded
         if middle in (low, high):

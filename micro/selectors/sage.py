@@ -29,9 +29,9 @@ class Sage(Selector[SageState]):
     The source multiplies the threshold from step to step by alpha, the ratio of the sampled means, and by corrections
     beta and gamma for the density found. Alpha is kept: the product of all alphas is the present mean over the first
     one, so the estimate is the mean itself. Beta and gamma are replaced: the factor on the mean follows the log of the
-    count over k, up and down alike, at the slope that the tail itself shows (`select_near`). Beta lowers the threshold
-    by a share of at most density / 2 per step: at a density of 0.001, a threshold that is a tenth too high takes 190
-    steps to come down. Each rank selects on its own, so the union grows with the number of ranks.
+    count over k, up and down in the same way, at the slope that the tail itself shows (`select_near`). Beta lowers the
+    threshold by a share of at most density / 2 per step: at a density of 0.001, a threshold that is a tenth too high
+    takes 190 steps to come down. Each rank selects on its own, so the union grows with the number of ranks.
 
     Source: Yoon and Oh, SAGE, The Journal of Supercomputing, 2023, and the public code of MiCRO, HiPC 2023, arXiv
     2310.00967, which holds it. Differences: see above; the sample is strided and larger, and read by one slice (the

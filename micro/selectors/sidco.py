@@ -23,7 +23,7 @@ class Sidco(StagedFit[SidcoState]):
     """Select near k by the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
 
     A factor learned from earlier steps corrects the fitted threshold, and at most 4 k / 3 are selected
-    (micro.selectors.fitting). One pass for the statistics, one for the scan; later stages touch survivors alone. Each
+    (micro.selectors.fitting). One pass for the statistics, one for the scan; later stages read survivors only. Each
     rank fits and selects on its own, so the union grows with the number of ranks (build-up).
 
     Args:

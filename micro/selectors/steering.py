@@ -1,29 +1,19 @@
 """Steer one threshold, known to every rank, so that about k entries pass it at every step.
 
-Two ways to the threshold of a step, and a track that says which one is due:
-
-- **searched**: `coarse_bin`, `bins_inside` and `threshold_from_bins` find the k-th largest magnitude of this very step
-  from two histograms, summed over the ranks. Costs two small collectives.
-- **steered**: `observe` forecasts the next step's threshold from what the last step selected. Costs nothing.
-
-A step that selects ``count`` entries also tells their mean log excess, ``tail = mean(log(abs(acc) / threshold))``
+A step that selects ``count`` entries also gives their mean log excess, ``tail = mean(log(abs(acc) / threshold))``
 (Hill, Annals of Statistics 1975): the inverse slope of log count against log threshold. So the threshold that would
 have been right lay near ``log(threshold) + tail * (count / k - 1)``, to a standard error of ``tail / sqrt(k)``.
-`observe` feeds these to a growing-memory alpha-beta filter of level and trend. The linear form, not the log, keeps the
-mean of ``count`` at k.
+`observe` feeds these to a growing-memory alpha-beta filter of level and trend, and forecasts the next step's threshold.
+The linear form, not the log, keeps the mean of ``count`` at k.
+
+A `Track` says when its forecast is not good enough: the step then searches its threshold (micro.selectors.quantile).
 
 Everything is relative: scaling the input by c scales every threshold by c. Functions are pure, and a track holds plain
 numbers, equal on all ranks when what they are made from is.
 """
 
 import math
-import struct
 from dataclasses import dataclass, replace
-
-from torch import Tensor
-
-from micro import kernels
-from micro.selectors.histogram import SHIFT
 
 TOLERANCE = 0.1  # wanted: abs(count / k - 1) <= TOLERANCE + SIGMAS / sqrt(k); alarms and memory follow from these two
 SIGMAS = 3.0  # standard errors that are still called chance
@@ -31,7 +21,6 @@ LOST = 1.0  # a count beyond k * (1 + LOST), or below k / (1 + LOST): the past s
 SHORTEST_MEMORY = 8.0  # steps; a line through N points forecasts with 4 / N of their variance: 8 keeps that to half
 LARGEST_GAIN = 2.0  # twice the exact correction never settles, in any loop
 
-FINE_SHIFT = SHIFT - 11  # a fine bin is 1 / 2048 of a coarse one: 1 part in 8192 or less
 _LOG_RANGE = math.log(2.0**-126), math.log(2.0**127)  # normal float32
 
 
@@ -63,57 +52,13 @@ class Track:
 
     @property
     def threshold(self) -> float | None:
-        """The steered threshold of the next step, or None where that step has to search for it.
+        """The steered threshold of the next step, or None where that step has to search it.
 
         Steering takes two good forecasts in a row, and a tail known to a third (its error is tail / sqrt(samples)).
         """
         if self.streak < 2 or self.samples < SIGMAS**2:
             return None
         return math.exp(self.log_threshold)
-
-
-def coarse_bin(counts: Tensor, k: int) -> int | None:
-    """Return the bin of a wide histogram that `bins_inside` has to resolve, or None where nothing can be selected.
-
-    Args:
-        counts: (num_bins,) from `magnitude_bins`, summed over the ranks.
-        k: wanted number of entries, >= 1.
-    """
-    found = _locate(counts, k + 1)
-    return found[0] if found else None
-
-
-def bins_inside(x: Tensor, coarse: int) -> Tensor:
-    """Return (2048,) int32 counts of those of ``x`` (any floating dtype) that lie in one bin of the wide histogram."""
-    return kernels.magnitude_counts(x, first_bit_pattern=coarse << SHIFT, shift=FINE_SHIFT, num_bins=2048)
-
-
-def threshold_from_bins(counts: Tensor, fine: Tensor, k: int) -> float | None:
-    """Return the threshold that k magnitudes reach, as near as two histograms tell, or None where all are zero.
-
-    It lies just above the (k + 1)-th largest, which leaves the tail of the selected unbiased. A tie across k is taken
-    whole or left whole, whichever count is nearer to k by ratio, but something is always selected. Where there are at
-    most k magnitudes, all are.
-
-    Args:
-        counts: (num_bins,) from `magnitude_bins`, summed over the ranks.
-        fine: (2048,) from `bins_inside(x, coarse_bin(counts, k))`, summed over the ranks.
-        k: wanted number of entries, >= 1.
-    Returns:
-        A positive float, exact in float32.
-    """
-    found = _locate(counts, k + 1)
-    if found is None:
-        return None
-    coarse, above_coarse = found
-    found = _locate(fine, k + 1 - above_coarse)
-    assert found is not None, "the coarse bin that was located holds something"
-    within, above_fine = found
-    above = above_coarse + above_fine
-    reached = above + int(fine[within])
-    if reached > k and above * reached >= k * k:
-        within += 1  # the edge above the tie leaves the nearer count
-    return _from_bits(max((coarse << SHIFT) + (within << FINE_SHIFT), 1))
 
 
 def observe(
@@ -180,8 +125,8 @@ def _learn_tail(track: Track, count: int, tail: float, capacity: float) -> Track
 def _whiten(track: Track, error: float, variance: float, memory: float) -> Track:
     """Lower the gain while successive errors alternate, raise it while they persist.
 
-    A good forecast leaves them uncorrelated. The tail alone misjudges the slope at the threshold where the selected are
-    a mixture: fresh outliers beside entries that just grew past the threshold, or layers of different scale.
+    A good forecast leaves them uncorrelated. The tail by itself misjudges the slope at the threshold where the selected
+    are a mixture: fresh outliers beside entries that just grew past the threshold, or layers of different scale.
     """
     energy = max(variance, track.energy + (error**2 - track.energy) / memory)
     correlation = max(-1.0, min(1.0, error * track.error / energy))
@@ -211,23 +156,3 @@ def aim(track: Track, k: int, next_k: int) -> Track:
     log_threshold = max(low, min(high, track.log_threshold + track.tail * math.log(k / next_k)))
     streak = 0 if abs(math.log(next_k / k)) > math.log1p(TOLERANCE) else track.streak
     return replace(track, log_threshold=log_threshold, streak=streak)
-
-
-def _locate(counts: Tensor, rank: int) -> tuple[int, int] | None:
-    """Return (bin of the rank-th largest, or of the smallest if there are fewer; entries above it); None if empty."""
-    totals = counts.tolist()  # host sync: a searched step only
-    above, last = 0, None
-    for index in range(len(totals) - 1, -1, -1):
-        if not totals[index]:
-            continue
-        if last is not None:
-            above += totals[last]
-        last = index
-        if above + totals[index] >= rank:
-            break
-    return None if last is None else (last, above)
-
-
-def _from_bits(bits: int) -> float:
-    value: float = struct.unpack("=f", struct.pack("=i", bits))[0]
-    return value

@@ -19,8 +19,8 @@ TopKScope = Literal["model", "layer"]
 class TopK(Selector[NoState]):
     """Select the k largest magnitudes of this rank's accumulator, over the whole vector or in each layer.
 
-    Ranks choose by themselves, so the union grows with their number (build-up): between k and world_size * k indices.
-    Exactly min(k, numel) are chosen, zeros included where fewer are non-zero; ties go to the lowest index.
+    Each rank selects on its own, so the union grows with the number of ranks (build-up): between k and world_size * k
+    indices. Exactly min(k, numel) are chosen, zeros included where fewer are non-zero; ties go to the lowest index.
 
     Args:
         scope: 'model' ranks all elements together; 'layer' takes the same share of each parameter, at least one
@@ -44,7 +44,7 @@ class TopK(Selector[NoState]):
 
     @property
     def by_layer(self) -> bool:  # type: ignore[override]  # depends on the scope
-        """Whether each parameter gets the density that the policy asks of it."""
+        """Whether each parameter gets the density that the policy sets for it."""
         return self.scope == "layer"
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:

@@ -1,6 +1,6 @@
 """What a row of the table is, and the closed forms that rows share.
 
-Closed forms count what the exchanges promise, by themselves: nothing here calls the code that counts.
+Closed forms count what the exchanges promise, independently: nothing here calls the code that counts.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Make = Callable[[micro.Density[Any] | float, int], micro.Reducer]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step came to: all that its bytes may depend on.
+    """The result of a step: all that its bytes may depend on.
 
     Attributes:
         world_size: n.
@@ -47,7 +47,8 @@ Bytes = Callable[[Outcome, int], float]  # what one rank sends
 class Band:
     """Where the number of updated indices lies, given k: at least ``lowest * k``, at most ``highest(world_size) * k``.
 
-    The lower end holds where k elements are not zero. ``at_once`` says that jumps of scale and ties make no difference.
+    The lower end holds where k elements are not zero. ``at_once`` says that it holds in every step, after jumps of
+    scale and with ties too.
     """
 
     lowest: float
@@ -71,15 +72,15 @@ class Row:
         counts, indices, values: closed forms of the bytes that one rank sends.
         num_collectives: of a step in steady state, with more than one rank.
         conserves_mass: what is not sent is kept.
-        follows_density: the target is the density given (dense ignores it, Accordion makes its own of it).
+        follows_density: the target is the given density (dense ignores it, Accordion derives its own).
         by_tensor: k is that of each tensor, in sum.
-        names_rank: an error about NaN tells whose gradient it was.
+        names_rank: an error about NaN names the rank.
         seeded: another seed gives other indices.
         rule: the published behaviour that the statistics must name.
         updates_all: whatever counts as updated is not zero (codes of few bits round to zero).
         mixes: an element of the update is made of many, so that rounding is relative to the norm of the vector.
         spectral: what is chosen are bins of the spectrum: counts are of those, and the update is dense.
-        own_thresholds: every rank has a threshold of its own, which the others do not know.
+        own_thresholds: each rank has its own threshold, which the others do not know.
         upper_bounds: bytes depend on more than the outcome; counts, indices and values bound them from above.
     """
 
@@ -111,7 +112,7 @@ class Row:
         }
 
 
-def nothing(outcome: Outcome, rank: int) -> float:
+def no_bytes(outcome: Outcome, rank: int) -> float:
     """No such message."""
     return 0.0
 

@@ -4,7 +4,7 @@ import math
 
 import micro
 from micro.reducers.fft import FFTReducer
-from tests.sparsifiers.base import BUILD_UP, Make, Outcome, Row, nothing
+from tests.sparsifiers.base import BUILD_UP, Make, Outcome, Row, no_bytes
 
 NUM_SPECTRUM_BINS = 136  # of the laws' 257 elements, padded to 270
 
@@ -34,7 +34,7 @@ ROWS: tuple[Row, ...] = (
         name="fft",
         make=fft(micro.NoFeedback()),
         band=BUILD_UP,
-        counts=nothing,
+        counts=no_bytes,
         indices=bitmap,
         values=ten_bits,
         num_collectives=2,
@@ -46,7 +46,7 @@ ROWS: tuple[Row, ...] = (
         name="fft+residual",
         make=fft(micro.ErrorFeedback()),
         band=BUILD_UP,
-        counts=nothing,
+        counts=no_bytes,
         indices=bitmap,
         values=ten_bits,
         num_collectives=2,
@@ -57,7 +57,7 @@ ROWS: tuple[Row, ...] = (
         name="fft+residual+raw",
         make=fft(micro.ErrorFeedback(), bits=32),
         band=BUILD_UP,
-        counts=nothing,
+        counts=no_bytes,
         indices=bitmap,
         values=raw_parts,
         num_collectives=2,

@@ -8,7 +8,7 @@ from micro.selectors.topk import TopK
 from tests.sparsifiers.base import BUILD_UP, EXACT, Bytes, Outcome, Row, lists, rows, sparse, union_values
 
 
-def held(element_bytes: int | None) -> Bytes:
+def entries(element_bytes: int | None) -> Bytes:
     """The own choice to the regions, and all of the update, if one rank holds it, spread and then to all."""
 
     def sent(outcome: Outcome, rank: int) -> float:
@@ -18,7 +18,7 @@ def held(element_bytes: int | None) -> Bytes:
     return sent
 
 
-def told(row_bytes: int, index_bytes: int) -> Bytes:
+def control(row_bytes: int, index_bytes: int) -> Bytes:
     """Sizes, a row, the boundaries of a repartition; and every sum there can be, with or without its index."""
 
     def sent(outcome: Outcome, rank: int) -> float:
@@ -33,9 +33,9 @@ ROWS: tuple[Row, ...] = (
         name="oktopk",
         make=sparse(Reused(), exchange=Oktopk()),
         band=EXACT,
-        counts=told(136, 0),
-        indices=held(4),
-        values=held(None),
+        counts=control(136, 0),
+        indices=entries(4),
+        values=entries(None),
         num_collectives=7,
         rule="repaired",
         own_thresholds=True,
@@ -45,9 +45,9 @@ ROWS: tuple[Row, ...] = (
         name="oktopk+published",
         make=sparse(PublishedReused(), exchange=PublishedOktopk(balance=None)),
         band=None,
-        counts=told(12, 4),
-        indices=held(4),
-        values=held(None),
+        counts=control(12, 4),
+        indices=entries(4),
+        values=entries(None),
         num_collectives=6,
         rule="published",
         own_thresholds=True,
@@ -57,9 +57,9 @@ ROWS: tuple[Row, ...] = (
         name="topk+oktopk",
         make=sparse(TopK(), exchange=Oktopk()),
         band=EXACT,
-        counts=told(136, 0),
-        indices=held(4),
-        values=held(None),
+        counts=control(136, 0),
+        indices=entries(4),
+        values=entries(None),
         num_collectives=7,
         rule="repaired",
         upper_bounds=True,

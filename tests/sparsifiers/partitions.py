@@ -20,7 +20,7 @@ def norms(outcome: Outcome, rank: int) -> float:
 
 
 def plan(outcome: Outcome, rank: int) -> float:
-    """Broadcast of the bins' lengths and of every piece's number, as a mean over the ranks; then everybody's count."""
+    """Broadcast of the bins' lengths and of every piece's number, as a mean over the ranks; then every rank's count."""
     n = outcome.world_size
     return 4 * (n + num_pieces(n)) * (n - 1) / n + rows(4)(outcome, rank)
 

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from micro.selectors.histogram import magnitude_bins
+from micro.selectors.quantile import bins_inside, coarse_bin, threshold_from_bins
 from micro.selectors.steering import (
     SIGMAS,
     TOLERANCE,
     Track,
-    bins_inside,
-    coarse_bin,
     observe,
-    threshold_from_bins,
 )
 
 Gradient = Callable[[int], Tensor]

@@ -1,4 +1,4 @@
-"""The density made right within the step: all ranks derive one cut from the counts they exchange anyway."""
+"""Exactly k in every step: all ranks derive one threshold from the counts that they exchange anyway."""
 
 import math
 import struct
@@ -12,7 +12,7 @@ from micro.selectors.histogram import SHIFT, magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 
 NUM_CANDIDATE_BINS = 32  # counts each rank sends: 128 bytes
-SURPLUS = 2.0  # candidates wanted for one that is kept: room for the threshold to fall between two steps
+SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
 MEMORY = 4  # turns of the slices after which a doubled surplus is halved again
 MAX_SURPLUS = 32.0
 MAX_ROOM = math.log(16.0)  # a flat stretch of the tail says little about what lies below it
@@ -24,9 +24,9 @@ class AgreedState:
     """What all ranks know before a step.
 
     Attributes:
-        lowest_bits: where candidates begin, as bits of a float32; None where that must be found anew.
+        lowest_bits: where candidates begin, as bits of a float32; None where that must be searched.
         shift: bits that number the places within a bin.
-        surplus: candidates wanted for one that is kept; doubled by every step that had too few.
+        surplus: candidates wanted per selected index; doubled by every step that had too few.
     """
 
     lowest_bits: int | None = None
@@ -42,10 +42,11 @@ class Agreed(ThresholdRule[AgreedState]):
     that other rules send) and cuts at the bin in which the k-th magnitude lies. From that bin each rank keeps its
     largest, as many as its share of what is still missing: k come out exactly, whenever k elements are not zero.
 
-    When fewer than k candidates turn up (first step, or the scale of the gradients fell), all ranks see so from the
-    same counts and look again, once, below a cut from a wide histogram of everything (one further all-reduce).
+    When there are fewer than k candidates (first step, or the scale of the gradients fell), all ranks see it in the
+    same counts. They then collect once more, above a lower threshold from a histogram of the whole vector (one
+    all-reduce).
 
-    Ours; the slices and their rotation are MiCRO's.
+    This rule is of this project; the slices and their rotation are MiCRO's.
     """
 
     def start(self) -> AgreedState:
@@ -57,12 +58,12 @@ class Agreed(ThresholdRule[AgreedState]):
         k = search.step.target_count
         known = state.lowest_bits is not None
         if not known:
-            _look_anew(state, search)
+            _reset_candidates(state, search)
         candidates, magnitudes, counts = _collect(state, search)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
         if known and _total(counts) < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
-            _look_anew(state, search)
+            _reset_candidates(state, search)
             candidates, magnitudes, counts = _collect(state, search)
         cut = _Cut.at(counts, k)
         kept = _kept(state, magnitudes, cut, cut.shares[search.comm.rank])
@@ -129,7 +130,7 @@ def _kept(state: AgreedState, magnitudes: Tensor, cut: _Cut, share: int) -> Tens
     return torch.nonzero(keep).view(-1)
 
 
-def _look_anew(state: AgreedState, search: Search) -> None:
+def _reset_candidates(state: AgreedState, search: Search) -> None:
     """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
     k = search.step.target_count
     totals = search.comm.all_reduce_(magnitude_bins(search.slice), "counts")
@@ -162,7 +163,7 @@ def _prepare_next(state: AgreedState, threshold: float, cut: _Cut, num_candidate
     assert state.lowest_bits is not None
     lowest = _magnitude(state.lowest_bits)
     if cut.bin == NUM_CANDIDATE_BINS - 1 or num_candidates <= k or threshold <= lowest:
-        state.lowest_bits = None  # the cut lies outside of what was resolved
+        state.lowest_bits = None  # the cut lies outside the bins
         return
     slope = math.log(num_candidates / k) / math.log(threshold / lowest)
     room = min(math.log(state.surplus) / slope, MAX_ROOM)

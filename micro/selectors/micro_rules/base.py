@@ -31,7 +31,7 @@ class Found:
 
 
 class ThresholdRule(ABC, Generic[S]):
-    """A way to set the threshold. The state is the same on all ranks, for it is fed with what all ranks know."""
+    """A way to set the threshold. The state is the same on all ranks, because it depends on what all ranks know."""
 
     @abstractmethod
     def start(self) -> S:
@@ -43,4 +43,4 @@ class ThresholdRule(ABC, Generic[S]):
 
     @abstractmethod
     def search(self, state: S, search: Search) -> Found:
-        """Choose from the slice, and let the state learn from what all ranks found."""
+        """Select from the slice, and update the state by what all ranks found."""

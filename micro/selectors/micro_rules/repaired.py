@@ -1,4 +1,4 @@
-"""One threshold, steered by last step's count: the idea of the published rule with a mended controller."""
+"""One threshold, steered by the last step's count: the idea of the published rule with a repaired controller."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,8 @@ from torch import Tensor
 from micro import kernels
 from micro.selectors.histogram import magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
-from micro.selectors.steering import Track, aim, bins_inside, coarse_bin, observe, threshold_from_bins
+from micro.selectors.quantile import bins_inside, coarse_bin, threshold_from_bins
+from micro.selectors.steering import Track, aim, observe
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from tests.sparsifiers.base import (
     Row,
     all_reduce,
     lists,
-    nothing,
+    no_bytes,
     raw_lists,
     rows,
     sparse,
@@ -44,12 +44,12 @@ def accordion(rule: Rule) -> Make:
     return make
 
 
-def checked(outcome: Outcome, rank: int) -> float:
+def reduced_energies(outcome: Outcome, rank: int) -> float:
     """Header of the gather exchange; every other step, three float64 energies summed over the ranks."""
     return rows(8)(outcome, rank) + (all_reduce(24, outcome.world_size) if outcome.num_extra else 0.0)
 
 
-def told(outcome: Outcome, rank: int) -> float:
+def broadcast_energies(outcome: Outcome, rank: int) -> float:
     """Header of the gather exchange; every other step, three float64 energies from rank 0."""
     sent = 24 * (outcome.world_size - 1) / outcome.world_size
     return rows(8)(outcome, rank) + (sent if outcome.num_extra else 0.0)
@@ -60,7 +60,7 @@ ROWS: tuple[Row, ...] = (
         name="topk+layers+union",
         make=sparse(micro.TopK(scope="layer")),
         band=LAYERS,
-        counts=nothing,
+        counts=no_bytes,
         indices=lists(4),
         values=union_values,
         num_collectives=2,
@@ -78,7 +78,7 @@ ROWS: tuple[Row, ...] = (
         name="accordion",
         make=accordion("repaired"),
         band=None,
-        counts=checked,
+        counts=reduced_energies,
         indices=lists(4),
         values=raw_lists,
         num_collectives=3,
@@ -89,7 +89,7 @@ ROWS: tuple[Row, ...] = (
         name="accordion+published",
         make=accordion("published"),
         band=None,
-        counts=told,
+        counts=broadcast_energies,
         indices=lists(4),
         values=raw_lists,
         num_collectives=3,
@@ -100,8 +100,8 @@ ROWS: tuple[Row, ...] = (
         name="powersgd",
         make=lambda _density, seed: PowerSGD(rank=RANK, min_compression=1.5, seed=seed),
         band=EXACT,
-        counts=nothing,
-        indices=nothing,
+        counts=no_bytes,
+        indices=no_bytes,
         values=powersgd_values,
         num_collectives=2,
         follows_density=False,
