@@ -179,8 +179,8 @@ def test_it_is_built_from_names_and_says_what_it_is() -> None:
     [
         (micro.Deft(), "selector deft makes sense for all parameters together only: use it without per_tensor"),
         (micro.Everything(), "selector everything makes sense for all parameters together only"),
-        (micro.TopK(scope="layer"), "selector topk looks at each parameter by itself already"),
-        (PerTensor(selector=micro.TopK()), "selector per_tensor topk looks at each parameter by itself already"),
+        (micro.TopK(scope="layer"), "selector topk looks at each parameter separately already"),
+        (PerTensor(selector=micro.TopK()), "selector per_tensor topk looks at each parameter separately already"),
         (micro.RandomK(unbiased=True), "selector randomk scales the update by one factor"),
     ],
 )
