@@ -154,7 +154,12 @@ def browser(folder: Path) -> Iterator[Browser]:
     words = ["bash", "-c", shell, CHROMIUM, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
     with (folder / "chromium.log").open("w") as log:
         process = subprocess.Popen(
-            words, pass_fds=(commands, answers), stdout=log, stderr=log, start_new_session=True, env=_environment(folder)
+            words,
+            pass_fds=(commands, answers),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=_environment(folder),
         )
     os.close(commands)
     os.close(answers)

@@ -1,0 +1,118 @@
+"""The pages of docs/ and of a study in a real browser: quiet, complete in themselves, and readable on a phone."""
+
+import base64
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from markupsafe import Markup
+
+from experiments.reports.html_page import Page, Picture, Section, write_page
+from tests.tools.browser import CHROMIUM, Browser, browser
+
+ROOT = Path(__file__).parents[2]
+PHONE = 390  # pixels across
+BACKGROUND_OTHER_THAN = """new Promise(found => {
+  const until = performance.now() + 3000
+  const look = () => {
+    const colour = getComputedStyle(document.body).backgroundColor
+    colour != %s || performance.now() > until ? found(colour) : setTimeout(look, 5)
+  }
+  look()
+})"""  # a page hears a little later which colours its reader prefers
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: make system-packages")
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        opened.resize(PHONE)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages as ``make docs`` builds them."""
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs {package}, of the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a study with a wide figure, a wide table and a long command."""
+    figure = (ROOT / "docs/images/where_it_pays.png").read_bytes()
+    uri = f"data:image/png;base64,{base64.b64encode(figure).decode()}"
+    picture = Picture(name="wide", uri=uri, width=1400, height=640, num_rows=3, runs=("a-run-with-a-long-name" * 4,))
+    cells = "".join(f"<td>column {number}</td>" for number in range(30))
+    section = Section(
+        key="wide",
+        title="What is wide",
+        text="A claim.",
+        command="sweep wide " + " ".join(f"some.long.key{number}=value" for number in range(20)),
+        seconds=1.0,
+        pictures=(picture,),
+        reports=(Markup(f"<table><tr>{cells}</tr></table>"),),
+        runs=(("run", "method"), ("name" * 30, "micro")),
+        settings="key: " + "value" * 40,
+        facts=(("torch", "2.15.0", 1),),
+    )
+    page = Page(title="Wide", heading="Wide things", note="A note.", sections=(section,))
+    return write_page(page, tmp_path_factory.mktemp("study") / "index.html")
+
+
+def look(tab: Browser, path: Path, home: Path) -> list[str]:
+    """Open a page as a phone does, light and dark; return what is wrong with it."""
+    wrong = []
+    tab.prefer("light")
+    visit = tab.open(path.as_uri())
+    background = ""
+    for scheme in ("light", "dark"):
+        tab.prefer(scheme)
+        before, background = background, tab.evaluate(BACKGROUND_OTHER_THAN % repr(background))
+        if background == before:
+            wrong.append(f"light and dark have the same background, {background}")
+        width = tab.evaluate("document.documentElement.scrollWidth")
+        if width > PHONE:
+            wrong.append(f"{scheme}: {width} pixels wide on a screen of {PHONE}")
+    wrong += [f"asked for {address}" for address in visit.requests if not address.startswith((home.as_uri(), "data:"))]
+    return wrong + visit.complaints
+
+
+@pytest.mark.timeout(300)
+def test_every_page_is_quiet_complete_and_fits_a_phone(tab: Browser, site: Path) -> None:
+    pages = sorted(set(site.rglob("*.html")) - {site / "404.html"})  # a server shows that one, under any address
+    assert len(pages) > 30
+    wrong = {str(page.relative_to(site)): said for page in pages if (said := look(tab, page, site))}
+    assert not wrong
+
+
+def test_search_finds_without_a_server(tab: Browser, site: Path) -> None:
+    visit = tab.open((site / "index.html").as_uri())
+    tab.evaluate(
+        """new Promise(found => {
+          const query = document.querySelector("[data-md-component=search-query]")
+          query.focus()
+          query.value = "residual"
+          query.dispatchEvent(new Event("keyup", {bubbles: true}))
+          query.dispatchEvent(new Event("input", {bubbles: true}))
+          const look = () => document.querySelector(".md-search-result__item") ? found(true) : setTimeout(look, 20)
+          look()
+        })"""
+    )
+    assert not visit.complaints
+
+
+def test_the_page_of_a_study_is_quiet_complete_and_fits_a_phone(tab: Browser, study: Path) -> None:
+    assert look(tab, study, study.parent) == []
