@@ -1,23 +1,40 @@
 """Carry out several runs of a sweep at once, each in a process of its own."""
 
-import select
+import itertools
 import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from experiments.config.schema import TrainConfig
-from experiments.runs.run_folder import folder_of
+from experiments.launching.worker_process import WorkerFailure, WorkerProcess
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS
 from experiments.sweeps.live_table import LiveTable
 from experiments.sweeps.outcome import Outcome
 from experiments.sweeps.parallelism import threads_per_process
-from experiments.sweeps.worker_process import Job, WorkerProcess
+from experiments.sweeps.worker import Job, carry_out
 from experiments.training.runner import num_steps
 
 _POLL_S = 0.1
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A worker process that carries out one run after another.
+
+    Attributes:
+        folder: Of the run under way, None while the process waits for one.
+    """
+
+    worker: WorkerProcess
+    folder: RunFolder | None = None
 
 
 class ParallelSweep:
@@ -34,17 +51,19 @@ class ParallelSweep:
         self._table = table
         self._at_once = at_once
         self._on_error = on_error
-        self._workers: list[WorkerProcess] = []
+        self._slots: list[_Slot] = []
+        self._serial = itertools.count()
         self._outcome = Outcome()
         self._signal = 0
         self._killing = False
 
     def run(self) -> Outcome:
         """Carry out the runs; return what became of them."""
-        with self._signals_handled():
+        with TemporaryDirectory(prefix="micro-sweep-") as logs, self._signals_handled():
+            self._logs = Path(logs)
             while True:
                 self._start_more()
-                busy = [worker for worker in self._workers if worker.folder]
+                busy = [slot for slot in self._slots if slot.folder]
                 if not busy:
                     break
                 self._collect(busy)
@@ -62,41 +81,48 @@ class ParallelSweep:
                 continue
             self._table.begin(folder.path.name, folder.path, total_steps=num_steps(config))
             threads = threads_per_process(config, self._at_once)
-            self._free_worker().give(Job(config=config, folder=folder, command=sys.argv, threads=threads))
+            slot = self._free_slot()
+            slot.folder = folder
+            slot.worker.send(carry_out, Job(config=config, folder=folder, command=sys.argv, threads=threads))
             if self._signal:  # received before the run was on the list
                 self._pass_on()
 
     def _may_start(self) -> bool:
         given_up = self._outcome.failures and self._on_error == "stop"
-        num_busy = sum(worker.folder is not None for worker in self._workers)
+        num_busy = sum(slot.folder is not None for slot in self._slots)
         return bool(self._waiting) and num_busy < self._at_once and not (self._signal or given_up)
 
-    def _free_worker(self) -> WorkerProcess:
-        free = next((worker for worker in self._workers if worker.folder is None), None)
+    def _free_slot(self) -> _Slot:
+        free = next((slot for slot in self._slots if slot.folder is None), None)
         if free is None:
-            free = WorkerProcess.start()
-            self._workers.append(free)
+            log = self._logs / f"worker{next(self._serial)}.log"
+            free = _Slot(WorkerProcess(log, at_parent_death=signal.SIGTERM))  # on which a run saves its state
+            self._slots.append(free)
         return free
 
-    def _collect(self, busy: list[WorkerProcess]) -> None:
+    def _collect(self, busy: list[_Slot]) -> None:
         """Wait a moment for answers of the processes, or for their ends."""
-        ready, _, _ = select.select([worker.answers for worker in busy], [], [], _POLL_S)
-        for worker in busy:
-            if worker.answers in ready:
-                self._settle(worker)
+        ready = wait([slot.worker.connection for slot in busy], _POLL_S)
+        for slot in busy:
+            if slot.worker.connection in ready:
+                self._settle(slot)
 
-    def _settle(self, worker: WorkerProcess) -> None:
+    def _settle(self, slot: _Slot) -> None:
         """Record how a run ended."""
-        folder, worker.folder = worker.folder, None
+        folder, slot.folder = slot.folder, None
         assert folder is not None
-        alive, why = worker.read_answer()
-        if not alive:
-            self._workers.remove(worker)
-            worker.close()
+        try:
+            why = slot.worker.receive()
+        except WorkerFailure as failure:
+            self._slots.remove(slot)
+            slot.worker.close()
+            is_stopped = _is_stopped(failure.exit_code)
+            if self._killing or (self._signal and is_stopped):
+                self._table.stopped(folder.path.name)
+                return
+            why = "stopped by a signal: the same command goes on" if is_stopped else str(failure)
         if why is None:
             self._table.done(folder.path.name)
-        elif not alive and (self._killing or (self._signal and worker.is_stopped())):
-            self._table.stopped(folder.path.name)
         else:
             self._table.failed(folder.path.name, why)
             self._outcome.add_failure(folder, why)
@@ -107,10 +133,10 @@ class ParallelSweep:
         try:
             yield
         finally:
-            for worker in self._workers:
-                if worker.folder:  # after an error of the sweep itself
-                    worker.process.terminate()
-                worker.close()
+            for slot in self._slots:
+                if slot.folder:  # after an error of the sweep itself
+                    slot.worker.process.terminate()
+                slot.worker.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -122,6 +148,12 @@ class ParallelSweep:
     def _pass_on(self) -> None:
         """Have the runs save and stop; their processes are of no terminal, so Ctrl-C reaches them here alone."""
         number = signal.SIGUSR1 if self._signal == signal.SIGUSR1 else signal.SIGTERM
-        for worker in self._workers:
-            if worker.folder:
-                worker.process.send_signal(signal.SIGKILL if self._killing else number)
+        for slot in self._slots:
+            if slot.folder:
+                slot.worker.process.send_signal(signal.SIGKILL if self._killing else number)
+
+
+def _is_stopped(exit_code: int | None) -> bool:
+    """Return whether a process ended because a signal asked it to."""
+    unhandled = {-number for number in STOP_SIGNALS}  # it was starting: there was nothing to save
+    return exit_code in {128 + signal.SIGTERM, EXIT_SAVED, *unhandled}

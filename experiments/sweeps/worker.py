@@ -1,43 +1,46 @@
-"""Carry out runs of a sweep in a process beside it.
+"""Carry out runs of a sweep in a worker process."""
 
-``python -m experiments.sweeps.worker PARENT`` reads from its standard input which runs.
-"""
-
-import json
 import os
-import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from experiments.config.schema import TrainConfig
-from experiments.launching.process_lifetime import die_with_parent
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import run_log
 from experiments.sweeps.attempt import attempt
-from experiments.sweeps.worker_process import Job
 
 
-def main() -> None:
-    """Carry out the runs that are read from stdin; answer each with a line of JSON, why it failed or null.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run that a process is to carry out.
 
-    A signal that stops a run ends the process, with the exit code of ``execute``.
+    Attributes:
+        config: The run, checked.
+        folder: Where it leaves its records.
+        command: What the user typed, for the manifest.
+        threads: Of each process of the run; None leaves OMP_NUM_THREADS in force.
     """
-    die_with_parent(int(sys.argv[1]))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
-    while True:
-        try:
-            job: Job = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        sys.argv = job.command
-        if job.threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(job.threads)  # of workers
-            torch.set_num_threads(job.threads)
-        print(json.dumps(attempt(job.config, job.folder, _logged)), file=answers, flush=True)
+
+    config: TrainConfig
+    folder: RunFolder
+    command: list[str]
+    threads: int | None
+
+
+def carry_out(job: Job) -> str | None:
+    """Carry out a run in this process; return in one line why it failed, None if it did not.
+
+    A signal that stops the run ends the process, with the exit code of ``execute``.
+    """
+    sys.argv = job.command
+    if job.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(job.threads)  # of the ranks
+        torch.set_num_threads(job.threads)
+    return attempt(job.config, job.folder, _logged)
 
 
 @contextmanager
@@ -57,7 +60,3 @@ def _logged(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
         for number, original in enumerate(before, start=1):
             os.dup2(original, number)
             os.close(original)
-
-
-if __name__ == "__main__":
-    main()

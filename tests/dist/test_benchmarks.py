@@ -45,6 +45,7 @@ def test_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
+@pytest.mark.xdist_group("hosts")
 def test_network(tmp_path: Path) -> None:
     if reason := unavailable():
         pytest.skip(reason)
