@@ -11,7 +11,8 @@ from experiments.config.errors import UserError
 from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder
-from experiments.tracking.wandb_mirror import check_wandb, mirror
+from experiments.tracking.wandb_account import check_wandb
+from experiments.tracking.wandb_mirror import mirror
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

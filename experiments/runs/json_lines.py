@@ -112,6 +112,24 @@ class LastRow:
         return self._row
 
 
+class NewRows:
+    """The rows that were added to a file of JSON lines since they were read last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self) -> list[Row]:
+        """Return the new rows; one that is still being written is returned when it is finished."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
 def read_records(path: Path) -> list[Row]:
     """Return the rows of a file of JSON lines; a last row without its newline is skipped.
 

@@ -1,4 +1,4 @@
-"""The same tidy tables from wherever the mirror of a run is: a run's folder, the files of W&B, or its server.
+"""Read runs from their folders, from files of W&B, or from its server, into the same tidy tables.
 
 W&B keeps numbers as JSON has them, so 1.0 comes back as 1, and a row's keys without their order: ``frames.tidy`` brings
 all sources to one form, and the tables of a run are equal whichever it is read from.
@@ -20,7 +20,7 @@ from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.frames import Frames, load, tidy
 from experiments.reports.run_configs import Selection
 from experiments.runs.json_lines import Row
-from experiments.tracking.wandb_mirror import need_key, need_wandb
+from experiments.tracking.wandb_account import require_key, require_wandb
 
 NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _REMEDY = "make the mirror again with: python -m experiments.track RUN_FOLDER"
@@ -28,10 +28,10 @@ _REMEDY = "make the mirror again with: python -m experiments.track RUN_FOLDER"
 
 @dataclass(frozen=True, slots=True)
 class _Mirror:
-    """One mirrored run; the history is read when its rows are asked for."""
+    """One mirrored run; its history is read when ``rows`` is called."""
 
     where: str
-    given: Mapping[str, Any]
+    mirrored_config: Mapping[str, Any]
     history: Callable[[], Iterable[Row]]
 
     @property
@@ -39,7 +39,7 @@ class _Mirror:
         return _REMEDY
 
     def config(self) -> Mapping[str, object]:
-        return {key: value for key, value in self.given.items() if key not in ("_wandb", "manifest")}
+        return {key: value for key, value in self.mirrored_config.items() if key not in ("_wandb", "manifest")}
 
     def rows(self, kind: str) -> list[Row]:
         return [_own(row, kind) for row in self.history() if row.get(f"{kind}/step") is not None]
@@ -59,13 +59,13 @@ def from_wandb_files(root: Path | str, selection: Selection | None = None) -> Fr
     Raises:
         UserError: no finished run, wandb not installed, a file that cannot be read, or as ``frames.tidy`` does.
     """
-    need_wandb("--source wandb-files")
+    require_wandb("--source wandb-files")
     paths = sorted({path.resolve() for path in Path(root).rglob("*.wandb")}, key=lambda path: path.parent.name)
     if not paths:
         raise UserError(f"{root} holds no file of W&B (*.wandb): name a folder of runs made with tracking=wandb")
     with ThreadPoolExecutor(max_workers=min(8, num_cores())) as pool:
         read = list(pool.map(_read_file, paths))
-    runs = {name: mirror for name, mirror, _ in read}  # of a run with several files the newest, which comes last
+    runs = {name: mirror for name, mirror, _ in read}  # of several files of a run the newest, which is last
     finished = {name: is_finished for name, _, is_finished in read}
     return tidy(_finished(runs, finished, str(root)), selection)
 
@@ -79,13 +79,13 @@ def from_wandb_server(project: str, selection: Selection | None = None) -> Frame
     entity, slash, name = project.partition("/")
     if not (entity and slash and name):
         raise UserError(f"a project of W&B is ENTITY/PROJECT, got '{project}'")
-    need_wandb("--source wandb")
-    need_key("--source wandb", "read the files with --source wandb-files DIR")
+    require_wandb("--source wandb")
+    require_key("--source wandb", "read the files with --source wandb-files DIR")
     import wandb
 
     try:
         found = list(wandb.Api().runs(project, per_page=200, lazy=False))
-    except Exception as error:  # wandb raises what its parts raise: of the network, of the server, its own
+    except Exception as error:  # errors of the network, of the server, and of wandb itself
         raise UserError(f"cannot read {project} from W&B: {one_line(error)}") from None
     runs = {run.id: _Mirror(f"W&B run {project}/{run.id}", run.config, _scan(run)) for run in found}
     return tidy(_finished(runs, {run.id: run.state == "finished" for run in found}, project), selection)
@@ -125,7 +125,7 @@ def _finished(runs: Mapping[str, _Mirror], finished: Mapping[str, bool], where: 
 
 
 def _read_file(path: Path) -> tuple[str, _Mirror, bool]:
-    """Return the run of one file: its name, what it holds, and whether it came to its end."""
+    """Return the run of one file: its name, its content, and whether it finished."""
     name, config, finished = "", dict[str, Any](), False
     history: list[Row] = []
     for record in _inspect(path):
@@ -144,8 +144,8 @@ def _inspect(path: Path) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
-        raise UserError(f"cannot read {path}: {said}; {_REMEDY}")
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
+        raise UserError(f"cannot read {path}: {reason}; {_REMEDY}")
     return (json.loads(line) for line in done.stdout.splitlines())
 
 
@@ -161,6 +161,6 @@ def _scan(run: Any) -> Callable[[], Iterable[Row]]:
 
 
 def _own(row: Row, kind: str) -> Row:
-    """Return the part of a history's row that is of one kind of record, as the record had it."""
+    """Return the part of a history's row that belongs to one kind of record, as it was recorded."""
     own = {key.partition("/")[2]: value for key, value in row.items() if key.startswith(f"{kind}/")}
     return {key: NOT_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in own.items()}

@@ -16,7 +16,7 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, from_yaml
 from experiments.config.slurm_settings import IN_JOB
 from experiments.runs.checkpoints import open_checkpoint
-from experiments.tracking.wandb_mirror import check_wandb
+from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
 from experiments.training.tasks import check_task, steps_per_epoch
 

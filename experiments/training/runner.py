@@ -19,7 +19,7 @@ from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.tracking.progress import watch
-from experiments.tracking.wandb_mirror import mirrored
+from experiments.tracking.wandb_process import mirrored
 from experiments.training.rank_main import run_rank, start_group
 from experiments.training.tasks import steps_per_epoch
 from micro.comm import gather_objects

@@ -27,7 +27,8 @@ from experiments.config.tracking_settings import TrackingConfig
 from experiments.reports.frames import Frames
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.tracking.sources import from_folders, from_wandb_files, from_wandb_server, read
-from experiments.tracking.wandb_mirror import group_of, mirror, mirrored
+from experiments.tracking.wandb_mirror import group_of, mirror
+from experiments.tracking.wandb_process import mirrored
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 from tests.wandb_server import WandbServer, serving
@@ -144,7 +145,7 @@ def test_a_killed_mirror_does_not_hurt_the_run(tmp_path: Path, capsys: pytest.Ca
 
     @contextmanager
     def killer(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
-        (mirror_pid,) = children_of(os.getpid(), "experiments.tracking.wandb_mirror")
+        (mirror_pid,) = children_of(os.getpid(), "experiments.tracking.wandb_process")
         os.kill(mirror_pid, signal.SIGKILL)
         yield
 
@@ -153,7 +154,7 @@ def test_a_killed_mirror_does_not_hurt_the_run(tmp_path: Path, capsys: pytest.Ca
     assert folder.is_done()
     said = capsys.readouterr().err.strip()
     assert said == (
-        "warning: W&B mirror: it was killed by SIGKILL; the run is whole, "
+        "warning: W&B mirror: it was killed by SIGKILL; its records are complete, "
         f"make it again with: python -m experiments.track {folder.path}"
     )
 

@@ -1,0 +1,41 @@
+"""What W&B needs on this machine: its package, and for its server a key."""
+
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from io import StringIO
+
+from experiments.config.errors import UserError, one_line
+from experiments.config.tracking_settings import TrackingConfig
+
+
+def check_wandb(tracking: TrackingConfig) -> None:
+    """Check that the mirror that ``tracking`` describes can be made on this machine. Raises: UserError."""
+    if tracking.name == "none":
+        return
+    require_wandb("tracking=wandb")
+    if tracking.mode == "online":
+        require_key("tracking.mode=online", "use tracking.mode=offline")
+
+
+def require_wandb(needed_by: str) -> None:
+    """Check that the package wandb is installed. Raises: UserError, which names ``needed_by``."""
+    if find_spec("wandb") is None:
+        raise UserError(f"{needed_by} needs the package wandb, which is not installed: pip install wandb")
+
+
+def require_key(needed_by: str, otherwise: str) -> None:
+    """Check that a key of W&B is known, where wandb itself would prompt for one. Raises: UserError.
+
+    Args:
+        needed_by: The setting or option that needs the key.
+        otherwise: What to do without a key.
+    """
+    import wandb
+
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            found = wandb.login(prompt=False)
+    except Exception as error:  # of any kind: a malformed key, settings that cannot be read
+        raise UserError(f"{needed_by}: {one_line(error)}; set WANDB_API_KEY, or {otherwise}") from None
+    if not found:
+        raise UserError(f"{needed_by} needs a key of W&B and found none: set WANDB_API_KEY, or {otherwise}")
