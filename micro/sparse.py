@@ -82,14 +82,14 @@ class Exchanged:
         sent: what this rank contributed, as the receivers decoded it; ``residual = acc - sent``.
         counts: how many indices each rank chose.
         num_updated: number of distinct indices in the update.
-        healthy: False, on all ranks alike, when any rank's gradient held NaN or Inf.
+        is_finite: False, on all ranks alike, when any rank's gradient held NaN or Inf.
     """
 
     update: tuple[SparseValues, ...]
     sent: SparseValues
     counts: tuple[int, ...]
     num_updated: int
-    healthy: bool
+    is_finite: bool
 
 
 def union(parts: Iterable[Tensor]) -> Tensor:

@@ -61,7 +61,7 @@ class Exchange(StatefulPart[S], ABC):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        healthy: bool,
+        is_finite: bool,
     ) -> Exchanged:
         """Return the mean update and what this rank contributed to it.
 
@@ -73,7 +73,7 @@ class Exchange(StatefulPart[S], ABC):
             overlap: how the ranks' index sets relate.
             wire: the form of values and indices on their way.
             comm: every rank calls the same collectives in the same order.
-            healthy: whether this rank's gradient was finite; sent along, so that all ranks know.
+            is_finite: whether this rank's gradient was finite; sent along, so that all ranks know.
         """
 
 
@@ -83,23 +83,23 @@ class Header:
 
     Attributes:
         counts: how many indices each rank chose.
-        healthy: whether the gradients of all ranks were finite.
+        is_finite: whether the gradients of all ranks were finite.
         extras: further integers of each rank.
     """
 
     counts: tuple[int, ...]
-    healthy: bool
+    is_finite: bool
     extras: list[list[int]]
 
 
-def gather_header(indices: Tensor, comm: Comm, *, healthy: bool, extra: Tensor | None = None) -> Header:
-    """Gather how many indices each rank chose, whether it was healthy, and m extra integers: 4 (m + 2) (n-1) bytes.
+def gather_header(indices: Tensor, comm: Comm, *, is_finite: bool, extra: Tensor | None = None) -> Header:
+    """Gather counts of indices, whether gradients were finite, and m extra integers each: 4 (m + 2) (n-1) bytes.
 
     Args:
         indices: what this rank chose.
         extra: (m,) of any integer type, equally long on all ranks.
     """
-    header = torch.tensor([indices.numel(), int(healthy)], dtype=torch.int32, device=indices.device)
+    header = torch.tensor([indices.numel(), int(is_finite)], dtype=torch.int32, device=indices.device)
     if extra is not None:
         header = torch.cat([header, extra.to(torch.int32)])
     rows = comm.gather_rows(header).tolist()  # host sync: list lengths shape the next message
@@ -149,27 +149,29 @@ def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec:
     return codec.decode(comm.broadcast_(blob, leader, "indices"), count, numel)
 
 
-def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
+def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
     """Average ``values`` (k,), one entry per shared index, over the ranks.
 
-    Whether each rank was healthy travels along: as one more number in an all-reduce, as one byte with encoded values.
+    Whether each gradient was finite travels along: one more number in an all-reduce, one byte with encoded values.
 
     Args:
         key: seeds what is random about the codec; differs from rank to rank.
     Returns:
-        the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were healthy.
+        the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
     """
     average = _mean_raw if codec.lossless else _mean_encoded
-    return average(values, codec, key, comm, healthy=healthy)
+    return average(values, codec, key, comm, is_finite=is_finite)
 
 
-def _mean_raw(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
-    flag = values.new_full((1,), 0.0 if healthy else 1.0)
+def _mean_raw(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
+    flag = values.new_full((1,), 0.0 if is_finite else 1.0)
     mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
     return mean[:-1], values, not bool(mean[-1] > 0)  # host sync: the policy for NaN acts on the host
 
 
-def _mean_encoded(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy: bool) -> tuple[Tensor, Tensor, bool]:
+def _mean_encoded(
+    values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool
+) -> tuple[Tensor, Tensor, bool]:
     """Average encoded values: scatter them, add in full precision, share the encoded means.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
@@ -179,11 +181,11 @@ def _mean_encoded(values: Tensor, codec: Codec, key: Key, comm: Comm, *, healthy
     n, rank, dtype = comm.world_size, comm.rank, values.dtype
     counts = equal_sizes(values.numel(), n)
     sizes = [codec.num_bytes(count, dtype) for count in counts]
-    flag = torch.tensor([healthy], dtype=torch.uint8, device=values.device)
+    flag = torch.tensor([is_finite], dtype=torch.uint8, device=values.device)
     wires = [codec.encode(part, (*key, place)) for place, part in enumerate(values.split(counts))]
     sent = torch.cat([codec.decode(wire, count, dtype) for wire, count in zip(wires, counts, strict=True)])
     if n == 1:
-        return sent, sent, healthy
+        return sent, sent, is_finite
     flagged = torch.cat([piece for wire in wires for piece in (wire, flag)])
     received = comm.scatter_parts(flagged, [size + 1 for size in sizes], "values")
     total = torch.stack([codec.decode(row[:-1], counts[rank], dtype) for row in received]).sum(0)

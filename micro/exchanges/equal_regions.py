@@ -44,13 +44,13 @@ class SplitAndGather(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        healthy: bool,
+        is_finite: bool,
     ) -> Exchanged:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
         chosen = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         regions = EqualRegions(Transport(comm, wire, (step.seed, step.index, comm.rank)), acc.numel())
         decoded, total = regions.transport.add_up(self.leaving(chosen), regions.spans)
-        header = gather_header(chosen.indices, comm, healthy=healthy, extra=count_of(total))
+        header = gather_header(chosen.indices, comm, is_finite=is_finite, extra=count_of(total))
         counts = [count for (count,) in header.extras]
         dense = self.is_dense(regions, counts, acc.dtype)
         mean, unsent = regions.gather_dense(total) if dense else regions.gather_pairs(total, counts)
@@ -59,7 +59,7 @@ class SplitAndGather(Exchange[NoState]):
             sent=self.sent(chosen, [decoded, *unsent]),
             counts=header.counts,
             num_updated=mean.indices.numel(),
-            healthy=header.healthy,
+            is_finite=header.is_finite,
         )
 
 

@@ -17,7 +17,7 @@ class Gather(Exchange[NoState]):
     """Gather (index, value) pairs; an index gets the sum of those ranks that chose it, divided by all ranks.
 
     Only a rank's own choice leaves its residual. Bytes sent per rank: (n-1) (4 + w) k_r with int32 indices (none where
-    all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the health flag.
+    all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the finite flag.
 
     Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772. Differences: int32 indices, lists
     sent unpadded, added up in rank order so that all ranks get the same bits. `PublishedGather` loses pairs as the
@@ -38,10 +38,10 @@ class Gather(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        healthy: bool,
+        is_finite: bool,
     ) -> Exchanged:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
-        header = gather_header(selection.indices, comm, healthy=healthy)
+        header = gather_header(selection.indices, comm, is_finite=is_finite)
         codec, dtype, counts = wire.values, acc.dtype, header.counts
         encoded = codec.encode(acc.index_select(0, selection.indices), (step.seed, step.index, comm.rank))
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
@@ -56,7 +56,7 @@ class Gather(Exchange[NoState]):
             found = [part.indices for part in parts]
             num_updated = sum(map(len, found)) if overlap is Overlap.DISJOINT else union(found).numel()
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
-        return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, healthy=header.healthy)
+        return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
     def parts_of_update(self, pairs: tuple[SparseValues, ...]) -> tuple[SparseValues, ...]:
         """Return the parts whose sum is the update, given what each rank sent, divided by the number of ranks."""

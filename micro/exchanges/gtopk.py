@@ -21,7 +21,7 @@ class GTopK(TreeExchange):
     next round. Ties go to the lowest index. Where ranks choose fewer than k, lists are shorter.
 
     Bytes sent, with int32 indices and values of w bytes: (4 + w) k by every rank but the first on the way up the tree,
-    (4 + w) k (n-1)/n for the broadcast, and 8 (n-1) for counts and the health flag. Where a rank chose fewer than k,
+    (4 + w) k (n-1)/n for the broadcast, and 8 (n-1) for counts and the finite flag. Where a rank chose fewer than k,
     4 more ahead of each list.
 
     Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth

@@ -27,7 +27,7 @@ class InPieces(Exchange[NoState]):
     What is chosen does not depend on the pieces. Neither does the update: bit for bit where values travel without loss
     and collectives add in rank order, up to rounding otherwise. A piece of which no rank chose anything is exchanged
     too. Counts that the selection knew are those of the vector, so that each piece gathers its own where the exchange
-    needs them: `Union` sends 4 (n-1) bytes in one more collective, except where all ranks share the indices. The health
+    needs them: `Union` sends 4 (n-1) bytes in one more collective, except where all ranks share the indices. The finite
     flag, and the counts of `Gather` and `DSA`, travel with every piece.
 
     Args:
@@ -105,7 +105,7 @@ class InPieces(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        healthy: bool,
+        is_finite: bool,
     ) -> Exchanged:
         """Return the mean update of all pieces."""
         pieces, done = self.pieces(acc), []
@@ -113,7 +113,7 @@ class InPieces(Exchange[NoState]):
         for number, ((start, stop), mine) in enumerate(zip(pieces, chosen, strict=True)):
             own = replace(step, seed=seed_for(step.seed, f"piece {number}")) if number else step
             found = self.each.exchange(
-                state, acc[start:stop], mine, step=own, overlap=overlap, wire=wire, comm=comm, healthy=healthy
+                state, acc[start:stop], mine, step=own, overlap=overlap, wire=wire, comm=comm, is_finite=is_finite
             )
             done.append(_shifted(found, start) if number else found)
         return _joined(done)
@@ -156,7 +156,7 @@ def _joined(done: Sequence[Exchanged]) -> Exchanged:
         sent=_together([found.sent for found in done]),
         counts=tuple(map(sum, zip(*(found.counts for found in done), strict=True))),
         num_updated=sum(found.num_updated for found in done),
-        healthy=all(found.healthy for found in done),
+        is_finite=all(found.is_finite for found in done),
     )
 
 

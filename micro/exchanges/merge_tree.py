@@ -47,10 +47,10 @@ class TreeExchange(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        healthy: bool,
+        is_finite: bool,
     ) -> Exchanged:
         """Return the list that the tree ends with, divided by the number of ranks."""
-        header = gather_header(selection.indices, comm, healthy=healthy)
+        header = gather_header(selection.indices, comm, is_finite=is_finite)
         k = min(step.target_count, acc.numel())
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         codec, dtype = self.entry_form(wire, acc.dtype)
@@ -62,7 +62,7 @@ class TreeExchange(Exchange[NoState]):
             sent=self.sent(mine, pruned, total),
             counts=header.counts,
             num_updated=total.indices.numel(),
-            healthy=header.healthy,
+            is_finite=header.is_finite,
         )
 
 

@@ -35,17 +35,17 @@ class RegionStep:
     Attributes:
         step: the same on all ranks.
         mine: what this rank chose.
-        healthy: whether this rank's gradient was finite.
+        is_finite: whether this rank's gradient was finite.
     """
 
     step: Step
     mine: SparseValues
-    healthy: bool
+    is_finite: bool
     transport: Transport
 
     def gather_header(self, extra: Tensor) -> Header:
-        """Gather counts, health and ``extra`` (m,) integers of all ranks; every step does so once."""
-        return gather_header(self.mine.indices, self.transport.comm, healthy=self.healthy, extra=extra)
+        """Gather counts, finite flags and ``extra`` (m,) integers of all ranks; every step does so once."""
+        return gather_header(self.mine.indices, self.transport.comm, is_finite=self.is_finite, extra=extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class MovingRegions(Exchange[OktopkState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        healthy: bool,
+        is_finite: bool,
     ) -> Exchanged:
         """Return the mean of all ranks at the largest sums of what they chose."""
         if not state.boundaries or step.index % self.repartition == 0:
@@ -114,13 +114,13 @@ class MovingRegions(Exchange[OktopkState]):
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         transport = Transport(comm, wire, (step.seed, step.index, comm.rank))
         _, sums = transport.add_up(mine, tuple(pairwise(state.boundaries)))
-        total, header = self.largest_sums(state, sums, RegionStep(step, mine, healthy, transport))
+        total, header = self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport))
         return Exchanged(
             update=(SparseValues(total.indices, total.values / comm.world_size),),
             sent=_common(mine, total.indices),
             counts=header.counts,
             num_updated=total.indices.numel(),
-            healthy=header.healthy,
+            is_finite=header.is_finite,
         )
 
     def _boundaries(self, indices: Tensor, numel: int, comm: Comm) -> tuple[int, ...]:

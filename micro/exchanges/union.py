@@ -17,7 +17,7 @@ class Union(Exchange[NoState]):
 
     Each rank gives its value at every index that any rank chose, so an index in the update is complete: the mean of all
     accumulators there. Bytes sent per rank: 4 (n-1) k_r for indices as int32 (none where all ranks hold the same, a
-    broadcast where one rank chose), and 2 w (K+1) (n-1)/n for values of w bytes, K distinct indices and the health
+    broadcast where one rank chose), and 2 w (K+1) (n-1)/n for values of w bytes, K distinct indices and the finite
     flag. Encoded values are scattered and gathered instead (`mean_of`).
 
     Source: the exchange of Yoon and Oh's public code, HiPC 2023, arXiv 2310.00967. Differences: int32 indices, lists
@@ -38,7 +38,7 @@ class Union(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        healthy: bool,
+        is_finite: bool,
     ) -> Exchanged:
         """Return the mean of all ranks at the union of what they chose."""
         counts = gather_counts(selection, comm)
@@ -46,11 +46,11 @@ class Union(Exchange[NoState]):
         disjoint = overlap is Overlap.DISJOINT
         indices = lists[0] if len(lists) == 1 else torch.cat(lists) if disjoint else union(lists)
         key = (step.seed, step.index, comm.rank)
-        mean, sent, healthy = mean_of(acc.index_select(0, indices), wire.values, key, comm, healthy=healthy)
+        mean, sent, is_finite = mean_of(acc.index_select(0, indices), wire.values, key, comm, is_finite=is_finite)
         return Exchanged(
             update=(SparseValues(indices, mean),),
             sent=SparseValues(indices, sent),
             counts=counts,
             num_updated=indices.numel(),
-            healthy=healthy,
+            is_finite=is_finite,
         )

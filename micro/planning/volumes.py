@@ -90,7 +90,7 @@ _DTYPES = {2: torch.float32, 4: torch.float32, 8: torch.float64}  # of the accum
 def _of_fft(reducer: FFTReducer, numel: int, dtype: torch.dtype) -> Calls:
     bins = num_bins(numel)
     count = target_count(reducer.density_policy.density, bins)
-    values = reducer.codec.num_bytes(2 * count, dtype) + 1  # and the health flag
+    values = reducer.codec.num_bytes(2 * count, dtype) + 1  # and the finite flag
     return ("gather_lists", reducer.indices.num_bytes(count, bins)), ("gather_lists", values)
 
 
@@ -267,7 +267,7 @@ def _of_indices(step: _Step) -> Calls:
 
 
 def _of_mean(step: _Step) -> Calls:
-    """Return how one value of each rank at every shared index becomes their mean; a health flag travels along."""
+    """Return how one value of each rank at every shared index becomes their mean; a finite flag travels along."""
     n = step.world_size
     if step.reducer.codec.lossless:
         return (("all_reduce", (round(step.total) + 1) * step.dtype.itemsize),)

@@ -40,9 +40,9 @@ class DenseReducer(Reducer):
         waited = comm.traffic.elapsed_s
         comm.all_reduce_(grad)
         exchange_s = comm.traffic.elapsed_s - waited
-        healthy = self._finish_(state, grad, comm)
+        is_finite = self._finish_(state, grad, comm)
         rest_s = comm.now(grad.device) - started - exchange_s
-        return self._stats(state, grad, comm.traffic, comm, healthy=healthy, exchange_s=exchange_s, rest_s=rest_s)
+        return self._stats(state, grad, comm.traffic, comm, is_finite=is_finite, exchange_s=exchange_s, rest_s=rest_s)
 
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
         """Start the all-reduce of a bucket and let backward go on, as DDP itself does without a hook.
@@ -57,9 +57,9 @@ class DenseReducer(Reducer):
             started = time.perf_counter()
             work.wait()
             exchange_s = time.perf_counter() - started
-            healthy = self._finish_(state, grad, comm)
+            is_finite = self._finish_(state, grad, comm)
             rest_s = time.perf_counter() - started - exchange_s
-            return self._stats(state, grad, traffic, comm, healthy=healthy, exchange_s=exchange_s, rest_s=rest_s)
+            return self._stats(state, grad, traffic, comm, is_finite=is_finite, exchange_s=exchange_s, rest_s=rest_s)
 
         return finish
 
@@ -82,7 +82,7 @@ class DenseReducer(Reducer):
         traffic: Traffic,
         comm: Comm,
         *,
-        healthy: bool,
+        is_finite: bool,
         exchange_s: float,
         rest_s: float,
     ) -> StepStats:
@@ -95,11 +95,11 @@ class DenseReducer(Reducer):
             target_count=numel,
             counts=(numel,) * comm.world_size,
             local_count=numel,
-            global_count=numel if healthy else 0,
+            global_count=numel if is_finite else 0,
             threshold=None,
             select_s=0.0,
             exchange_s=exchange_s,
             rest_s=rest_s,
-            skipped=not healthy,
+            skipped=not is_finite,
             **traffic_fields(traffic),  # type: ignore[arg-type]
         )

@@ -36,7 +36,7 @@ class _Gathered:
 class _Outcome:
     """The result of a step; see StepStats."""
 
-    healthy: bool
+    is_finite: bool
     num_updated: int
     relative_error: float | None
 
@@ -124,13 +124,13 @@ class FFTReducer(Reducer):
         spectrum = to_spectrum(acc)
         kept, dropped = strongest(spectrum, target_count(target.density, spectrum.numel()))
         select_s = comm.now(grad.device) - before
-        gathered = self._gather(kept, spectrum.numel(), (self.seed, step, comm.rank), comm, healthy=bad is None)
+        gathered = self._gather(kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=bad is None)
         outcome = _outcome(gathered, kept, dropped, comm.rank)
         state.step += 1
-        if outcome.healthy and self.feedback.name == "residual":
+        if outcome.is_finite and self.feedback.name == "residual":
             acc -= vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
         self.feedback.settle_(state.memory, acc, grad, None)
-        if outcome.healthy:
+        if outcome.is_finite:
             torch.div(vector_of(gathered.parts, spectrum, numel), comm.world_size, out=grad)
         elif self.nonfinite == "stop":
             raise report(bad, state.layout, step, comm, grad.device)
@@ -148,16 +148,16 @@ class FFTReducer(Reducer):
             select_s=select_s,
             exchange_s=exchange_s,
             rest_s=comm.now(grad.device) - started - select_s - exchange_s,
-            skipped=not outcome.healthy,
+            skipped=not outcome.is_finite,
             relative_error=outcome.relative_error,
             num_bins=spectrum.numel(),
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
 
-    def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, healthy: bool) -> _Gathered:
+    def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: bool) -> _Gathered:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
         n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
-        flag = torch.tensor([healthy], dtype=torch.uint8, device=parts.device)
+        flag = torch.tensor([is_finite], dtype=torch.uint8, device=parts.device)
         places = self.indices.encode(kept.indices, span)
         wire = torch.cat([codec.encode(parts, key), flag])
         maps = comm.gather_lists(places, [places.numel()] * n, "indices")
@@ -186,8 +186,8 @@ def _outcome(gathered: _Gathered, kept: Bins, dropped: Tensor, rank: int) -> _Ou
     for part in gathered.parts:
         chosen.index_fill_(0, part.indices.long(), True)
     numbers = torch.stack([*norms, chosen.sum().double(), gathered.flags.min().double()])
-    sent, left, rounded, num_updated, healthy = numbers.tolist()  # host sync: the policy for NaN acts on the host
-    if not healthy:
-        return _Outcome(healthy=False, num_updated=0, relative_error=None)
+    sent, left, rounded, num_updated, is_finite = numbers.tolist()  # host sync: the policy for NaN acts on the host
+    if not is_finite:
+        return _Outcome(is_finite=False, num_updated=0, relative_error=None)
     whole = math.hypot(sent, left)
     return _Outcome(True, int(num_updated), math.hypot(left, rounded) / whole if whole else 0.0)

@@ -91,13 +91,13 @@ class PowerSGD(Reducer):
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
         right = _mean(own, comm) if own else []
         state.step += 1
-        healthy = not bool(flag > 0)  # host sync: the policy for NaN acts on the host
-        if healthy:
+        is_finite = not bool(flag > 0)  # host sync: the policy for NaN acts on the host
+        if is_finite:
             self._apply_(state, batches, acc, grad, left, own, right)
             acc[rest], grad[rest] = 0.0, whole.to(grad.dtype)
         elif self.nonfinite == "stop":
             raise report(bad, state.layout, state.step - 1, comm, grad.device)
-        return self._stats(state, comm, started, waited, healthy=healthy, device=grad.device)
+        return self._stats(state, comm, started, waited, is_finite=is_finite, device=grad.device)
 
     def _apply_(
         self,
@@ -118,7 +118,7 @@ class PowerSGD(Reducer):
                 grad[place] = update[i]
 
     def _stats(
-        self, state: BucketState, comm: Comm, started: float, waited: float, *, healthy: bool, device: torch.device
+        self, state: BucketState, comm: Comm, started: float, waited: float, *, is_finite: bool, device: torch.device
     ) -> StepStats:
         numel, exchange_s = state.layout.numel, comm.traffic.elapsed_s - waited
         return StepStats(
@@ -129,12 +129,12 @@ class PowerSGD(Reducer):
             target_count=numel,
             counts=(numel,) * comm.world_size,
             local_count=numel,
-            global_count=numel if healthy else 0,
+            global_count=numel if is_finite else 0,
             threshold=None,
             select_s=0.0,
             exchange_s=exchange_s,
             rest_s=comm.now(device) - started - exchange_s,
-            skipped=not healthy,
+            skipped=not is_finite,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
 

@@ -107,11 +107,11 @@ class SparseReducer(Reducer):
             overlap=self.selector.overlap,
             wire=Wire(self.codec, self.indices),
             comm=comm,
-            healthy=bad is None,
+            is_finite=bad is None,
         )
         state.step += 1
         self._apply_(state, acc, grad, exchanged, selection.scale)
-        if not exchanged.healthy and self.nonfinite == "stop":
+        if not exchanged.is_finite and self.nonfinite == "stop":
             raise report(bad, state.layout, step.index, comm, grad.device)
         exchange_s = comm.traffic.elapsed_s - waited
         return StepStats(
@@ -122,18 +122,18 @@ class SparseReducer(Reducer):
             target_count=target.count,
             counts=exchanged.counts,
             local_count=exchanged.counts[comm.rank],
-            global_count=exchanged.num_updated if exchanged.healthy else 0,
+            global_count=exchanged.num_updated if exchanged.is_finite else 0,
             threshold=selection.threshold,
             select_s=select_s,
             exchange_s=exchange_s,
             rest_s=comm.now(grad.device) - started - select_s - exchange_s,
-            skipped=not exchanged.healthy,
+            skipped=not exchanged.is_finite,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
 
     def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> None:
-        self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.healthy else None)
-        if exchanged.healthy:
+        self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
+        if exchanged.is_finite:
             for part in exchanged.update:
                 part.add_to_(grad, alpha=scale)
 

@@ -328,7 +328,7 @@ def poisoned(model: nn.Module, step: int) -> Iterator[Tensor]:
     yield x + (bias.sum() * float("nan") if bad else 0)
 
 
-def is_healthy(grads: dict[str, Tensor]) -> bool:
+def is_sound(grads: dict[str, Tensor]) -> bool:
     flat = torch.cat([grad.flatten() for grad in grads.values()])
     return bool(flat.isfinite().all()) and bool(flat.any())
 
@@ -339,7 +339,7 @@ def stop_at_nan(reducer: micro.Reducer, settings: dict[str, Any], timed: bool = 
     for step in range(2):
         ddp_gradients(ddp, poisoned, step)
     words = words_of(micro.NonFiniteGradient, lambda: ddp_gradients(ddp, poisoned, 2))
-    went_on = is_healthy(ddp_gradients(ddp, poisoned, 3))
+    went_on = is_sound(ddp_gradients(ddp, poisoned, 3))
     steps = [stats.step for stats in attachment.stats]
     return words, went_on and steps == [3] * len(attachment.state_dict()["buckets"])
 
@@ -357,7 +357,7 @@ def skip_nan(reducer: micro.Reducer, settings: dict[str, Any]) -> tuple[list[tup
     return (
         buckets,
         skipped,
-        zero == skipped and is_healthy(after) and not any(stats.skipped for stats in attachment.stats),
+        zero == skipped and is_sound(after) and not any(stats.skipped for stats in attachment.stats),
     )
 
 

@@ -148,7 +148,7 @@ def dense_values(outcome: Outcome, rank: int) -> float:
 
 
 def union_values(outcome: Outcome, rank: int) -> float:
-    """All-reduce of the union's values and the health flag."""
+    """All-reduce of the union's values and the finite flag."""
     return all_reduce(outcome.value_bytes * (outcome.num_updated + 1), outcome.world_size)
 
 
@@ -177,7 +177,7 @@ def steered_counts(outcome: Outcome, rank: int) -> float:
 
 
 def and_header(counts: Bytes) -> Bytes:
-    """Add the header of the gather exchange: the count and the health flag."""
+    """Add the header of the gather exchange: the count and the finite flag."""
     return lambda outcome, rank: counts(outcome, rank) + rows(8)(outcome, rank)
 
 

@@ -15,12 +15,12 @@ def bitmap(outcome: Outcome, rank: int) -> float:
 
 
 def ten_bits(outcome: Outcome, rank: int) -> float:
-    """Two parts of ten bits for each bin, the quantiser's header and the health flag, to every other rank."""
+    """Two parts of ten bits for each bin, the quantiser's header and the finite flag, to every other rank."""
     return (math.ceil(20 * outcome.counts[rank] / 8) + 4 + 1) * (outcome.world_size - 1)
 
 
 def raw_parts(outcome: Outcome, rank: int) -> float:
-    """Two parts at full length for each bin, and the health flag, to every other rank."""
+    """Two parts at full length for each bin, and the finite flag, to every other rank."""
     return (2 * outcome.value_bytes * outcome.counts[rank] + 1) * (outcome.world_size - 1)
 
 

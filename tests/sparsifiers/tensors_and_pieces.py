@@ -47,7 +47,7 @@ def rows_by_piece(row_bytes: int) -> Bytes:
 
 
 def values_by_piece(outcome: Outcome, rank: int) -> float:
-    """All-reduce of the union's values, and of a health flag for each piece."""
+    """All-reduce of the union's values, and of a finite flag for each piece."""
     flags = all_reduce(outcome.value_bytes * (num_pieces(outcome) - 1), outcome.world_size)
     return union_values(outcome, rank) + flags
 

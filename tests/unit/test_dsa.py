@@ -51,7 +51,7 @@ def exchange(
             overlap=overlap,
             wire=wire or Wire(),
             comm=comm,
-            healthy=comm.rank != bad_rank,
+            is_finite=comm.rank != bad_rank,
         )
         return result, comm.traffic
 
@@ -100,7 +100,7 @@ def test_update_and_bytes(world_size: int, rule: str, numel: int, share: float) 
         assert dense(numel, got.sent) == [rows[rank][i] if i in chosen[rank] else 0.0 for i in range(numel)]
         assert got.num_updated == (sum(map(bool, total.values())) if as_regions else len(total))
         assert got.counts == tuple(map(len, chosen))
-        assert got.healthy
+        assert got.is_finite
         leaving = sum(owner(index, numel, world_size) != rank for index in lists[rank])
         assert traffic.num_bytes == {
             "counts": 16 * (world_size - 1),
@@ -169,9 +169,9 @@ def test_any_form_of_indices_gives_the_same(name: str, world_size: int) -> None:
 
 
 @WORLDS
-def test_an_unhealthy_rank_is_known_to_all(world_size: int) -> None:
+def test_a_nonfinite_rank_is_known_to_all(world_size: int) -> None:
     results, _ = exchange(accumulators(world_size), some(world_size, NUMEL, 0.2), bad_rank=world_size - 1)
-    assert [result.healthy for result in results] == [False] * world_size
+    assert [result.is_finite for result in results] == [False] * world_size
 
 
 def test_what_makes_no_sense_is_refused() -> None:

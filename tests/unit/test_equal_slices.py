@@ -24,7 +24,7 @@ def exchange(acc: torch.Tensor, chosen: list[list[int]], rule: str | None = "pub
             overlap=Overlap.ANY,
             wire=Wire(),
             comm=comm,
-            healthy=True,
+            is_finite=True,
         )
 
     with closing(SimulatedGroup(len(chosen))) as group:

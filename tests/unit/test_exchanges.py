@@ -51,7 +51,7 @@ def exchange(
     chosen: list[list[int]],
     overlap: Overlap,
     *,
-    healthy: tuple[bool, ...] | None = None,
+    is_finite: tuple[bool, ...] | None = None,
     say_counts: bool = False,
 ) -> list[Exchanged]:
     world_size = len(chosen)
@@ -59,11 +59,11 @@ def exchange(
 
     def work(comm: micro.Comm) -> Exchanged:
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), counts=counts)
-        mine = healthy[comm.rank] if healthy else True
+        mine = is_finite[comm.rank] if is_finite else True
         step = Step(0, 1, 0, micro.Layout.flat(NUMEL))
         state, wire = kind.start(), Wire(codec)
         return kind.exchange(
-            state, acc[comm.rank], selection, step=step, overlap=overlap, wire=wire, comm=comm, healthy=mine
+            state, acc[comm.rank], selection, step=step, overlap=overlap, wire=wire, comm=comm, is_finite=mine
         )
 
     before = acc.clone()
@@ -93,7 +93,7 @@ def assert_exchanged(results: list[Exchanged], chosen: list[list[int]], update: 
         assert torch.equal(dense(result.update), dense(results[0].update))
         assert result.counts == tuple(map(len, chosen))
         assert result.num_updated == len(union_of(chosen))
-        assert result.healthy
+        assert result.is_finite
     torch.testing.assert_close(dense(results[0].update), update, rtol=1e-14, atol=1e-15)
     torch.testing.assert_close(sent(results), contributed, rtol=0, atol=0)
 
@@ -135,10 +135,10 @@ def test_nobody_chooses_anything(kind: micro.Exchange, codec: micro.Codec, world
 
 
 @grid(kind=[micro.Union(), micro.Gather()], codec=[micro.Raw(), micro.Half()], ill=[{0}, {2}, {0, 1, 2, 3}])
-def test_one_unhealthy_rank_makes_all_know(kind: micro.Exchange, codec: micro.Codec, ill: set[int]) -> None:
-    healthy = tuple(rank not in ill for rank in range(4))
-    results = exchange(kind, codec, accumulators(4), choices(4, Overlap.ANY), Overlap.ANY, healthy=healthy)
-    assert [result.healthy for result in results] == [False] * 4
+def test_one_nonfinite_rank_makes_all_know(kind: micro.Exchange, codec: micro.Codec, ill: set[int]) -> None:
+    is_finite = tuple(rank not in ill for rank in range(4))
+    results = exchange(kind, codec, accumulators(4), choices(4, Overlap.ANY), Overlap.ANY, is_finite=is_finite)
+    assert [result.is_finite for result in results] == [False] * 4
 
 
 def halves(x: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def exchange(
             overlap=Overlap.ANY,
             wire=wire or Wire(),
             comm=comm,
-            healthy=comm.rank != bad_rank,
+            is_finite=comm.rank != bad_rank,
         )
         return result, comm.traffic
 
@@ -113,7 +113,7 @@ def assert_is_the_oracle(acc: Tensor, chosen: list[list[int]], k: int, rule: str
         assert dense(got.sent) == oracle.sent(rank, rule)
         assert got.num_updated == len(oracle.total)
         assert got.counts == tuple(map(len, chosen))
-        assert got.healthy
+        assert got.is_finite
 
 
 @grid(world_size=range(1, 10), rule=["repaired", "published"], k=[1, 4, NUMEL])
@@ -166,10 +166,10 @@ def test_an_index_that_comes_in_from_another_part_of_the_tree() -> None:
 
 
 @WORLDS
-def test_an_unhealthy_rank_is_known_to_all(world_size: int) -> None:
+def test_a_nonfinite_rank_is_known_to_all(world_size: int) -> None:
     acc = accumulators(world_size)
     results, _ = exchange(acc, [top(row, 3) for row in acc.tolist()], 3, "repaired", bad_rank=world_size - 1)
-    assert [result.healthy for result in results] == [False] * world_size
+    assert [result.is_finite for result in results] == [False] * world_size
 
 
 def test_lengths_travel_only_where_they_cannot_be_known() -> None:

@@ -264,7 +264,7 @@ def exchanged(
         state = OktopkState(threshold=threshold)
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32))
         settings: dict[str, Any] = {"step": step, "overlap": Overlap.ANY, "wire": wire, "comm": comm}
-        return state, made.exchange(state, accs[comm.rank], selection, healthy=comm.rank != n - 1, **settings)
+        return state, made.exchange(state, accs[comm.rank], selection, is_finite=comm.rank != n - 1, **settings)
 
     with closing(SimulatedGroup(n)) as group:
         return group.run(work)
@@ -296,7 +296,7 @@ def test_regions_are_the_mean_of_the_quantiles(
     assert all(start <= stop for start, stop in pairwise(bounds))
     assert rule == "published" or repaired is None or bounds == repaired
     for _, result in results:
-        assert not result.healthy  # the last rank was not
+        assert not result.is_finite  # the last rank was not
         assert result.counts == tuple(map(len, chosen))
         assert result.num_updated == min(3, len(set().union(*chosen)))
 

@@ -245,7 +245,7 @@ def exchanged(
         comm.begin_step()
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), tuple(map(len, chosen)))
         settings: dict[str, Any] = {"step": Step(0, 1, 0, micro.Layout.flat(NUMEL)), "overlap": overlap}
-        settings |= {"wire": wire or Wire(), "comm": comm, "healthy": comm.rank != ill}
+        settings |= {"wire": wire or Wire(), "comm": comm, "is_finite": comm.rank != ill}
         return kind.exchange(kind.start(), acc[comm.rank], selection, **settings), comm.traffic.calls
 
     with closing(SimulatedGroup(world_size)) as group:
@@ -269,7 +269,7 @@ def test_pieces_change_no_bit(each: micro.Exchange, overlap: Overlap, world_size
         assert torch.equal(dense(found.sent), dense(expected.sent))
         assert found.counts == expected.counts
         assert found.num_updated == expected.num_updated
-        assert found.healthy
+        assert found.is_finite
 
 
 def test_indices_stay_packed_by_the_spans_they_were_chosen_from() -> None:
@@ -298,10 +298,10 @@ def test_counts_are_not_gathered_where_all_ranks_hold_the_same() -> None:
         assert [op for op, _ in calls] == ["all_reduce", "all_reduce"]
 
 
-def test_one_unhealthy_rank_makes_all_know() -> None:
+def test_one_nonfinite_rank_makes_all_know() -> None:
     for each in (micro.Union(), micro.Gather()):
         results = exchanged(InPieces(each=each, ends=(10, 40)), Overlap.ANY, 3, ill=1)
-        assert [found.healthy for found, _ in results] == [False] * 3
+        assert [found.is_finite for found, _ in results] == [False] * 3
 
 
 @pytest.mark.parametrize("codec", [micro.Half(), micro.QSGD(), micro.Int8()], ids=lambda codec: codec.name)
@@ -316,7 +316,7 @@ def test_rounding_is_drawn_anew_in_every_piece() -> None:
     codec, acc = micro.QSGD(), torch.linspace(0.001, 1.0, 1000, dtype=DTYPE).repeat(2)
     chosen = Selection(torch.arange(2000, dtype=torch.int32), counts=(2000,))
     settings: dict[str, Any] = {"step": Step(0, 2000, 0, micro.Layout.flat(2000)), "overlap": Overlap.SAME}
-    settings |= {"wire": Wire(codec), "comm": micro.SoloComm(), "healthy": True}
+    settings |= {"wire": Wire(codec), "comm": micro.SoloComm(), "is_finite": True}
     kind = InPieces(ends=(1000, 2000))
     first, second = kind.exchange(kind.start(), acc, chosen, **settings).sent.values.split(1000)
     assert not torch.equal(first, second)

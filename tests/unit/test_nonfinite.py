@@ -32,7 +32,7 @@ def test_the_first_bad_index_is_found(value: float, dtype: torch.dtype) -> None:
         torch.full((10,), 3e38, dtype=torch.bfloat16),
     ],
 )
-def test_finite_vectors_are_healthy_however_large(vector: torch.Tensor) -> None:
+def test_finite_vectors_are_finite_however_large(vector: torch.Tensor) -> None:
     assert first_nonfinite(vector) is None
 
 
