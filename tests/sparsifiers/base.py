@@ -76,7 +76,7 @@ class Row:
         by_tensor: k is that of each tensor, in sum.
         names_rank: an error about NaN names the rank.
         seeded: another seed gives other indices.
-        rule: the published behaviour that the statistics must name.
+        rule: the rule that the statistics must name.
         updates_all: whatever counts as updated is not zero (codes of few bits round to zero).
         mixes: an element of the update is made of many, so that rounding is relative to the norm of the vector.
         spectral: what is chosen are bins of the spectrum: counts are of those, and the update is dense.
