@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
-    """Return what is asked for, completed by what the run was started with; refuse a folder that has no run."""
+    """Return the options given, completed by the settings of the run; refuse a folder that has no run."""
     for path, why in ((folder.config_path, "it is no run folder"), (folder.manifest_path, "the run never began")):
         if not path.exists():
             raise UserError(f"{folder.path} has no {path.name}: {why}; name a folder such as results/runs/NAME-HASH")
@@ -68,7 +68,7 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
 
 
 def _check_rows(path: Path) -> None:
-    """Tell of a broken record before anything is made."""
+    """Refuse a broken record before anything is made."""
     rows = read_records(path) if path.exists() else []
     for number, row in enumerate(rows, start=1):
         if not isinstance(row.get("step"), int):

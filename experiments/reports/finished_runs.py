@@ -47,13 +47,13 @@ class _FolderRun:
     def rows(self, kind: str) -> list[Row]:
         rows = read_records(self.path / f"{kind}.jsonl")
         end = {"steps": self._ending("step") - 1, "epochs": self._ending("epoch")}[kind]
-        last = rows[-1].get(kind[:-1], end) if rows else end  # no rows at all are told where they are missed
+        last = rows[-1].get(kind[:-1], end) if rows else end  # a record without rows is refused where it is read
         if end >= 0 and last != end:
             raise UserError(f"{self.place(kind)} ends at {kind[:-1]} {last}, the run at {end}; {self.remedy}")
         return rows
 
     def _ending(self, key: str) -> int:
-        """Return what DONE says of the end; -1 where it says nothing."""
+        """Return the last step or epoch that DONE names; -1 where it names none."""
         path = self.path / "DONE"
         try:
             return int(json.loads(path.read_text()).get(key, -1))
@@ -65,7 +65,7 @@ class _FolderRun:
 
 
 def in_folders(root: Path) -> dict[str, FinishedRun]:
-    """Return the finished runs under a folder by name; tells what is left out."""
+    """Return the finished runs under a folder by name; prints which are left out."""
     folders = [RunFolder(path.parent) for path in sorted(root.glob("*/config.yaml"))]
     done = [folder.path for folder in folders if folder.is_done()]
     unfinished = [_unfinished_name(folder) for folder in folders if not folder.is_done()]

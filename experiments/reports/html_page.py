@@ -41,7 +41,7 @@ class Section:
     Attributes:
         key: of links to it, and the folder of its pictures.
         title: what it shows.
-        text: what is said of it beforehand; empty for nothing.
+        text: a sentence above the figures; may be empty.
         command: as a user would type it.
         seconds: that it took, None where it is not known.
         reports: tables and text.
@@ -84,7 +84,7 @@ def write_page(page: Page, path: Path) -> Path:
 
 
 def picture(path: Path) -> Picture:
-    """Return a PNG with what its neighbours say: the numbers drawn (.csv) and the runs they are from (.runs.txt)."""
+    """Return a PNG, with the number of rows in the .csv beside it and the runs in the .runs.txt."""
     data = path.read_bytes()
     width, height = struct.unpack(">II", data[16:24])  # of a PNG's header
     numbers, runs = path.with_suffix(".csv"), path.with_name(f"{path.stem}.runs.txt")

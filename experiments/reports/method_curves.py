@@ -1,4 +1,4 @@
-"""The lines of methods in a figure: one colour, dashes and marker each, variants told apart."""
+"""The lines of methods in a figure: one colour, dashes and marker each, other dashes for variants."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class Curve:
 
 
 def curves_of(numbers: pd.DataFrame) -> list[Curve]:
-    """Return the methods of ``numbers`` in their order; variants of one method alone are told apart by colour."""
+    """Return the methods of ``numbers`` in their order; if there is one method alone, its variants differ in colour."""
     curves = []
     methods = in_order(numbers["sparsifier"])
     for sparsifier in methods:

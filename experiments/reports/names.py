@@ -65,4 +65,4 @@ def description(method: str) -> dict[str, str]:
     """Return the label, drawn and order of a method's yaml; empty where it has no file or no such comment."""
     path = METHODS / f"{method}.yaml"
     lines = path.read_text().splitlines() if path.is_file() else []
-    return dict(match.groups() for line in lines if (match := COMMENT.fullmatch(line)))
+    return {match[1]: match[2] for line in lines if (match := COMMENT.fullmatch(line))}

@@ -39,7 +39,7 @@ STYLE: dict[Any, Any] = {
     "savefig.dpi": 200,
 }
 
-# Okabe and Ito's colours, told apart with any colour vision; grey stands in for their yellow, too light for lines.
+# Okabe and Ito's colours, distinct with any colour vision; grey in place of their yellow, too light for lines.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
 PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
@@ -49,7 +49,7 @@ Dashes = tuple[int, tuple[float, ...]] | str
 DASHES: tuple[Dashes, ...] = ("-", DASHED, DOTTED, DASHDOT, LONG)
 MARKERS = "os^vDPX<>*ph"
 
-# What a method's yaml may say after ``# drawn:``, besides a marker of matplotlib.
+# Colours and dashes that a method's yaml may name after ``# drawn:``; its marker is one of matplotlib's.
 COLORS = {
     "black": BLACK,
     "orange": ORANGE,
@@ -81,7 +81,7 @@ class Look:
 
 
 def look(method: str) -> Look:
-    """Return how to draw a method: as its yaml says, otherwise by a checksum of its key, the same in every figure."""
+    """Return how to draw a method: as its yaml describes, otherwise by a checksum of its key."""
     drawn = description(method).get("drawn")
     if drawn:
         color, dashes, marker = drawn.split()

@@ -70,7 +70,7 @@ def _read_config(run: FinishedRun) -> Config:
     missing = [key for key in COLUMNS.values() if key not in config]
     if missing:
         raise UserError(f"{run.place('configuration')} has no {', '.join(missing)}; {run.remedy}")
-    # A dense run has no density: the value it was started with only says which sweep it came from.
+    # A dense run has no density: its setting only shows which sweep it belongs to.
     return config | {"density": 1.0} if config["sparsifier.name"] == "dense" else config
 
 

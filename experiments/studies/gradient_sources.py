@@ -1,4 +1,4 @@
-"""Gradients to compare methods on: drawn from known laws, or recorded from a training."""
+"""Streams of gradients to compare methods on: drawn from known laws, or recorded from a training."""
 
 import math
 import statistics
@@ -15,15 +15,15 @@ from micro.randomness import generator
 from micro.selectors.threshold import hard_threshold
 
 NUM_LAYERS = 8
-SHARED = -1  # stands for the rank in the seed of what all ranks have in common
+SHARED = -1  # takes the place of the rank in the seed of values that all ranks share
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What every method is given: the same gradients, whatever it makes of them.
+    """The gradients of a stream, the same for every method.
 
     Attributes:
-        stream: the word for where they come from.
+        stream: a key of TITLES.
         layout: names and shapes of the parameters.
         rows: (num_steps, world_size, numel) float32; a smaller world takes the first ranks.
     """
@@ -84,7 +84,7 @@ def synthetic(
     """Draw a stream of gradients, each by its own (seed, step, rank).
 
     Their scale is the one at which 1 / (2 sqrt k), from where some methods start, selects about k of normal values:
-    at any other scale such a method would be compared at a density that nobody asked for.
+    at any other scale such a method would be compared at another density than its target.
 
     Raises:
         UserError: the gradients need more memory than allowed.

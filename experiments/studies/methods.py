@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_runs
-from experiments.config.errors import UserError, suggestion
+from experiments.config.errors import check_choice
 from experiments.config.repository import CONF
 
 
@@ -21,8 +21,7 @@ def select_names(given: Sequence[str], known: Sequence[str], what: str) -> list[
         UserError: a name is not known.
     """
     for name in given:
-        if name not in known:
-            raise UserError(f"{what} must be among {', '.join(known)}, got '{name}'{suggestion(name, known)}")
+        check_choice(what, known, name)
     return list(dict.fromkeys(given)) or list(known)
 
 

@@ -1,4 +1,4 @@
-"""Gradients of a real training, one per worker and step, to be studied away from it."""
+"""Record the gradients of a real training, one per worker and step."""
 
 from collections.abc import Iterator
 
@@ -14,20 +14,20 @@ from experiments.training.preflight import prepare_runs
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Carry, load_task
 
-SETTLED = ("sparsifier=", "cluster=", "cluster.", "density=")
+FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings that a recording chooses itself
 
 
 def training_config(overrides: list[str], world_size: int) -> TrainConfig:
     """Return the configuration of a dense training on that many simulated workers; words as for train.
 
     Raises:
-        UserError: words that describe no training, or that name what the recording settles itself.
+        UserError: words that describe no training, or that name a setting which a recording chooses itself.
     """
     for word in overrides:
-        if word.startswith(SETTLED):
+        if word.startswith(FIXED):
             raise UserError(f"'{word}': a recording settles sparsifier, cluster and density itself, leave it out")
-    settled = ["sparsifier=dense", "cluster=simulated", "cluster.device=cpu", f"cluster.world_size={world_size}"]
-    (config,) = prepare_runs([[*overrides, *settled]])
+    fixed = ["sparsifier=dense", "cluster=simulated", "cluster.device=cpu", f"cluster.world_size={world_size}"]
+    (config,) = prepare_runs([[*overrides, *fixed]])
     return config
 
 

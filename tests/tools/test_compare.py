@@ -173,8 +173,8 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 MISTAKES = {
-    "--methods topk,mikro": "methods must be among .*cltk.*got 'mikro'; did you mean 'micro'",
-    "--streams gaussian": "streams must be among normal, laplace, .*recorded, got 'gaussian'",
+    "--methods topk,mikro": "methods must be one of .*cltk.*got 'mikro'; did you mean 'micro'",
+    "--streams gaussian": "streams must be one of normal, laplace, .*recorded, got 'gaussian'",
     "--density 2": r"density must be in \(0, 1\], got 2",
     "--steps 0": "--steps must be at least 1, got 0",
     "--world-sizes 0": "--world-sizes must be at least 1, got 0",

@@ -170,7 +170,7 @@ def test_a_curve_is_drawn_with_its_line() -> None:
         (["link", "--sizes", "64", "66"], "--sizes must be 2 or more multiples of 4 bytes, got 64 66"),
         (["link", "--repeats", "2"], "--repeats must be at least 3, got 2"),
         (["link", "--seconds", "0"], "--seconds must be above 0, got 0"),
-        (["select", "--methods", "topq"], "methods must be among .*, got 'topq'; did you mean 'topk'?"),
+        (["select", "--methods", "topq"], "methods must be one of .*, got 'topq'; did you mean 'topk'?"),
         (["select", "--density", "2"], "density must be in .*, got 2"),
         (["select", "--numel", "64"], "--numel must be two or more lengths of at least 1, got 64"),
     ],

@@ -1,4 +1,4 @@
-"""What a comparison is asked to measure."""
+"""The settings of a comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The page of a paper's reproduction: what each part left, and of which runs, code, data and machines it came."""
+"""The page of a paper's reproduction: what each part left, and the runs, code, data and machines that it is from."""
 
 import json
 from collections import Counter

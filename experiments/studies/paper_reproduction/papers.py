@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.config.checks import SCALES
-from experiments.config.errors import UserError, suggestion
+from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.repository import CONF
 
 FOLDER = CONF / "paper"
@@ -82,8 +82,8 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     Raises:
         UserError: no such paper or scale, or its file is not one.
     """
-    _check_name("paper", key, known_papers())
-    _check_name("scale", scale, list(SCALES))
+    check_choice("paper", known_papers(), key)
+    check_choice("scale", SCALES, scale)
     path = FOLDER / f"{key}.yaml"
     content = _read(path)
     parts = []
@@ -99,16 +99,11 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     return Paper(key=key, name=content["name"], source=content["source"], scale=scale, parts=tuple(parts))
 
 
-def _check_name(kind: str, given: str, known: Sequence[str]) -> None:
-    if given not in known:
-        raise UserError(f"{kind} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: {one_line(error)}") from None
     if not isinstance(content, dict) or set(content) != KEYS or not isinstance(content["parts"], dict):
         raise UserError(f"{path} must have the keys {', '.join(sorted(KEYS))}, parts being a mapping")
     return {str(key): value for key, value in content.items()}

@@ -28,7 +28,7 @@ class LinkValues:
 
     Attributes:
         alpha_s: seconds a message.
-        beta_s: seconds a byte, or None where rate_bps says so.
+        beta_s: seconds a byte; None where it follows from rate_bps.
         gamma_s: seconds a byte to add.
         rate_bps: bits a second that travel, headers included.
         overhead: bytes that travel for a byte of payload; counts only with rate_bps.

@@ -21,7 +21,7 @@ from micro.planning.traces import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a paper says of a model: how much faster its schedule is than the two others at 64 workers."""
+    """Published gains of a model: how much faster the paper's schedule is than the two others at 64 workers."""
 
     over_layerwise: float
     over_single: float
@@ -34,7 +34,7 @@ PUBLISHED = {
 }
 PUBLISHED_WORKERS = 64
 CLUSTER_ALPHA_S, CLUSTER_BETA_S = 9.72e-4, 1.97e-9  # the fit of its cluster 1, figure 4
-FITTED_AT = (16, 8)  # ranks of that fit: 8 nodes of 2 GPUs, and the paper does not say which of the two it was
+FITTED_AT = (16, 8)  # ranks of that fit: 8 nodes of 2 GPUs, and the paper does not say which
 READINGS = tuple(itertools.product(("layer", "tensor"), FITTED_AT))  # how a layer is sent, and of how many the fit is
 SLOPES: dict[str, Rule] = {"beta + gamma (published)": "published", "2 beta + gamma": "repaired"}
 

@@ -46,11 +46,11 @@ def _borders(study: Study) -> Iterator[Row]:
 def _headline(study: Study) -> Iterator[Row]:
     for trace in study.recorded:
         if trace.model in PUBLISHED:
-            said = PUBLISHED[trace.model]
+            published = PUBLISHED[trace.model]
             facts = {
                 "model": trace.model,
-                "published_layerwise": said.over_layerwise,
-                "published_single": said.over_single,
+                "published_layerwise": published.over_layerwise,
+                "published_single": published.over_single,
             }
             for row in headline(trace, COMPUTES):
                 yield facts | row

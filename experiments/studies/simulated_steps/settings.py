@@ -1,4 +1,4 @@
-"""What a simulation is asked for: read and checked before anything is computed."""
+"""The settings of a simulation, read and checked before anything is computed."""
 
 import itertools
 import math
@@ -84,7 +84,7 @@ class Study:
 
 
 def study_of(request: Request) -> Study:
-    """Return what a request asks for.
+    """Return the study that a request describes, its files read.
 
     Raises:
         UserError: a file that cannot be used, a name that does not exist, a number out of its range.

@@ -34,7 +34,7 @@ def write(vectors: Sequence[Vector], rows: list[dict[str, Any]], density: float,
     """Write table, numbers and figures of the vectors; returns the paths.
 
     Args:
-        rows: what ``check`` said of them.
+        rows: of ``check``, one per vector.
         density: of the training that they are from.
         opening: the first lines of the report.
     """
