@@ -29,7 +29,8 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 def filled(markdown: str) -> str:
     """Return a page with what its comments name in their place."""
-    return _COMMENT.sub(lambda found: _filled(found[1], (found[2] or "").split()), markdown)
+    text = _COMMENT.sub(lambda found: _filled(found[1], (found[2] or "").split()), markdown)
+    return text.replace(" ± ", "\u00a0±\u00a0")  # a number and its spread stay on one line
 
 
 def _filled(kind: str, words: list[str]) -> str:
