@@ -123,7 +123,7 @@ ROWS: tuple[Row, ...] = (
         seeded=True,
         rule="published",
     ),
-    to_all("natural+published", micro.PublishedNatural(), coded(8), feedback=False, rule="published"),
+    to_all("natural+published", micro.PublishedNatural(), coded(8), feedback=False, seeded=True, rule="published"),
     Row(
         name="topk+union+range_float",
         make=sparse(micro.TopK(), codec=RangeFloat()),
