@@ -41,7 +41,7 @@ reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
 
 test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
-	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit $(PARALLEL) $(ARGS)
+	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
 
 test: $(READY) ## every test that this machine can run, with every two values of a grid together
 	@$(RUN) -m pytest tests/unit tests/tools $(PARALLEL) $(ARGS)

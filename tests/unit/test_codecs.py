@@ -161,6 +161,7 @@ def test_what_is_left_is_less_than_what_was_there(name: str, shape: str) -> None
         assert (values - through(SOUND[name][0], values)).norm() < values.norm()
 
 
+@pytest.mark.slow
 @grid(name=UNBIASED, dtype=DTYPES)
 def test_mean_over_draws_is_the_value(name: str, dtype: torch.dtype) -> None:
     draws, values = 1000, normal(2 * BLOCK + 3, dtype)

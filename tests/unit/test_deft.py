@@ -128,6 +128,7 @@ class PublishedByHand:
         return [start + int(place) for place in order[:k]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(("numels", "density"), [(SMALL, 0.1), (SMALL, 0.002), (LARGE, 0.01)])
 def test_published_is_the_authors_code_step_for_step(world_size: int, numels: Numels, density: float) -> None:
@@ -230,6 +231,7 @@ VECTORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VECTORS)
 @pytest.mark.parametrize("seed", range(3))
 def test_largest_of_each_is_brute_force(kind: str, seed: int) -> None:
@@ -247,6 +249,7 @@ def test_largest_of_each_is_brute_force(kind: str, seed: int) -> None:
 # --- repaired ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.002])
 def test_repaired_takes_the_largest_of_each_piece_by_the_rank_that_serves_it(world_size: int, density: float) -> None:

@@ -117,6 +117,7 @@ class PublishedByHand:
         return np.array([start + self.t % (stop - start)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(
     ("numel", "scale"),  # blocks of 0, 32, 32 and 64; from far too few, and from too many
@@ -191,6 +192,7 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+@pytest.mark.slow
 def test_imbalance_falls_while_with_micro_it_stays() -> None:
     with_micro = imbalances(micro.Micro(), 120)
     for selector in (ExDyna(num_blocks=128), PublishedExDyna(num_blocks=128, alignment=1)):

@@ -127,6 +127,7 @@ def only_in_the_sample(numel: int) -> Tensor:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

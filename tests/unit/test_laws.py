@@ -425,6 +425,7 @@ def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_s
 # --- what only some rows promise --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @grid(row=[row for row in SEEDED if not row.conserves_mass])
 def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> None:
     world_size, draws = 2, 500

@@ -191,6 +191,7 @@ def test_agreed_has_no_density_error_at_any_step(stream: str, world_size: int, d
             assert sum(stats.counts) == stats.target_count == int(density * numel)
 
 
+@pytest.mark.slow
 @every_stream
 @pytest.mark.parametrize("world_size", [2, 5])
 def test_agreed_takes_what_one_threshold_over_all_slices_would(stream: str, world_size: int) -> None:
@@ -324,6 +325,7 @@ def test_ranks_choose_inside_their_slices(rule: str) -> None:
                 assert int(((chosen >= start) & (chosen < stop)).sum()) == result.stats[0].counts[rank]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["agreed", "repaired"])
 @every_stream
 def test_mended_rules_are_near_the_density_from_the_first_step(rule: str, stream: str) -> None:

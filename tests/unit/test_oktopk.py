@@ -215,6 +215,7 @@ def test_every_step_is_the_oracles(stream: Stream, rule: str, case: tuple[int, f
 WORLDS = [*((stream, 5) for stream in STREAMS), (correlated, 2), (correlated, 16), (moving, 11)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stream", "n"), WORLDS, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_volume_stays_within_six_k(stream: Stream, n: int) -> None:
     d, k, steps = 3000, 60, 100

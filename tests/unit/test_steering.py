@@ -199,6 +199,7 @@ def test_a_track_goes_through_a_dict() -> None:
     assert all(isinstance(value, int | float) for value in asdict(track).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normal", "laplace", "student3", "layers", "shared"])
 @pytest.mark.parametrize(("world_size", "density"), [(1, 0.1), (1, 0.01), (4, 0.02)])
 def test_the_count_keeps_its_promise(name: str, world_size: int, density: float) -> None:
