@@ -36,8 +36,10 @@ def download(url: str, path: Path, checksum: str) -> None:
     try:
         pooch.retrieve(url, checksum, fname=path.name, path=path.parent, downloader=downloader)
     except HTTPError as error:
-        answer = error.response
-        raise ValueError(f"{url} cannot be downloaded (it answers {answer.status_code} {answer.reason})") from error
+        answer = (
+            f" (it answers {error.response.status_code} {error.response.reason})" if error.response is not None else ""
+        )
+        raise ValueError(f"{url} cannot be downloaded{answer}") from error
     except RequestException as error:
         raise ValueError(f"{url} cannot be downloaded ({_reason(error)})") from error
     except ValueError as error:  # what pooch raises for another checksum

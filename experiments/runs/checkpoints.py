@@ -6,41 +6,25 @@ any moment leaves earlier checkpoints as they were, and at most a draft that the
 communicates with other ranks: rank 0 begins, all ranks write their parts, rank 0 publishes.
 """
 
-import hashlib
 import json
-import os
-import pickle
 import re
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import torch
 
 from experiments.config.errors import UserError
 from experiments.runs.atomic_files import cannot_write, flush_folder, reason, write_json
+from experiments.runs.checkpoint_parts import PartDigest, TornCheckpoint, read_part, torn, write_part
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 FORMAT = 1
 _DRAFT, _OLD = ".draft-", ".old-"  # prefixes of folders that are not yet, or no longer, checkpoints
-_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
-_DESCRIPTORS = (torch.Size, torch.dtype, torch.device)
-
-
-class TornCheckpoint(UserError):
-    """A checkpoint of which something is missing or damaged: the one before it may be whole."""
-
-
-class PartDigest(NamedTuple):
-    """Checksum and size of one rank's part."""
-
-    sha256: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,19 +92,7 @@ class Checkpoints:
                 rank 0 may ``discard`` the draft when no rank writes any more.
             TypeError: A value is of another kind, and reading it back would be refused.
         """
-        plain = dict(state)
-        _check_plain(plain, "state")
-        path = _part_path(draft, rank)
-        try:
-            with path.open("wb") as file:
-                digest = _save(plain, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            with suppress(OSError):
-                path.unlink()
-            raise cannot_write(path, error) from None
-        return digest
+        return write_part(_part_path(draft, rank), state)
 
     def publish(self, draft: Path, step: int, parts: Sequence[PartDigest]) -> Checkpoint:
         """Make the draft a checkpoint and remove all but the newest; rank 0 calls this when all parts are written.
@@ -173,13 +145,7 @@ class Checkpoints:
         parts = _describe(checkpoint.path)[1]
         if not 0 <= rank < len(parts):
             raise UserError(f"{checkpoint.path} has parts of ranks 0 to {len(parts) - 1}, none of rank {rank}")
-        path = _part_path(checkpoint.path, rank)
-        try:
-            with path.open("rb") as file:
-                _verify(file, path, parts[rank])
-                return _load(file, path)
-        except OSError as error:
-            raise _torn(path, reason(error)) from None
+        return read_part(_part_path(checkpoint.path, rank), parts[rank])
 
     def remove_after(self, step: int) -> None:
         """Remove the run's checkpoints of later steps, which a run that goes back to ``step`` writes anew.
@@ -198,7 +164,7 @@ class Checkpoints:
             UserError: One cannot be removed.
         """
         for path in _published(self._folder):
-            if self._is_ours_or_torn(path):
+            if self._is_ours_ortorn(path):
                 self._remove(path)
         self._sweep()
         with suppress(OSError):  # never made, or not empty
@@ -227,7 +193,7 @@ class Checkpoints:
             raise UserError(f"{path} holds the state of {ranks}; it is left alone")
         return checkpoint
 
-    def _is_ours_or_torn(self, path: Path) -> bool:
+    def _is_ours_ortorn(self, path: Path) -> bool:
         try:
             self._own(path)
         except TornCheckpoint:
@@ -319,9 +285,9 @@ def _describe(folder: Path) -> tuple[Checkpoint, list[PartDigest]]:
         description = json.loads(path.read_bytes())
         version = int(description["format"])
     except OSError as error:
-        raise _torn(path, reason(error)) from None
+        raise torn(path, reason(error)) from None
     except (ValueError, KeyError, TypeError):
-        raise _torn(path, "not the description of a checkpoint") from None
+        raise torn(path, "not the description of a checkpoint") from None
     if version > FORMAT:
         can = f"this program reads up to {FORMAT}; update it, or remove the folder"
         raise UserError(f"{folder} is a checkpoint of format {version}, and {can}")
@@ -333,14 +299,10 @@ def _parse(description: dict[str, Any], path: Path) -> tuple[Checkpoint, list[Pa
         parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in description["parts"]]
         step, world_size, run = int(description["step"]), int(description["world_size"]), str(description["run"])
     except (ValueError, KeyError, TypeError):
-        raise _torn(path, "not the description of a checkpoint") from None
+        raise torn(path, "not the description of a checkpoint") from None
     if len(parts) != world_size:
-        raise _torn(path, f"{len(parts)} parts of {world_size} ranks")
+        raise torn(path, f"{len(parts)} parts of {world_size} ranks")
     return Checkpoint(path=path.parent, step=step, world_size=world_size, run=run), parts
-
-
-def _torn(path: Path, what: str) -> TornCheckpoint:
-    return TornCheckpoint(f"cannot use checkpoint {path.parent}: {path.name}: {what}; remove the folder")
 
 
 def _check_parts(draft: Path, parts: Sequence[PartDigest], world_size: int) -> None:
@@ -350,71 +312,3 @@ def _check_parts(draft: Path, parts: Sequence[PartDigest], world_size: int) -> N
         if not path.exists() or path.stat().st_size != part.size:
             remedy = "put the run's folder on a disk that all nodes share"
             raise UserError(f"the part that rank {rank} wrote of a checkpoint is not at {path}; {remedy}")
-
-
-def _check_plain(value: Any, name: str) -> None:
-    """Refuse while writing what ``torch.load(weights_only=True)`` would refuse when it is needed."""
-    if type(value) in (dict, OrderedDict):
-        for key, item in value.items():
-            _check_plain(key, f"the key {key!r} of {name}")
-            _check_plain(item, f"{name}[{key!r}]")
-    elif type(value) in (list, tuple, set):
-        for index, item in enumerate(value):
-            _check_plain(item, f"{name}[{index}]")
-    elif type(value) not in _SCALARS and not isinstance(value, _DESCRIPTORS):
-        kinds = "a checkpoint holds tensors, numbers, strings, None, and dicts, lists, tuples and sets of them"
-        raise TypeError(f"{name} is of type {type(value).__name__}; {kinds}")
-
-
-class _HashedFile:
-    """A file that computes the digest of what is written to it, so that it need not be read again.
-
-    torch's writer replaces an error of the file by one of its own, so the first error is kept and the rest ignored.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._sha256, self._size = file, hashlib.sha256(), 0
-        self._error: OSError | None = None
-
-    def write(self, data: memoryview | bytes) -> int:
-        if self._error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self._error = error
-            self._sha256.update(data)
-            self._size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing to do: who opened the file flushes it to the disk."""
-
-    def digest(self) -> PartDigest:
-        if self._error is not None:
-            raise self._error
-        return PartDigest(self._sha256.hexdigest(), self._size)
-
-
-def _save(state: dict[str, Any], file: BinaryIO) -> PartDigest:
-    hashed: Any = _HashedFile(file)
-    torch.save(state, hashed)
-    digest: PartDigest = hashed.digest()
-    return digest
-
-
-def _verify(file: BinaryIO, path: Path, part: PartDigest) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size != part.size:
-        raise _torn(path, f"{size} bytes long where {part.size} were written")
-    if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:  # type: ignore[arg-type] # it is readable
-        raise _torn(path, "not the bytes that were written (SHA-256 differs)")
-    file.seek(0)
-
-
-def _load(file: BinaryIO, path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        first = str(error).partition("\n")[0]
-        raise _torn(path, f"torch {torch.__version__} cannot read it: {first}") from None
-    return state

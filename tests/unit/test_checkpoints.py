@@ -16,13 +16,8 @@ import pytest
 import torch
 
 from experiments.config.errors import UserError
-from experiments.runs.checkpoints import (
-    Checkpoint,
-    Checkpoints,
-    PartDigest,
-    TornCheckpoint,
-    open_checkpoint,
-)
+from experiments.runs.checkpoint_parts import PartDigest, TornCheckpoint
+from experiments.runs.checkpoints import Checkpoint, Checkpoints, open_checkpoint
 
 WORLD_SIZE = 2
 
