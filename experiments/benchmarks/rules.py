@@ -15,7 +15,7 @@ from torch import Tensor
 import micro
 from experiments.reports.figure_parts import save
 from experiments.reports.rule_figure import draw_rules
-from experiments.studies import gradient_sources as streams
+from experiments.studies.gradient_sources import laplace, layers, normal, student
 from micro.randomness import generator
 
 NAME = "rules"
@@ -50,10 +50,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 STREAMS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    "normal": streams.normal,
-    "Laplace": streams.laplace,
-    "Student t(3)": streams.student,
-    "layers of different scale": streams.layers,
+    "normal": normal,
+    "Laplace": laplace,
+    "Student t(3)": student,
+    "layers of different scale": layers,
 }
 
 

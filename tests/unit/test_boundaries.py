@@ -182,6 +182,25 @@ def test_every_package_is_looked_at() -> None:
     assert {name.split(".")[0] for name in names} == set(PACKAGES)
 
 
+def all_imports(name: str) -> set[str]:
+    """Return what importing a module imports in turn, as far as it is of this repository or named there."""
+    modules = {module.name: module for module in MODULES}
+    found, waiting = set[str](), [name]
+    while waiting:
+        module = modules.get(waiting.pop())
+        new = module.imported - module.late_imports() - found if module else set()
+        found |= new
+        waiting += new
+    return found
+
+
+def test_tables_need_no_drawing_library() -> None:
+    for name in ("experiments.reports.names", "experiments.reports.tables", "experiments.reports.summary"):
+        needed = {imported.split(".")[0] for imported in all_imports(name)}
+        assert not needed & {"matplotlib", "torch", "hydra"}, name
+    assert "matplotlib" in {imported.split(".")[0] for imported in all_imports("experiments.reports.plot_style")}
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.config.errors import UserError
-from experiments.studies.methods import build_methods, known_methods, select_names
+from experiments.studies.methods import select_names
+from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S, method_choices
 from experiments.studies.simulated_steps.network_choices import (
     ALGORITHMS,
     AlgorithmChoice,
@@ -18,19 +19,15 @@ from experiments.studies.simulated_steps.network_choices import (
 from experiments.studies.simulated_steps.network_files import load_network
 from experiments.studies.simulated_steps.networks import Nodes
 from experiments.studies.simulated_steps.published_gains import COMPUTES, PUBLISHED, READINGS, headline, nearest
-from experiments.studies.simulated_steps.selection_formula import SelectionFormula
 from experiments.studies.simulated_steps.step import DENSE, EXACT, Methods, Way
 from experiments.studies.simulated_steps.trace_changes import GRAINS, rescaled
-from experiments.training.schedule_problem import Selection
-from micro import SparseReducer
 from micro.parts import known
 from micro.planning.schedules.base import Schedule
-from micro.planning.traces import SelectTable, Trace
+from micro.planning.traces import Trace
 
 TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
 NETWORK = "k80_10gbe"
 INTRA, RANKS_PER_NODE = "v100_pcie", 8
-MEMORY_GB_S = 240.0  # assumed: neither measured nor published
 WORKERS = "1,2,4,8,16,32,64,128,256,512,1024,2048"
 SCHEDULES = f"layerwise,single,mgwfbp,{EXACT}"
 METHODS = f"{DENSE},micro,oktopk,topk"
@@ -93,8 +90,10 @@ def study_of(request: Request) -> Study:
     algorithms = _algorithms(request.algorithm)
     nodes = _nodes(request, algorithms)
     networks = [each for name in request.network for each in network_choices(name, algorithms, nodes, workers)]
-    methods, selection = _methods(request)
-    schedules = select_names(_words(request.schedules), list(known(Schedule)), "schedules")
+    methods, selection = method_choices(
+        split_list(request.methods), request.density, table=request.select, memory_gb_s=request.memory_gb_s
+    )
+    schedules = select_names(split_list(request.schedules), list(known(Schedule)), "schedules")
     ways = [Way(DENSE, name) for name in schedules]
     ways += [Way(method, schedule) for method in methods.sparse for schedule in SPARSE_SCHEDULES]
     recorded = [load_measured(Trace, path) for path in request.trace]
@@ -120,7 +119,7 @@ def study_of(request: Request) -> Study:
 
 def _algorithms(given: str) -> list[AlgorithmChoice | None]:
     """Return the algorithms given; None stands for each network's own."""
-    words = select_names(_words(given), ALGORITHMS, "algorithm") if given else []
+    words = select_names(split_list(given), ALGORITHMS, "algorithm") if given else []
     return [name for name in ALGORITHMS if name in words] or [None]
 
 
@@ -133,35 +132,6 @@ def _nodes(request: Request, algorithms: Sequence[AlgorithmChoice | None]) -> No
     return Nodes(intra=load_network(request.intra or INTRA), ranks_per_node=ranks_per_node)
 
 
-def _methods(request: Request) -> tuple[Methods, str]:
-    """Return the methods, dense first, and where their seconds of selection come from, in words."""
-    if not request.memory_gb_s > 0:
-        raise UserError(f"--memory-gb-s must be above 0, got {request.memory_gb_s:g}")
-    names = select_names(_words(request.methods), known_methods(), "methods")
-    sparse = [name for name in names if name != DENSE]
-    reducers = build_methods([DENSE, *sparse], request.density)
-    if request.select is None:
-        selectors = {name: _selector(name, reducers[name]) for name in sparse}
-        speed = 1e9 * request.memory_gb_s
-
-        def formula(world_size: int) -> Selection:
-            return SelectionFormula(selectors=selectors, world_size=world_size, bytes_per_s=speed)
-
-        formula(1)  # a method without a formula is refused here
-        origin = "an assumption, neither measured nor published" if request.memory_gb_s == MEMORY_GB_S else "as given"
-        words = f"a formula, with memory of {request.memory_gb_s:g} GB/s, {origin}"
-        return Methods(reducers=reducers, selection=formula), words
-    measured = load_measured(SelectTable, request.select)
-    missing = [name for name in sparse if name not in measured.methods]
-    if missing:
-        held = ", ".join(measured.methods)
-        raise UserError(f"{request.select} holds {held}, not {missing[0]}: measure it, or leave it out of --methods")
-    words = (
-        f"{request.select}, measured on {measured.device}, {measured.world_size} ranks, density {measured.density:g}"
-    )
-    return Methods(reducers=reducers, selection=lambda _: measured), words
-
-
 def _check_costs(trace: Trace, network: NetworkChoice, methods: Methods) -> None:
     """Compute the costs of each method once, so that an unknown cost is an error before anything else is computed."""
     world_size = max(network.workers)
@@ -171,10 +141,6 @@ def _check_costs(trace: Trace, network: NetworkChoice, methods: Methods) -> None
             _ = problem.exchange(trace.num_bytes), problem.select(trace.num_bytes), problem.gather(trace.num_bytes)
         except ValueError as error:
             raise UserError(f"{method} on {network.name}: {error}") from None
-
-
-def _selector(method: str, reducer: object) -> str:
-    return reducer.selector.name if isinstance(reducer, SparseReducer) else method
 
 
 def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
@@ -196,11 +162,12 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
 
 
 def _whole_numbers(option: str, given: str) -> tuple[int, ...]:
-    words = _words(given)
+    words = split_list(given)
     if not words or not all(word.isdecimal() and int(word) >= 1 for word in words):
         raise UserError(f"{option} must be whole numbers of at least 1 with commas between, got '{given}'")
     return tuple(sorted({int(word) for word in words}))
 
 
-def _words(given: str) -> list[str]:
+def split_list(given: str) -> list[str]:
+    """Return the words between commas."""
     return [word for word in given.split(",") if word]
