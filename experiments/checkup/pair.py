@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from experiments.launching.failures import RankFailure
+from experiments.launching.process_lifetime import exit_at_termination
 from experiments.launching.rank_group import RankGroup
 
 WORLD_SIZE = 2
@@ -38,7 +39,8 @@ def measuring_pair() -> Iterator[Callable[[], Measured]]:
 
     It raises RuntimeError, in one line, where a rank failed or they took too long.
     """
-    with RankGroup(WORLD_SIZE, env={"OMP_NUM_THREADS": "1"}, collective_s=TIMEOUT_S) as ranks:
+    env = {"OMP_NUM_THREADS": "1"}
+    with exit_at_termination(), RankGroup(WORLD_SIZE, env=env, collective_s=TIMEOUT_S) as ranks:
         ranks.send(_measure)
         yield partial(_receive, ranks)
 

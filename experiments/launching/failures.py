@@ -101,10 +101,10 @@ def describe_exit(exit_code: int, log: Path) -> str:
         return _describe_signal(-exit_code)
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     last = next((line for line in reversed(lines) if line.strip()), "")
-    return one_line(f"exit code {exit_code}" + (f", last line of its log: {last}" if last else ""))
+    return short_line(f"exit code {exit_code}" + (f", last line of its log: {last}" if last else ""))
 
 
-def one_line(text: str) -> str:
+def short_line(text: str) -> str:
     """Return text as one line of bounded length."""
     line = errors.one_line(text)
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."

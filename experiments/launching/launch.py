@@ -23,7 +23,15 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from experiments.config.errors import UserError
 from experiments.launching.child_environment import num_cores, with_python_path
-from experiments.launching.failures import Failure, Kind, RankFailure, describe_exit, kind_of_exit, one_line, root_cause
+from experiments.launching.failures import (
+    Failure,
+    Kind,
+    RankFailure,
+    describe_exit,
+    kind_of_exit,
+    root_cause,
+    short_line,
+)
 from experiments.launching.rank_process import LAUNCHER_PID
 from experiments.runs.atomic_files import load_json, write_json
 from experiments.runs.run_folder import RunFolder
@@ -94,7 +102,7 @@ def launch(
         # SignalException is an Exception: a sweep would take it for one more failed run and go on.
         raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
     except RendezvousError as error:
-        message = f"{nnodes} nodes could not meet at {rdzv_endpoint}: {one_line(str(error))}; check host and port"
+        message = f"{nnodes} nodes could not meet at {rdzv_endpoint}: {short_line(str(error))}; check host and port"
         raise UserError(message) from None
     except ChildFailedError as error:
         raise RankFailure(_settle(folder, error.failures)) from None
@@ -252,7 +260,7 @@ def _from_report(folder: RunFolder, report: Mapping[str, Any], exit_code: int | 
     return Failure(
         rank=report["rank"],
         kind=Kind.LOST_PEER if report["collective"] else Kind.ERROR,
-        message=one_line(f"{report['type']}: {report['message']}"),
+        message=short_line(f"{report['type']}: {report['message']}"),
         time=report["time"],
         exit_code=exit_code,
         log=str(_rank_folder(folder, report["rank"]) / "stderr.log"),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from experiments.launching.process_lifetime import exit_at_termination
 from experiments.launching.rank_group import RankGroup
 from micro.comm import GroupComm
 
@@ -21,7 +22,7 @@ def measure(work: Callable[[Settings], list[Row]], settings: Settings, nproc: in
         RankFailure: a rank failed.
     """
     backend = "nccl" if torch.cuda.device_count() >= nproc else "gloo"
-    with RankGroup(nproc, backend=backend) as ranks:
+    with exit_at_termination(), RankGroup(nproc, backend=backend) as ranks:
         rows: list[Row] = ranks.call(work, settings)[0]
     return rows
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from experiments.launching.child_environment import num_cores
 from experiments.launching.failures import Failure, Kind, RankFailure, root_cause
-from experiments.launching.process_lifetime import exit_at_termination, kill_all
+from experiments.launching.process_lifetime import kill_all
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
 
 START_S = 100  # that processes get to import torch, all at once, and to meet
@@ -54,7 +54,6 @@ class RankGroup:
     def __enter__(self) -> Self:
         """Start the ranks, without waiting until they have met: the first call does."""
         with ExitStack() as undo:
-            undo.enter_context(exit_at_termination())
             self._folder = Path(tempfile.mkdtemp(prefix="micro-ranks-"))
             undo.callback(self._end)
             self._have_met = self._has_failed = False

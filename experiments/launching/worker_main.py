@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from experiments.launching.failures import is_lost_peer, one_line
+from experiments.launching.failures import is_lost_peer, short_line
 from experiments.launching.process_lifetime import die_with_parent, leave
 
 
@@ -52,7 +52,7 @@ def serve(parent: Connection) -> None:
 
 def _report(error: Exception) -> ErrorReport:
     return ErrorReport(
-        message=one_line(f"{type(error).__name__}: {error}"),
+        message=short_line(f"{type(error).__name__}: {error}"),
         traceback="".join(traceback.format_exception(error)),
         lost_peer=is_lost_peer(error),
         time=time.time(),

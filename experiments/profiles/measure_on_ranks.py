@@ -13,7 +13,7 @@ from rich.console import Console
 
 from experiments.config.errors import UserError
 from experiments.launching.measurements import Row, Settings, own_device
-from experiments.launching.process_lifetime import die_with_parent
+from experiments.launching.process_lifetime import die_with_parent, exit_at_termination
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_group import RankGroup
 from experiments.runs.json_lines import RecordWriter
@@ -37,6 +37,7 @@ def measure(work: Work, settings: Settings) -> list[Row]:
         RankFailure: a rank failed.
     """
     with (
+        exit_at_termination(),
         tempfile.TemporaryDirectory(prefix="micro-profile-") as folder,
         _shown(Path(folder), settings),
         RankGroup(settings["nproc"], backend=_backend(settings)) as ranks,
