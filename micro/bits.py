@@ -1,4 +1,4 @@
-"""Small whole numbers side by side: m codes of b bits take ceil(m b / 8) bytes, the lowest bits first."""
+"""Packing of small whole numbers: m codes of b bits take ceil(m b / 8) bytes, the lowest bits first."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 
 def unpack(packed: Tensor, count: int, width: int) -> Tensor:
-    """Return the (count,) int64 codes of ``width`` bits that ``pack`` laid side by side."""
+    """Return the (count,) int64 codes of ``width`` bits that ``pack`` packed."""
     _check(width)
     if 8 % width == 0:
         return _unpack_from_bytes(packed, width)[:count]

@@ -50,7 +50,7 @@ class Comm(ABC):
         self.traffic = Traffic()
 
     def begin_step(self) -> None:
-        """Start counting anew."""
+        """Start the counts of a new step."""
         self.traffic = Traffic()
 
     def now(self, device: torch.device) -> float:
@@ -84,7 +84,7 @@ class Comm(ABC):
         return list(received.split(list(counts)))
 
     def scatter_parts(self, mine: Tensor, sizes: Sequence[int], kind: Kind) -> Tensor:
-        """Send part j of ``mine`` (of ``sizes[j]`` elements) to rank j; return (world_size, own size) of what came."""
+        """Send part j of ``mine`` (``sizes[j]`` elements) to rank j; return those received (world_size, own size)."""
         own = sizes[self.rank]
         if self.world_size == 1:
             return mine[None]
@@ -95,22 +95,22 @@ class Comm(ABC):
         return received
 
     def scatter_lists(self, pieces: Sequence[Tensor], received_sizes: Sequence[int], kind: Kind) -> list[Tensor]:
-        """Send list j of ``pieces`` to rank j, unpadded; return the list that came from each rank, in rank order.
+        """Send list j of ``pieces`` to rank j, unpadded; return the list received from each rank, in rank order.
 
         Lists may be empty. What a rank sends to itself costs nothing.
 
         Args:
             pieces: world_size 1-D lists of one dtype and device.
-            received_sizes: how many elements come from each rank; ranks told each other before.
+            received_sizes: how many elements each rank sends here; exchanged beforehand.
         """
         if self.world_size == 1:
             return list(pieces)
-        sizes, wanted = [piece.numel() for piece in pieces], list(received_sizes)
-        received = pieces[0].new_empty(sum(wanted))
+        sizes, expected = [piece.numel() for piece in pieces], list(received_sizes)
+        received = pieces[0].new_empty(sum(expected))
         sent = sum(_num_bytes(piece) for piece in pieces) - _num_bytes(pieces[self.rank])
         with self._counted(kind, sent, received.device, ("scatter", sent)):
-            self._exchange(received, torch.cat(list(pieces)), wanted, sizes)
-        return list(received.split(wanted))
+            self._exchange(received, torch.cat(list(pieces)), expected, sizes)
+        return list(received.split(expected))
 
     def all_reduce_(self, x: Tensor, kind: Kind = "values") -> Tensor:
         """Sum ``x`` over all ranks in place."""
@@ -160,16 +160,16 @@ class SoloComm(Comm):
         super().__init__(0, 1, timed=timed)
 
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
-        raise AssertionError("a group of one rank has nobody to talk to")
+        raise AssertionError("a group of one rank calls no collective")
 
     def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        raise AssertionError("a group of one rank has nobody to talk to")
+        raise AssertionError("a group of one rank calls no collective")
 
     def _all_reduce_(self, x: Tensor) -> None:
-        raise AssertionError("a group of one rank has nobody to talk to")
+        raise AssertionError("a group of one rank calls no collective")
 
     def _broadcast_(self, x: Tensor, source: int) -> None:
-        raise AssertionError("a group of one rank has nobody to talk to")
+        raise AssertionError("a group of one rank calls no collective")
 
 
 class GroupComm(Comm):
@@ -204,11 +204,11 @@ def _all_gather_single() -> Callable[..., object]:
 
 
 def private_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return a new group of the same ranks and backend, so that our collectives never mix with anybody else's."""
+    """Return a new group of the same ranks and backend, so that these collectives never mix with others."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    made = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+    created = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
+    assert isinstance(created, dist.ProcessGroup)
+    return created
 
 
 def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list[object]:

@@ -1,4 +1,4 @@
-"""The lane on which gradients travel while backward goes on: one thread, first come, first served."""
+"""The lane on which gradients are reduced while backward goes on: one thread that runs tasks in order."""
 
 import queue
 import threading
@@ -15,8 +15,8 @@ class Lane:
     """Runs what is put on it one after the other, in a thread of its own.
 
     One lane means one order: every rank puts its buckets on it in the order of DDP's numbers, so all ranks call the
-    same collectives in the same order, whatever becomes ready when. Nobody waits in a callback: neither autograd's
-    threads nor the process group's. On an accelerator the lane has a stream of its own, which waits for the gradients
+    same collectives in the same order, whatever becomes ready when. No callback waits, neither on autograd's threads
+    nor on the process group's. On an accelerator the lane has a stream of its own, which waits for the gradients
     that are put on it; the host never does.
 
     The thread ends with the lane. It is a daemon: a collective that waits for a lost rank keeps no process alive.
@@ -33,14 +33,14 @@ class Lane:
     def put(self, task: Task) -> None:
         """Run ``task`` after all that was put before, once the work queued on the caller's stream so far is done.
 
-        A task must not raise: nobody would hear of it.
+        A task must not raise: the exception would be lost.
         """
         ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
         self._tasks.put((task, ready))
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits behind the task that runs; for that task to ask."""
+        """Whether no task waits behind the running one; called by the running task."""
         return self._tasks.empty()
 
 

@@ -33,7 +33,7 @@ def report(bad: int | None, layout: Layout, step: int, comm: Comm, device: torch
 
 
 def mean_not_finite(name: str, step: int) -> NonFiniteGradient:
-    """Return the error for a dense mean, which is the same on all ranks and no longer tells whose fault it is."""
+    """Return the error for a dense mean: it is the same on all ranks and does not show which rank caused it."""
     return NonFiniteGradient(
         f"mean gradient of '{name}' is not finite at step {step}. "
         "Lower the learning rate, or set nonfinite=skip to leave such steps out"

@@ -28,14 +28,14 @@ def cyclic_slice(numel: int, step: int, rank: int, world_size: int) -> tuple[int
 def block_spans(blocks: Sequence[int], block_size: int, numel: int) -> list[tuple[int, int]]:
     """Return (start, stop) of consecutive partitions of so many blocks each; together they cover [0, numel).
 
-    The last partition ends at ``numel``, whatever its blocks come to.
+    The last partition ends at ``numel``, whatever the length of its blocks.
     """
     edges = [min(block_size * place, numel) for place in accumulate(blocks, initial=0)]
     edges[-1] = numel
     return list(pairwise(edges))
 
 
-@lru_cache(maxsize=64)  # asked for at every step
+@lru_cache(maxsize=64)  # called at every step
 def layer_pieces(numels: tuple[int, ...], world_size: int) -> tuple[tuple[int, int], ...]:
     """Return (start, stop) of every layer; one longer than its fair share is cut into ``world_size`` equal slices.
 

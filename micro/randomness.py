@@ -1,4 +1,4 @@
-"""Random numbers that depend only on what they are asked for: (seed, step[, rank])."""
+"""Random numbers that depend only on the parts of their seed: (seed, step[, rank])."""
 
 import hashlib
 
@@ -7,13 +7,13 @@ import torch
 
 def generator(*parts: int) -> torch.Generator:
     """Return a CPU generator seeded by a hash of ``parts``; the same parts give the same stream on every machine."""
-    made = torch.Generator()
-    made.manual_seed(_hashed(b"".join(map(_bytes_of, parts))))
-    return made
+    rng = torch.Generator()
+    rng.manual_seed(_hashed(b"".join(map(_bytes_of, parts))))
+    return rng
 
 
 def seed_for(seed: int, name: str) -> int:
-    """Return a seed of its own for what goes by ``name``; the same on every machine."""
+    """Return a seed derived from ``seed`` and ``name``; the same on every machine."""
     return _hashed(_bytes_of(seed) + name.encode())
 
 

@@ -1,4 +1,4 @@
-"""Go on with another number of workers."""
+"""Resume with another number of workers: from the saved states of n ranks to those of m."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,18 +9,18 @@ from micro.reducers.base import Reducer, saved_layout
 
 
 def average(reducer: Reducer, ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the buckets that each worker of a group of any size begins with, from those that every old rank saved.
+    """Return the buckets that each worker of the new group starts with, from those that every old rank saved.
 
     What is kept for each parameter, the residual above all, becomes its mean over the old ranks. The model moves by the
-    mean over the workers of what they send, so with n old and m new ranks what it has yet to receive stays the same:
+    mean over the workers of what they send, so with n old and m new ranks what is still to be sent stays the same:
     ``sum(old) / n == sum(new) / m``. Thresholds and boundaries belong to the old group: selector, exchange, density
-    and factors start anew.
+    and factors start from their initial state.
 
     Args:
         ranks: what ``Reducer.save`` returned for each bucket, the same buckets on each rank.
 
     Raises:
-        ValueError: they are another method's.
+        ValueError: another method saved them.
     """
     return [_mean(reducer, saved) for saved in zip(*ranks, strict=True)]
 

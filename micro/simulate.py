@@ -19,58 +19,58 @@ T = TypeVar("T")
 
 
 class _Barrier:
-    """Where all ranks wait for each other, and where no more than there are cores go on at a time.
+    """A barrier for all ranks that also lets no more threads run at a time than there are cores.
 
-    Each waits at a gate of its own, which wakes them faster than a condition; and threads that hold a seat need not
-    wrestle with all others for the interpreter's lock at every operation.
+    Each rank waits for a lock of its own, which wakes threads faster than a condition. With no more running threads
+    than cores, fewer compete for the interpreter's lock.
     """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._lock = threading.Lock()
-        self.seats = threading.Semaphore(os.cpu_count() or 1)
+        self.cores = threading.Semaphore(os.cpu_count() or 1)
         self.reset()
 
     def reset(self) -> None:
-        """Make it as new; nobody may be waiting."""
+        """Return to the initial state; no rank may be waiting."""
         self._arrived = 0
         self._is_broken = False
-        self._gates = [threading.Lock() for _ in range(self._world_size)]
-        for gate in self._gates:
-            gate.acquire()
+        self._locks = [threading.Lock() for _ in range(self._world_size)]
+        for lock in self._locks:
+            lock.acquire()
 
     def wait(self, rank: int) -> None:
-        """Return when all ranks have come; raise BrokenBarrierError if one never will."""
+        """Return when all ranks have arrived; raise BrokenBarrierError if one has failed."""
         with self._lock:
             if self._is_broken:
                 raise threading.BrokenBarrierError
             self._arrived = (self._arrived + 1) % self._world_size
             is_last = self._arrived == 0
         if not is_last:
-            self.seats.release()
-            self._gates[rank].acquire()
-            self.seats.acquire()
+            self.cores.release()
+            self._locks[rank].acquire()
+            self.cores.acquire()
             if self._is_broken:
                 raise threading.BrokenBarrierError
             return
-        for other, gate in enumerate(self._gates):
+        for other, lock in enumerate(self._locks):
             if other != rank:
-                gate.release()
+                lock.release()
 
     def abort(self) -> None:
-        """Let everybody go who waits or will wait, with an error."""
+        """Raise BrokenBarrierError in every rank that waits or will wait."""
         with self._lock:
             self._is_broken = True
-            for gate in self._gates:
-                if gate.locked():
-                    gate.release()
+            for lock in self._locks:
+                if lock.locked():
+                    lock.release()
 
 
-class _Meeting:
-    """Where the threads of one simulated group put what they send.
+class _SharedMemory:
+    """The shared memory through which the threads of one simulated group send.
 
-    There are two sets of slots, used in turn: who begins a collective has left the one before, so nobody still reads
-    what the one before that has put.
+    There are two sets of slots, used in turn: a rank that starts a collective has finished the previous one, so no rank
+    still reads the slots of the one before that.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -82,21 +82,21 @@ class _Meeting:
 class ThreadComm(Comm):
     """One thread's end of a simulated group. Sums are added in rank order, so they are the same on all ranks."""
 
-    def __init__(self, rank: int, world_size: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, world_size: int, memory: _SharedMemory) -> None:
         super().__init__(rank, world_size)
-        self._meeting = meeting
+        self._memory = memory
         self._turn = 0
 
     def restart(self) -> None:
-        """Begin anew after some ranks left a collective that others had not reached."""
+        """Start over after some ranks left a collective that others had not reached."""
         self._turn = 0
 
     def _put(self, item: Any) -> list[Any]:
-        """Show ``item``, which must not change any more, to all ranks; return what each has shown."""
+        """Put ``item``, which must not change any more, where all ranks read it; return every rank's item."""
         self._turn ^= 1
-        slots = self._meeting.slots[self._turn]
+        slots = self._memory.slots[self._turn]
         slots[self.rank] = item
-        self._meeting.barrier.wait(self.rank)
+        self._memory.barrier.wait(self.rank)
         return slots
 
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
@@ -111,9 +111,9 @@ class ThreadComm(Comm):
         mine = everyone[0][self.rank].clone()
         for parts in everyone[1:]:
             mine += parts[self.rank]
-        self._meeting.sums[self.rank] = mine
-        self._meeting.barrier.wait(self.rank)
-        torch.cat(self._meeting.sums, out=x)
+        self._memory.sums[self.rank] = mine
+        self._memory.barrier.wait(self.rank)
+        torch.cat(self._memory.sums, out=x)
 
     def _broadcast_(self, x: Tensor, source: int) -> None:
         everyone = self._put(x.clone() if self.rank == source else None)
@@ -137,37 +137,37 @@ class SimulatedGroup:
     def __init__(self, world_size: int) -> None:
         if world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {world_size}")
-        self._meeting = _Meeting(world_size)
-        self.comms = [ThreadComm(rank, world_size, self._meeting) for rank in range(world_size)]
+        self._memory = _SharedMemory(world_size)
+        self.comms = [ThreadComm(rank, world_size, self._memory) for rank in range(world_size)]
         threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(world_size, thread_name_prefix="rank", initializer=_use_one_thread)
-        self.run(lambda comm: self._meeting.barrier.wait(comm.rank))  # so that every rank's thread starts now
-        torch.set_num_threads(threads)  # new threads take the last number set: put it back for everybody else
+        self.run(lambda comm: self._memory.barrier.wait(comm.rank))  # so that every rank's thread starts now
+        torch.set_num_threads(threads)  # new threads take the last number set: restore it
 
     def run(self, work: Callable[[Comm], T]) -> list[T]:
         """Call ``work`` on every rank at once and return the results in rank order.
 
         Raises:
-            The error of the first rank that failed by itself; ranks that waited for it are let go.
+            The error of the first rank that failed by itself; ranks that waited for it end too.
         """
         futures = [self._pool.submit(self._guarded, work, comm) for comm in self.comms]
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         if errors:
-            self._meeting.barrier.reset()
+            self._memory.barrier.reset()
             for comm in self.comms:
                 comm.restart()
             raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
         return [future.result() for future in futures]
 
     def _guarded(self, work: Callable[[Comm], T], comm: Comm) -> T:
-        self._meeting.barrier.seats.acquire()
+        self._memory.barrier.cores.acquire()
         try:
             return work(comm)
         except BaseException:
-            self._meeting.barrier.abort()
+            self._memory.barrier.abort()
             raise
         finally:
-            self._meeting.barrier.seats.release()
+            self._memory.barrier.cores.release()
 
     def close(self) -> None:
         """End the threads."""
@@ -181,7 +181,7 @@ class SimulatedStep:
     Attributes:
         update: (numel,) mean update, the same on all ranks.
         stats: one per rank, in rank order.
-        residuals: (world_size, numel) copies, where asked for.
+        residuals: (world_size, numel) copies, where requested.
     """
 
     update: Tensor
@@ -190,9 +190,9 @@ class SimulatedStep:
 
 
 class Simulation:
-    """A reducer on ``world_size`` simulated ranks, for offline studies on gradients of any origin.
+    """A reducer on ``world_size`` simulated ranks, for offline studies on any gradients.
 
-    It runs the very code that real processes run. Memory: world_size residuals of numel elements, and a copy of the
+    It runs the same code as real processes. Memory: world_size residuals of numel elements, and a copy of the
     gradients during a step.
 
     Args:

@@ -1,4 +1,4 @@
-"""The values that travel between selection and exchange."""
+"""What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Overlap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the parts of a method may know of the step: the same on every rank.
+    """What the parts of a method know about the step: the same on every rank.
 
     Attributes:
         index: number of the step, from 0.
-        target_count: k, the number of indices wanted over all ranks together (each rank alone, for local selectors).
+        target_count: k, the number of indices to select over all ranks together (by each rank, for local selectors).
         seed: the run's seed, for shared randomness.
         layout: names and shapes of the flat vector's parameters.
-        layer_densities: the density wanted of each parameter, where the policy tells them apart; else None.
+        layer_densities: the target density of each parameter, where the policy sets one for each; else None.
     """
 
     index: int

@@ -14,7 +14,7 @@ class StepStats:
         step: number of the step, from 0.
         numel: length d of the flat vector.
         rule: which published behaviour the selector followed, where there are several.
-        target_count: k, the number of indices asked for.
+        target_count: k, the number of indices to select.
         counts: how many indices each rank chose.
         local_count: how many this rank chose.
         global_count: distinct indices in the update.
@@ -82,7 +82,7 @@ class StepStats:
 
     @property
     def build_up(self) -> float:
-        """How many times more indices were updated than asked for; 1 = none."""
+        """How many times more indices were updated than the target; 1 = none."""
         return self.global_count / self.target_count
 
     @property

@@ -1,7 +1,7 @@
 """The frequency domain: an orthonormal Fourier transform of a flat vector of any length.
 
 The vector is padded with zeros to a length whose only prime factors are 2, 3 and 5, so that no length is slow. Padding
-is exact: it adds no energy, and what comes back is cut to the length of the vector. Where the spectrum was changed in
+is exact: it adds no energy, and the inverse is cut to the length of the vector. Where the spectrum was changed in
 between, the cut removes what the change put into the padding: an error in the vector is at most that in the spectrum.
 
 The spectrum of a real vector is kept as its complex bins from zero to the highest frequency. All but the first and the
@@ -24,7 +24,7 @@ def padded_length(numel: int) -> int:
     while fives < best:
         threes = fives
         while threes < best:
-            times = -(-numel // threes)  # what is missing, rounded up to a power of two
+            times = -(-numel // threes)  # the factor that is missing, rounded up to a power of two
             best = min(best, threes << (times - 1).bit_length())
             threes *= 3
         fives *= 5

@@ -75,7 +75,7 @@ class Attachment:
         try:
             model.register_comm_hook(self, _hook)
         except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
-            raise ValueError("model already has a communication hook, and DDP takes one: wrap it anew") from error
+            raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
         parameters = dict(model.module.named_parameters())
         self.reducer = reducer
         self.comm = GroupComm(private_group(model.process_group), timed=timed)

@@ -107,8 +107,8 @@ def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins:
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the ascending (min(k, numel),) int32 indices of the k largest magnitudes; ties go to the lowest index.
 
-    Exact. A sample tells about where the k-th magnitude lies, one scan collects what is above, and top-k runs on those
-    few; when the sample misled, the scan is repeated with a lower guess.
+    Exact. A sample estimates the k-th magnitude, one scan collects what is above the estimate, and top-k runs on those
+    few. Where too few are above, the scan is repeated with a lower estimate.
     """
     numel = x.numel()
     if k == 0 or k >= numel or numel <= 2 * SAMPLE or 4 * k > numel or not compiled(x):

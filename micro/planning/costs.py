@@ -28,7 +28,7 @@ Algorithm = Literal["ring", "halving_doubling", "double_tree", "binary_tree", "r
 
 
 class Network(Protocol):
-    """What tells the seconds of a collective of a fixed number of ranks; micro.planning.traces.LinkTable is one."""
+    """A cost model of collectives among a fixed number of ranks; micro.planning.traces.LinkTable is one."""
 
     @property
     def world_size(self) -> int:
@@ -45,7 +45,7 @@ class Link:
     Attributes:
         alpha_s: seconds a message, whatever its length.
         beta_s: seconds a byte on the way.
-        gamma_s: seconds a byte to add what came.
+        gamma_s: seconds a byte to add what was received.
 
     Raises:
         ValueError: one of them is negative.

@@ -18,7 +18,7 @@ class BadFile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One parameter of a model, as backward comes to it.
+    """One parameter of a model, in the order of backward.
 
     Attributes:
         name: of the parameter.
@@ -49,7 +49,7 @@ class Document:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file that ``save`` wrote, or that somebody wrote by hand.
+        """Read a file that ``save`` wrote, or that was written by hand.
 
         Raises:
             BadFile: it cannot be read, is of another kind, or a field is missing, foreign or out of its range.
@@ -269,7 +269,7 @@ class SelectTable(Document):
 
     Attributes:
         world_size: of the group that was measured.
-        density: that was asked for.
+        density: the target density.
         device: what it was measured on.
         methods: a curve for each name of conf/sparsifier; sizes are numbers of elements.
     """
@@ -336,7 +336,7 @@ def _curve(where: str, row: object) -> Curve:
             raise ValueError(f"{where}: {name} must be a list, got {type(values[name]).__name__}")
         lists[name] = tuple(values[name])
     try:
-        return Curve(**lists)  # the fit is made anew: one that does not belong to the points is never believed
+        return Curve(**lists)  # the fit is computed again: one stored in the file might not belong to the points
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 

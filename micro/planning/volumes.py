@@ -48,10 +48,10 @@ def calls_of(
     threshold that was lost, Ok-Topk's repartition and spreading, re-evaluations). Sizes are counted as
     micro.planning.traces.LinkTable counts them, as the mean over ranks; in the rounds of gTop-k's tree, where most
     ranks send nothing, they are of a rank that sends. Counts and regions are taken as equal on all ranks. A density
-    that changes with time is the one that it ends with, the lower one where it goes to and fro.
+    that changes with time is the one that it ends with, the lower one where it changes back and forth.
 
     Args:
-        build_up: distinct indices in the update over those asked for. None: where ranks choose by themselves, as if
+        build_up: distinct indices in the update over the target count. None: where ranks choose by themselves, as if
             they chose at random, numel (1 - (1 - local_count / numel)^n); 1 otherwise, and where an exchange keeps k.
         local_count: elements that one rank chooses. None: k, or its share of build_up * k where ranks divide the
             vector among them.
@@ -108,7 +108,7 @@ class _Step:
 
     Attributes:
         numel, world_size, dtype: of the bucket or piece and of its accumulator.
-        k: indices asked for.
+        k: target number of indices.
         chosen: by one rank.
         total: distinct indices in the update.
         knows_counts: whether all ranks know how many each chose.
@@ -178,7 +178,7 @@ def _step_of(
 
 
 def _by_itself(selector: Selector[Any], density: float, layout: Layout, k: int) -> float:
-    """Return how many elements a rank chooses that is asked for k."""
+    """Return how many elements a rank chooses whose target is k."""
     if isinstance(selector, TopK) and selector.scope == "layer":  # rounds within each parameter, k is the bucket's
         return sum(target_count(density, numel) for numel in layout.numels if numel)
     return k
@@ -190,7 +190,7 @@ def _union(numel: int, chosen: float, world_size: int) -> float:
 
 
 def _of_selector(selector: Selector[Any], layout: Layout, n: int) -> Calls:
-    """Return what the ranks tell each other to choose; most choose by themselves."""
+    """Return the collectives of the selection; most selectors call none."""
     if isinstance(selector, PerTensor):  # each parameter is a vector of its own
         parameters = [Layout((name,), (shape,)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
         return tuple(call for alone in parameters for call in _of_selector(selector.selector, alone, n))
@@ -211,13 +211,20 @@ _RULES: Mapping[str, Calls] = {
     "repaired": (("gather_rows", 16),),  # a count and a sum of logarithms, as float64
     "published": (("gather_rows", COUNT_BYTES),),
 }
-_TELLING = ("topk", "leader", "randomk", "everything", "micro", "exdyna")  # they leave nobody to ask for counts
+_KNOWING_COUNTS = (
+    "topk",
+    "leader",
+    "randomk",
+    "everything",
+    "micro",
+    "exdyna",
+)  # all ranks know every rank's count after the selection
 
 
 def _knows_counts(selector: Selector[Any]) -> bool:
     if isinstance(selector, PerTensor):
         return _knows_counts(selector.selector)
-    return selector.name in _TELLING or (selector.name == "deft" and selector.rule_name == "repaired")
+    return selector.name in _KNOWING_COUNTS or (selector.name == "deft" and selector.rule_name == "repaired")
 
 
 def _of_exchange(step: _Step) -> Calls:
@@ -251,8 +258,8 @@ def _of_pieces(step: _Step, exchange: InPieces) -> Calls:
 
 
 def _of_union(step: _Step) -> Calls:
-    asked: Calls = () if step.knows_counts else (("gather_rows", COUNT_BYTES),)
-    return *asked, *_of_indices(step), *_of_mean(step)
+    counts: Calls = () if step.knows_counts else (("gather_rows", COUNT_BYTES),)
+    return *counts, *_of_indices(step), *_of_mean(step)
 
 
 def _of_indices(step: _Step) -> Calls:
@@ -290,7 +297,7 @@ def _of_gtopk(step: _Step) -> Calls:
 
 def _of_dsa(step: _Step) -> Calls:
     n = step.world_size
-    entries = step.chosen - 1 if step.is_published else step.chosen  # its rule leaves the smallest at home
+    entries = step.chosen - 1 if step.is_published else step.chosen  # its rule keeps back the smallest
     indices, values = step.indices(step.total / n, step.numel / n), step.values(step.total / n)
     region = step.values(step.numel / n)
     dense = 3 * step.total >= step.numel if step.is_published else region < indices + values
@@ -300,12 +307,12 @@ def _of_dsa(step: _Step) -> Calls:
 
 def _of_oktopk(step: _Step) -> Calls:
     held = step.total / step.world_size
-    told: Calls = (("gather_rows", 3 * COUNT_BYTES),)
+    counts: Calls = (("gather_rows", 3 * COUNT_BYTES),)
     if not step.is_published:  # a histogram, then the sums near the k-th
         near = NEAR_SHARE * held * step.dtype.itemsize
-        told = ("gather_rows", COUNT_BYTES * (NUM_SUM_BINS + 2)), ("gather_lists", near)
+        counts = ("gather_rows", COUNT_BYTES * (NUM_SUM_BINS + 2)), ("gather_lists", near)
     indices, values = step.indices(held, step.numel / step.world_size), step.values(held)
-    return *_to_regions(step, step.chosen), *told, ("gather_lists", indices), ("gather_lists", values)
+    return *_to_regions(step, step.chosen), *counts, ("gather_lists", indices), ("gather_lists", values)
 
 
 def _to_regions(step: _Step, entries: float) -> Calls:

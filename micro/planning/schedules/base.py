@@ -148,7 +148,7 @@ class Schedule(Part, ABC):
         return timeline(problem, ends)
 
     def bucket_cap_mb(self, model_mb: float) -> float | None:
-        """Return the one cap by which DDP makes this cut by itself, None for its own; asked where nothing is planned.
+        """Return the cap by which DDP makes this cut by itself, None for its default; used where nothing is planned.
 
         Args:
             model_mb: size of all gradients, in MiB.
@@ -214,13 +214,13 @@ class Plan(Document):
         missing = [name for name in num_bytes if name not in set(mine)]
         if foreign or missing:
             what = f"it has no '{foreign[0]}'" if foreign else f"the plan lacks its '{missing[0]}'"
-            raise ValueError(f"the plan is for another model: {what}; profile this model, and plan anew")
+            raise ValueError(f"the plan is for another model: {what}; profile this model and plan again")
         for group, planned in zip(self.groups, self.num_bytes, strict=True):
             real = sum(num_bytes[name] for name in group)
             if real != planned:
                 raise ValueError(
                     f"the plan is for another model: the group of '{group[0]}' has {planned} bytes there and {real} "
-                    "here; profile this model, and plan anew"
+                    "here; profile this model and plan again"
                 )
 
     @classmethod

@@ -12,7 +12,7 @@ FIRST, CAP = 1 * MIB, 25 * MIB  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ddp(Schedule):
-    """Group as DistributedDataParallel does when nobody asks for a size: 1 MiB first, then 25 MiB each.
+    """Group as DistributedDataParallel does by default: 1 MiB first, then 25 MiB each.
 
     The small first bucket starts to travel early. These are the buckets of the second step and later: the first step
     has a single one, because the order of the gradients is not known yet.
