@@ -215,13 +215,15 @@ def _default(value: ast.expr | None) -> str | None:
 
 
 def _attributes(section: str) -> dict[str, str]:
-    """Return what the lines under ``Attributes:`` say, by name."""
+    """Return what the lines under ``Attributes:`` say, by name; several names may share a line."""
     comments: dict[str, str] = {}
-    name = ""
+    names: list[str] = []
     for line in section.splitlines():
         head, colon, rest = line.strip().partition(": ")
-        if colon and head.isidentifier() and line.startswith("    ") and not line.startswith("     "):
-            name, comments[head] = head, rest
-        elif name and line.strip():
-            comments[name] += f" {line.strip()}"
+        listed = head.split(", ")
+        if colon and all(map(str.isidentifier, listed)) and line.startswith("    ") and not line.startswith("     "):
+            names = listed
+            comments |= dict.fromkeys(names, rest)
+        elif line.strip():
+            comments |= {name: f"{comments[name]} {line.strip()}" for name in names}
     return comments

@@ -24,7 +24,7 @@ class OptimizerConfig:
         weight_decay: added to the average, after the exchange.
         decay_of: all parameters; weights: none of one dimension (norms, biases); published: all but norms that are
             named bn1, bn2 and so on inside a block, as the public code of the MiCRO family finds them.
-        clip: the greatest norm of a gradient, None for none.
+        clip: the greatest norm of a gradient, null for none.
         clip_at: gradient: of each worker's, before its residual is added; update: of the average.
     """
 

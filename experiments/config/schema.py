@@ -13,7 +13,11 @@ from experiments.config.tracking_settings import TrackingConfig
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """A network of models/ and its settings; num_classes is the data set's when not given."""
+    """A network of models/ and its settings.
+
+    Attributes:
+        num_classes: outputs of the network; null: as many as the data set has classes.
+    """
 
     name: str
     num_classes: int | None = None
@@ -25,6 +29,7 @@ class DatasetConfig:
     """A data set of data/, where its files are, and how batches are made of it.
 
     Attributes:
+        root: the folder that holds the data set's own folder, which data.prepare makes.
         augment: of images: how the training images are varied.
         sequence_length: of text: words of a sample, after which gradients are cut off.
         negatives: of interactions: items not taken that are drawn beside each one that was.
@@ -44,6 +49,15 @@ class SparsifierConfig:
 
     Each part is a name, or a mapping of ``name`` and settings. The policy says how the density changes from layer to
     layer and with time; without one, density and density_warmup do.
+
+    Attributes:
+        reducer: sparse: the composition of the parts below; dense, fft and powersgd have none of them.
+        selector: which indices are sent.
+        exchange: how the indices and values of all workers meet.
+        codec: what values travel as.
+        indices: what indices travel as.
+        feedback: what a worker keeps of what it did not send.
+        policy: how the density changes from layer to layer and with time.
     """
 
     name: str
@@ -68,7 +82,17 @@ class SparsifierConfig:
 
 @dataclass(kw_only=True)
 class ClusterConfig:
-    """Where the workers are: local or nodes (processes), or simulated in one process."""
+    """Where the workers are: local or nodes (processes), or simulated in one process.
+
+    Attributes:
+        nproc_per_node: workers on each machine.
+        nnodes: machines.
+        rdzv_endpoint: HOST:PORT at which several machines meet, HOST being one of them; slurm: the job's first node.
+        world_size: number of simulated workers; of real ones it is nnodes * nproc_per_node.
+        device: auto, cpu or cuda; auto: cuda with NCCL where there are enough GPUs, else cpu with gloo.
+        num_threads: of each worker; null: OMP_NUM_THREADS, or the cores are shared out.
+        max_restarts: how often all workers are started again after one of them failed.
+    """
 
     name: str
     nproc_per_node: int = 1
@@ -91,6 +115,11 @@ class ScheduleConfig:
     """Which gradients travel together: a schedule of micro.planning.schedules with its settings, or auto.
 
     The files are what `experiments.profile` measured, for the schedules that plan from it.
+
+    Attributes:
+        trace: file of `profile backward`: when backward completes each gradient.
+        link: file of `profile link`: what each collective takes over its size.
+        select: file of `profile select`: what each method costs beside its collectives.
     """
 
     name: str

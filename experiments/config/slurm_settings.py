@@ -15,13 +15,13 @@ class SlurmConfig:
     """How a study is queued on a site that SLURM runs; it changes nothing of what a run computes.
 
     Attributes:
-        partition, account, qos, constraint: as sbatch has them; None leaves the choice to the site.
-        time_limit: of one run, hours:minutes:seconds, with days- before it where need be; None for the partition's own.
+        partition, account, qos, constraint: as sbatch has them; null leaves the choice to the site.
+        time_limit: of one run, hours:minutes:seconds, with days- before it where need be; null for the partition's own.
         gpus_per_node: GPUs to ask for, 0 for none.
         cpus_per_worker: cores to ask for, for each worker of a node.
-        throttle: how many runs of the study may run at once, None for all.
+        throttle: how many runs of the study may run at once, null for all.
         requeue: whether a run that the time limit stops is queued again, and goes on.
-        signal_s: how long before the time limit a run is told to save and stop, in seconds; 0: never.
+        signal_s: how long before the time limit a run gets the signal to save and stop, in seconds; 0: never.
         setup: lines of shell before Python starts: modules to load, the environment to activate, ``head=ADDRESS``
             where the nodes meet elsewhere. With any, ``python`` is the one they make available; without, it is the
             one that submits.

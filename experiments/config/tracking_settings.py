@@ -15,7 +15,7 @@ class TrackingConfig:
     Attributes:
         name: none or wandb.
         mode: offline: files in the run's folder, for ``wandb sync``; online: the server as well.
-        project: of W&B, like entity and tags.
+        project, entity, tags: of Weights & Biases; without an entity it is the user's own.
         finish_s: seconds that a finished run waits at most for its mirror.
     """
 

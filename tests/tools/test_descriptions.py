@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from experiments.config import descriptions
@@ -40,6 +41,17 @@ def test_keys_of_a_group_are_those_of_its_dataclass() -> None:
     names = [key.name for key in described("cluster")]
     assert {"nproc_per_node", "max_restarts", "slurm.partition"} <= set(names)
     assert "name" not in names
+
+
+def test_every_key_says_what_it_means() -> None:
+    keys = {f"{group}.{key.name}": key.comment for group in GROUPS for key in described(group)}
+    keys |= {key.name: key.comment for key in train_keys()}
+    assert [name for name, comment in keys.items() if not comment] == []
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "sparsifier"])
+def test_every_choice_says_what_it_is(group: str) -> None:
+    assert [choice.name for choice in choices(group).values() if not choice.comment] == []
 
 
 def test_reading_needs_neither_torch_nor_hydra() -> None:
