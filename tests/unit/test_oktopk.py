@@ -11,7 +11,8 @@ from torch import Tensor
 
 import micro
 from micro.exchanges.base import Wire
-from micro.exchanges.oktopk import Oktopk, OktopkState
+from micro.exchanges.moving_regions import OktopkState
+from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
 from micro.selectors.reused import Reused, ReusedState
@@ -255,7 +256,7 @@ def test_the_histogram_leaves_few_sums_to_compare() -> None:
 
 
 def exchanged(
-    made: Oktopk, accs: Tensor, chosen: list[list[int]], k: int, wire: Wire, threshold: float | None = None
+    made: micro.Exchange[Any], accs: Tensor, chosen: list[list[int]], k: int, wire: Wire, threshold: float | None = None
 ) -> list[tuple[Any, Exchanged]]:
     """Return every rank's state and result of one step, the first unless there is a threshold already."""
     n, d = accs.shape
@@ -358,7 +359,7 @@ def test_a_run_goes_on_from_its_middle(rule: str) -> None:
 # --- the reused threshold ---------------------------------------------------------------------------------------------
 
 
-def select(selector: Reused, state: ReusedState, acc: Tensor, k: int, step: int) -> list[int]:
+def select(selector: micro.Selector[Any], state: ReusedState, acc: Tensor, k: int, step: int) -> list[int]:
     found = selector.select(state, acc, Step(step, k, 0, micro.Layout.flat(acc.numel())), micro.SoloComm())
     assert found.indices.dtype == torch.int32
     return found.indices.tolist()
