@@ -21,13 +21,29 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.benchmarks import loading, loop, network, rules, select, step, transform
-from experiments.config.errors import UserError
+from experiments.config.command_line import Parser, run_command
 from experiments.launching.failures import RankFailure
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Read the command line and run one benchmark."""
-    parser = argparse.ArgumentParser(
+    """Read the command line and run one benchmark; exit 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
+    code = run_command(lambda: _run(parser().parse_args(words)))
+    if code:
+        sys.exit(code)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        options.run(options, Console() if sys.stdout.isatty() else Console(width=140))
+    except RankFailure as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> Parser:
+    """Return what reads the command line."""
+    parser = Parser(
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
@@ -36,12 +52,7 @@ def main(words: Sequence[str] | None = None) -> None:
         command.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)
-    arguments = parser.parse_args(words)
-    try:
-        arguments.run(arguments, Console() if sys.stdout.isatty() else Console(width=140))
-    except (UserError, RankFailure) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+    return parser
 
 
 if __name__ == "__main__":

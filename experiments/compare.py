@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.reports.report_opening import opening
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
@@ -32,17 +33,17 @@ from micro.density.base import check_density
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 where a method failed, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    return run_command(lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
-    try:
-        settings = check_options(options)
-        with _progress_bar() as show_progress:
-            done = measure(settings, show_progress)
-        title = "All methods on the same gradients"
-        head = opening(title, "experiments.compare", words, max(settings.world_sizes))
-        written = write(done, settings, options.out, head)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    settings = check_options(options)
+    with _progress_bar() as show_progress:
+        done = measure(settings, show_progress)
+    title = "All methods on the same gradients"
+    head = opening(title, "experiments.compare", words, max(settings.world_sizes))
+    written = write(done, settings, options.out, head)
     for line in [*map(str, written), *done.failures]:
         print(line)
     return 130 if done.interrupted else int(bool(done.failures))
@@ -94,9 +95,9 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return what reads the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--methods", default="", metavar="A,B", help="names of conf/sparsifier; all by default")

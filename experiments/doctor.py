@@ -18,21 +18,22 @@ from experiments.checkup import machine, surroundings
 from experiments.checkup.findings import Finding, Section, section
 from experiments.checkup.pair import Measured, measuring_pair
 from experiments.checkup.rendering import show_plain, show_rich, to_json
+from experiments.config.command_line import Parser, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out all checks and show what they find; returns 0, or 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    """Carry out all checks and show what they find; returns 0, 2 for a mistake, or 130 after Ctrl-C."""
+    return run_command(lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     on_terminal = sys.stdout.isatty() and find_spec("rich") is not None
-    try:
-        sections = _sections(options)
-        if options.json:
-            print(to_json(list(sections)))
-            return 0
-        for found in sections:
-            (show_rich if on_terminal else show_plain)(found)
-    except KeyboardInterrupt:
-        return 130
+    sections = _sections(options)
+    if options.json:
+        print(to_json(list(sections)))
+        return 0
+    for found in sections:
+        (show_rich if on_terminal else show_plain)(found)
     return 0
 
 
@@ -82,8 +83,8 @@ def _link(measure: Callable[[], Measured], options: argparse.Namespace) -> Itera
     yield from findings(links, measured, options.nproc)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m experiments.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nproc", type=_whole, default=4, metavar="N", help="workers to ask about (%(default)s)")

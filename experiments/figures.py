@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError, check_choice
 from experiments.reports.all_figures import KINDS, draw_all
 from experiments.reports.run_configs import parse_selection
@@ -16,17 +17,19 @@ from experiments.tracking.sources import read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    options = parser().parse_args(arguments)
+    """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
+    return run_command(lambda: _run(parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         kinds = _kinds(options.only)
         frames = read(options.source or ["folders", str(options.runs)], parse_selection(options.select))
         written = [] if options.table else draw_all(frames, options.out, kinds)
         table = summarise(frames)
         written += write_summary(table, options.out)
-    except (UserError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    except OSError as error:
+        raise UserError(f"{error.filename or options.out}: {error.strerror or error}") from None
     for path in written:
         print(path)
     # A pipe has no width: wide enough that no name is cut.
@@ -41,9 +44,9 @@ def _kinds(given: str) -> list[str]:
     return words or list(KINDS)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return what reads the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.figures",
         description="Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs.",
         epilog="example: python -m experiments.figures --select dataset=digits sparsifier=dense,topk,micro",

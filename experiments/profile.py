@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
@@ -28,15 +29,15 @@ from experiments.profiles.measure_on_ranks import DEVICES, check_device, join, m
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
-    options = parser().parse_args(arguments)
+    return run_command(lambda: _measure(parser().parse_args(arguments)), stopped="stopped; nothing was written")
+
+
+def _measure(options: argparse.Namespace) -> int:
     try:
         _run(options, read_rank_environment())
-    except (UserError, RankFailure) as error:
+    except RankFailure as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return 130
+        return 1
     return 0
 
 
@@ -70,9 +71,9 @@ def _make_folder(path: Path) -> None:
         raise UserError(f"cannot write {path}: its folder is not yours to write in; choose another --out")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return what reads the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="backward|link|select")

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.config.checks import SCALES
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.studies.paper_reproduction.page import write_paper_page
@@ -29,7 +30,12 @@ from experiments.training.preflight import prepare_runs
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 where a part failed, 130 after Ctrl-C."""
-    options = parser().parse_intermixed_args(arguments)
+    return run_command(
+        lambda: _run(parser().parse_intermixed_args(arguments)), stopped="stopped; the same command resumes"
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
     out = options.out or Path("results/papers") / f"{options.paper}-{options.scale}"
     commands = Commands(check=check_command, runs_of=runs_of)
     try:
@@ -38,15 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True)
         failed = reproduce(paper, out, commands, again=options.again)
         page = write_paper_page(paper, out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
-        print(f"error: cannot write {error.filename or out}: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        return 130
+        raise UserError(f"cannot write {error.filename or out}: {error.strerror}") from None
     print(page)
     for part in failed:
         print(f"failed: {part.name}: {part.command}", file=sys.stderr)
@@ -66,22 +65,20 @@ def _composed(words: tuple[str, ...]) -> list[TrainConfig]:
 def check_command(part: Part) -> None:
     """Parse a part's command as its entry point does, and check its options. Raises: UserError."""
     module = importlib.import_module(f"experiments.{part.words[0]}")
-    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(stderr):
+        with contextlib.redirect_stdout(io.StringIO()):
             options = module.parser().parse_args(part.words[1:])
         if hasattr(module, "check_options"):
             module.check_options(options)
     except SystemExit:
-        lines = stderr.getvalue().splitlines() or ["its command asks for help alone"]
-        raise UserError(f"part {part.name}: {lines[-1]}") from None
+        raise UserError(f"part {part.name}: its command asks for help alone") from None
     except UserError as error:
         raise UserError(f"part {part.name}: {error}") from None
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return what reads the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.reproduce",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

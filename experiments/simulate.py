@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config.errors import UserError
+from experiments.config.command_line import Parser, run_command
 from experiments.studies.simulated_steps.files import write
 from experiments.studies.simulated_steps.network_choices import ALGORITHMS
 from experiments.studies.simulated_steps.questions import compute
@@ -41,17 +41,14 @@ from experiments.studies.simulated_steps.trace_changes import GRAINS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    return run_command(lambda: _run(words), stopped="stopped; nothing was written")
+
+
+def _run(words: list[str]) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=140)
-    try:
-        options = parser().parse_args(words)
-        study = check_options(options)
-        frames = compute(study, console.print)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return 130
+    options = parser().parse_args(words)
+    study = check_options(options)
+    frames = compute(study, console.print)
     print_speedups(frames["steps"], console)
     for path in write(study, frames, options.out, shlex.join(["python", "-m", "experiments.simulate", *words])):
         console.print(str(path), soft_wrap=True)
@@ -63,9 +60,9 @@ def check_options(options: argparse.Namespace) -> Study:
     return study_of(Request(**{key: value for key, value in vars(options).items() if key != "out"}))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return what reads the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.reports.report_opening import opening
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
@@ -29,26 +30,23 @@ from micro.density.base import check_density
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    return run_command(lambda: _run(words), stopped="stopped; what was written before stays")
+
+
+def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
     density, world_size = options.density, options.world_size
     console = Console(stderr=True)
-    try:
-        check_options(options)
-        with console.status("training"):
-            vectors = accumulators(options.record, world_size, density, options.steps)
-        equal = Vector("equal magnitudes", torch.ones(vectors[0].values.numel()))
-        rows = [check(vector) for vector in [*vectors, equal]]
-        head = opening("The theory of top-k on recorded accumulators", "experiments.theory", words, world_size)
-        written = write(vectors, rows, density, options.out, head)
-        with console.status("timing the operators"):
-            times = operator_times(options.numel, density, world_size, options.repeats)
-        written += write_times(times, density, world_size, options.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; what was written before stays", file=sys.stderr)
-        return 130
+    check_options(options)
+    with console.status("training"):
+        vectors = accumulators(options.record, world_size, density, options.steps)
+    equal = Vector("equal magnitudes", torch.ones(vectors[0].values.numel()))
+    rows = [check(vector) for vector in [*vectors, equal]]
+    head = opening("The theory of top-k on recorded accumulators", "experiments.theory", words, world_size)
+    written = write(vectors, rows, density, options.out, head)
+    with console.status("timing the operators"):
+        times = operator_times(options.numel, density, world_size, options.repeats)
+    written += write_times(times, density, world_size, options.out)
     for row in rows:
         print(f"{row['vector']}: the bound {verdict(row)}")
     for path in written:
@@ -70,9 +68,9 @@ def check_options(options: argparse.Namespace) -> None:
         raise UserError(str(error)) from None
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return what reads the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m experiments.theory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
 from experiments.runs.json_lines import read_records
@@ -16,8 +17,11 @@ from experiments.tracking.wandb_mirror import mirror
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    """Run the command line; returns the exit code: 2 for a mistake, 1 where W&B fails, 130 after Ctrl-C."""
+    return run_command(lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         chosen = [(folder, _tracking(folder, options)) for folder in map(RunFolder, options.folders)]
         for folder, tracking in chosen:
@@ -25,17 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_wandb(tracking)
             with folder.locked():
                 print(_made(folder, tracking))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except UserError:
+        raise
     except Exception as error:  # whatever wandb raises
         print(f"error: W&B: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         return 1
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m experiments.track",
         description="Make the W&B mirror of runs from their folders, in place of the one that they had.",
         epilog="example: python -m experiments.track results/runs/* --mode offline",

@@ -32,12 +32,18 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
-def run_command(work: Callable[[], int]) -> int:
-    """Return the exit code of a command: 2 for a mistake, which is told in one line, 130 after Ctrl-C."""
+def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
+    """Return the exit code of a command: 2 for a mistake, which is told in one line, 130 after Ctrl-C.
+
+    Args:
+        stopped: what to tell the user after Ctrl-C.
+    """
     try:
         return work()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt:
+        if stopped:
+            print(stopped, file=sys.stderr)
         return INTERRUPTED

@@ -87,9 +87,7 @@ def test_values_are_set_as_hydra_sets_them(words: tuple[str, ...]) -> None:
     assert compose_run(list(words)) == merged
 
 
-@pytest.mark.parametrize(
-    "study", ["demo", "curves_wikitext2", "equal_bytes_digits", "paper_oktopk_small", "paper_micro"]
-)
+@pytest.mark.parametrize("study", ["demo", "methods_digits", "equal_bytes_digits", "curves_cifar10"])
 def test_the_runs_of_a_study_are_those_that_hydra_composes(study: str) -> None:
     jobs = jobs_of(study, [])
     for words in (jobs[0], jobs[-1]):

@@ -436,12 +436,12 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("num_unfinished", [0, 1])
-def test_nothing_finished_is_one_line_and_exit_code_1(
+def test_nothing_finished_is_one_line_and_exit_code_2(
     num_unfinished: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed in range(num_unfinished):
         (write_run(tmp_path, "topk", seed) / "DONE").unlink()
-    assert figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert "no finished run" in message
@@ -453,7 +453,7 @@ def test_a_place_that_cannot_be_written_is_one_line(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert figures.main(["--runs", str(study), "--out", str(tmp_path / "file" / "out"), "--table"]) == 1
+    assert figures.main(["--runs", str(study), "--out", str(tmp_path / "file" / "out"), "--table"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -518,8 +518,8 @@ def test_selection(study: Path) -> None:
 def test_a_wrong_selection_is_explained(
     words: list[str], message: str, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert figures.main(["--runs", str(study), "--select", *words]) == 1
-    assert capsys.readouterr().err.strip() == message
+    assert figures.main(["--runs", str(study), "--select", *words]) == 2
+    assert capsys.readouterr().err.strip() == f"error: {message}"
 
 
 def test_thinning_keeps_the_same_steps_of_every_seed(tmp_path: Path) -> None:
@@ -571,7 +571,7 @@ def test_throughput_counts_samples_of_real_workers(tmp_path: Path) -> None:
 def test_nothing_to_draw_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "runs", "topk")
     words = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--only"]
-    assert figures.main([*words, "throughput"]) == 1
+    assert figures.main([*words, "throughput"]) == 2
     assert "nothing to draw for throughput" in capsys.readouterr().err
-    assert figures.main([*words, "residul"]) == 1
+    assert figures.main([*words, "residul"]) == 2
     assert "did you mean 'residual'" in capsys.readouterr().err
