@@ -62,7 +62,7 @@ def _sections(options: argparse.Namespace) -> Iterator[Section]:
 
 
 def _started(stack: ExitStack) -> Callable[[], Measured]:
-    """Start the two ranks, which import while other checks go on; a machine that cannot says so when it is asked."""
+    """Start the two ranks, which import while other checks go on; an error of the start is raised later."""
     try:
         return stack.enter_context(measuring_pair())
     except OSError as error:
@@ -74,12 +74,12 @@ def _fail(error: OSError) -> Measured:
 
 
 def _link(measure: Callable[[], Measured], options: argparse.Namespace) -> Iterator[Finding]:
-    """What two ranks measured, and what follows for their link and for those that were asked about."""
-    from experiments.checkup.verdict import asked_links, findings, measured_link
+    """What two ranks measured, and what follows for their link and for those that were given."""
+    from experiments.checkup.verdict import findings, given_links, measured_link
 
     measured = measure()
     here = measured_link(measured)
-    links = {"this machine": here, **asked_links(options.link_mbit, options.latency_us, here)}
+    links = {"this machine": here, **given_links(options.link_mbit, options.latency_us, here)}
     yield from findings(links, measured, options.nproc)
 
 

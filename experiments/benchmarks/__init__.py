@@ -1,4 +1,4 @@
 """What ``python -m experiments.bench`` measures, one file per benchmark.
 
-May import: config to studies. Begin reading at step.py.
+May import: config to profiles. Begin reading at step.py.
 """

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
-    workloads = {"the one asked for": arguments.overrides} if arguments.overrides else WORKLOADS
+    workloads = {"as given": arguments.overrides} if arguments.overrides else WORKLOADS
     fixed = ["cluster=simulated", "cluster.world_size=1", "sparsifier=dense"]
     configs = prepare_runs([[*words, *fixed] for words in workloads.values()])
     rows = [

@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,7 @@ BytesSent = Callable[[], float]  # by this rank in the last step
 class Training:
     """A model in training with one way to reduce its gradients."""
 
-    def __init__(self, method: str, overrides: list[str], plan: dict[str, Any] | None) -> None:
+    def __init__(self, method: str, overrides: list[str], plan: Plan | None) -> None:
         config = config_of(method, overrides, dist.get_world_size())
         self._task = load_task(config, CPU)
         self._batches = _endless(self._task)
@@ -39,7 +38,7 @@ class Training:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
         # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
         wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
-        self._ddp, self._bytes_sent = _wrapped(method, config, model, wrap, Plan.parse(plan) if plan else None)
+        self._ddp, self._bytes_sent = _wrapped(method, config, model, wrap, plan)
 
     def step(self) -> tuple[float, float]:
         """Train one step; return its seconds and the bytes that this rank sent, as its method counts them."""
@@ -121,7 +120,7 @@ def _endless(task: Task) -> Iterator[Batch]:
 _training: Training | None = None  # of this rank: it lasts from one call to the next
 
 
-def begin_training(method: str, overrides: list[str], plan: dict[str, Any] | None) -> None:
+def begin_training(method: str, overrides: list[str], plan: Plan | None) -> None:
     """Begin to train by a method on this rank, instead of the one before."""
     global _training
     _training = None  # frees its memory first

@@ -67,7 +67,7 @@ def _table(rows: list[Row], settings: Settings) -> Table:
         "floor ms",
         "select + rest",
         "MB sent",
-        "density / asked",
+        "density / target",
     ):
         table.add_column(column, justify="left" if column == "method" else "right")
     for row in rows:

@@ -71,8 +71,8 @@ def gpus(nproc: int) -> Iterator[Finding]:
     if count >= nproc:
         yield Finding(name="gpus", value=f"{count}", note=f"enough for {nproc} workers: they train there, with nccl")
     else:
-        told = f"fewer than {nproc} workers: they train on the CPU, with gloo"
-        yield Finding(name="gpus", value=f"{count}", note=told, state="absent")
+        note = f"fewer than {nproc} workers: they train on the CPU, with gloo"
+        yield Finding(name="gpus", value=f"{count}", note=note, state="absent")
 
 
 def cores(nproc: int) -> Iterator[Finding]:
@@ -84,8 +84,8 @@ def cores(nproc: int) -> Iterator[Finding]:
     if usable >= nproc:
         yield Finding(name="cores", value=f"{usable}", note=f"of {os.cpu_count()}")
     else:
-        told = f"of {os.cpu_count()}; fewer than {nproc} workers: they take turns"
-        yield Finding(name="cores", value=f"{usable}", note=told, state="absent")
+        note = f"of {os.cpu_count()}; fewer than {nproc} workers: they take turns"
+        yield Finding(name="cores", value=f"{usable}", note=note, state="absent")
     yield Finding(name="threads per rank", value=threads, note=source)
 
 

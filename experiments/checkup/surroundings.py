@@ -25,11 +25,11 @@ def slurm() -> Iterator[Finding]:
         yield Finding(name="slurm", value="not here", note="sbatch and scontrol are not on the PATH", state="absent")
         return
     done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=TIMEOUT_S)
-    said = next(iter((done.stdout + done.stderr).strip().splitlines()[-1:]), "it says nothing")
-    if done.returncode or "UP" not in said:
-        yield Finding(name="slurm", value="installed, not answering", note=said, state="absent")
+    answer = next(iter((done.stdout + done.stderr).strip().splitlines()[-1:]), "no answer")
+    if done.returncode or "UP" not in answer:
+        yield Finding(name="slurm", value="installed, not answering", note=answer, state="absent")
         return
-    yield Finding(name="slurm", value="answers", note=said)
+    yield Finding(name="slurm", value="answers", note=answer)
 
 
 def wandb() -> Iterator[Finding]:
@@ -87,5 +87,5 @@ def datasets() -> Iterator[Finding]:
     if found:
         yield Finding(name="data sets", value=", ".join(found), note=f"in {DATA_ROOT}/, beside those without files")
         return
-    told = f"none in {DATA_ROOT}/: python -m data.prepare --list; digits, latent, manuals, synthetic need none"
-    yield Finding(name="data sets", value="none prepared", note=told, state="absent")
+    note = f"none in {DATA_ROOT}/: python -m data.prepare --list; digits, latent, manuals, synthetic need none"
+    yield Finding(name="data sets", value="none prepared", note=note, state="absent")

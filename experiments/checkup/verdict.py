@@ -61,7 +61,7 @@ def measured_link(measured: Measured) -> costs.Link:
     return costs.scaled(curve.alpha_s, curve.beta_s, WORLD_SIZE)
 
 
-def asked_links(rates_mbit: Sequence[float], latency_us: float | None, here: costs.Link) -> dict[str, costs.Link]:
+def given_links(rates_mbit: Sequence[float], latency_us: float | None, here: costs.Link) -> dict[str, costs.Link]:
     """Return links of these rates by name, with the latency of ``here`` where none is given."""
     alpha_s = here.alpha_s if latency_us is None else latency_us / 1e6
     return {human_rate(1e6 * rate): costs.Link(alpha_s, 8 / (1e6 * rate)) for rate in rates_mbit}

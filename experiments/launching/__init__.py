@@ -1,4 +1,4 @@
-"""Processes: start the ranks of a run and watch them, worker processes of tools, hosts as network namespaces.
+"""Processes: the ranks of a run, worker processes and groups of ranks for tools, hosts as network namespaces.
 
-May import: config, runs. Begin reading at launch.py, then rank_process.py.
+May import: config, runs. Begin reading at launch.py for a run, at worker_process.py, then rank_group.py, for tools.
 """

@@ -71,9 +71,9 @@ def launch(
     Raises:
         RankFailure: A rank failed; ``failure.json`` in the run folder tells about all that did.
         UserError: An argument is out of its range, or the nodes could not meet.
-        KeyboardInterrupt: SIGINT came; all ranks were stopped.
-        SystemExit: Another signal came, with code 128 + its number; all ranks were stopped. Both kinds pass through
-            the ``except Exception`` of a sweep, so that the next run does not start.
+        KeyboardInterrupt: SIGINT was received; all ranks were stopped.
+        SystemExit: Another signal was received, with code 128 + its number; all ranks were stopped. Neither kind is an
+            Exception, so that a sweep that catches those does not start the next run.
     """
     _check(nproc_per_node, nnodes, rdzv_endpoint)
     run_dir = run_dir.resolve()
@@ -204,7 +204,7 @@ def _agent_signals() -> list[signal.Signals]:
 
 @contextmanager
 def _signals(folder: RunFolder) -> Iterator[None]:
-    """Pass SIGUSR1 on to the ranks; put back the handlers that the agent replaces: nobody would take its exception."""
+    """Pass SIGUSR1 on to the ranks; afterwards restore the handlers that the agent replaced."""
     if threading.current_thread() is not threading.main_thread():
         yield  # the agent changes none either
         return
@@ -233,7 +233,7 @@ def _settle(folder: RunFolder, processes: Mapping[int, ProcessFailure]) -> Failu
     for rank, report in reports.items():
         process = processes.get(rank)
         failures.append(_from_report(folder, report, exit_code=process.exitcode if process else None))
-    failures += _told_by_another_node(folder, known={failure.rank for failure in failures})
+    failures += _reported_by_another_node(folder, known={failure.rank for failure in failures})
     failures.sort(key=lambda failure: failure.rank)
     cause = root_cause(failures)
     write_json(folder.failure_path, {**_to_row(cause), "failures": [_to_row(failure) for failure in failures]})
@@ -246,10 +246,10 @@ def _reports(folder: RunFolder) -> dict[int, dict[str, Any]]:
     return {report["rank"]: report for report in reports if report}
 
 
-def _told_by_another_node(folder: RunFolder, known: set[int]) -> list[Failure]:
+def _reported_by_another_node(folder: RunFolder, known: set[int]) -> list[Failure]:
     """Return the failures of ranks that only their own node could see, where it has written already."""
-    told = load_json(folder.failure_path).get("failures", ())
-    return [Failure(**{**row, "kind": Kind[row["kind"].upper()]}) for row in told if row["rank"] not in known]
+    rows = load_json(folder.failure_path).get("failures", ())
+    return [Failure(**{**row, "kind": Kind[row["kind"].upper()]}) for row in rows if row["rank"] not in known]
 
 
 def _to_row(failure: Failure) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _LEAST_BURST_KB = 128  # below 64 KiB and headers the kernel would cut every pac
 _LATENCY = "50ms"  # what may wait in the queue; only a limit, TCP keeps it shorter
 _SETTLE_S = 0.3  # after a barrier the last packets are still in the queues
 _EXIT_S = 5.0
-# A parent that died before the wish to die with it was heard is told by its number.
+# $PPID differs where the parent died before setpriv had set the signal of its death.
 _OWNED_START = 'hostname "$0" && [ "$PPID" = "$1" ] && shift && exec "$@"'
 _serial = itertools.count()
 
@@ -154,7 +154,7 @@ class Hosts:
     def start(
         self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any
     ) -> subprocess.Popen[Any]:
-        """Start a process on a host; it is told to end when this process ends. The caller waits for it.
+        """Start a process on a host; it is sent SIGTERM when this process ends. The caller waits for it.
 
         Args:
             host: its number, from 0.
@@ -167,7 +167,7 @@ class Hosts:
     def prefixes(self) -> list[list[str]]:
         """Return for each host the words before a command that run it there, as a child of this process.
 
-        The child is told to end when this process ends.
+        The child is sent SIGTERM when this process ends.
         """
         end = ["unshare", "--uts", "setpriv", "--pdeathsig", "TERM", "sh", "-c", _OWNED_START]
         return [

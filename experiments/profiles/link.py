@@ -162,7 +162,7 @@ def measure_op(
         _timed(call, comm, device)  # connections are made here; it does not count
         once_s = slowest(time.perf_counter() - began, device)
         seconds = [_timed(call, comm, device) for _ in range(budget.repeats(once_s))]
-        sent = float(comm.traffic.calls[-1][1])  # pieces of whole elements: not always what was asked for
+        sent = float(comm.traffic.calls[-1][1])  # pieces of whole elements: not always as many bytes as ``size``
         if not points or sent > points[-1][0]:
             points.append((sent, statistics.median(seconds)))
         budget.spend(slowest(time.perf_counter() - began, device))

@@ -91,7 +91,7 @@ def _backend(settings: Settings) -> str:
 
 
 def _num_here(nproc: int) -> int:
-    """Return the number of ranks on this host; srun does not tell, so there it is what the user says."""
+    """Return the number of ranks on this host; srun sets no variable for it, so there it is --nproc."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", str(nproc)))
 
 

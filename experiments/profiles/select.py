@@ -38,7 +38,7 @@ NUMEL = [2**power for power in range(10, 25, 2)]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.add_argument("--methods", default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
-    parser.add_argument("--density", type=float, default=0.01, help="share asked for, in (0, 1] (%(default)s)")
+    parser.add_argument("--density", type=float, default=0.01, help="target density, in (0, 1] (%(default)s)")
     parser.add_argument(
         "--numel", type=int, nargs="+", default=NUMEL, metavar="D", help="lengths; 2^10 to 2^24 when none is given"
     )

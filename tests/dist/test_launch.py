@@ -89,9 +89,9 @@ def test_the_rank_that_began_is_blamed(tmp_path: Path, job: str, kind: Kind, mes
         run(tmp_path, job, module="gloo_worker", nproc=3, OMP_NUM_THREADS="1")
     assert str(caught.value) == f"rank 2 failed: {message} (log: {tmp_path / 'ranks/rank2/stderr.log'})"
     assert caught.value.failure.kind == kind
-    told = json.loads((tmp_path / "failure.json").read_text())
-    assert (told["rank"], told["message"], told["kind"]) == (2, message, kind.name.lower())
-    assert 2 in {failure["rank"] for failure in told["failures"]}
+    found = json.loads((tmp_path / "failure.json").read_text())
+    assert (found["rank"], found["message"], found["kind"]) == (2, message, kind.name.lower())
+    assert 2 in {failure["rank"] for failure in found["failures"]}
 
 
 def test_an_error_is_reported_without_help_of_the_worker(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hosts on one machine: they reach each other at the rate asked for, and the kernel counts what torch sends."""
+"""Hosts on one machine: they reach each other at the rate of their links, and the kernel counts what torch sends."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def spaces_of(pid: int) -> set[str]:
 
 
 def is_over(pid: int, *, deadline_s: float = 10.0) -> bool:
-    """Wait for the end of a process that is nobody's child here; one that nobody has collected yet counts as over."""
+    """Wait for the end of a process that is no child of this one; a zombie counts as ended."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         try:

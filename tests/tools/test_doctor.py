@@ -17,7 +17,7 @@ from experiments.checkup.findings import Finding, section
 from experiments.checkup.pair import Measured, measuring_pair
 from experiments.checkup.rendering import show_plain, to_json
 from experiments.checkup.surroundings import datasets, disks, slurm, wandb
-from experiments.checkup.verdict import asked_links, in_words, judge, measured_link
+from experiments.checkup.verdict import given_links, in_words, judge, measured_link
 from micro.planning import costs
 
 ROOT = Path(__file__).parents[2]
@@ -80,10 +80,10 @@ def test_words_for_the_ends() -> None:
     assert "nothing to save" in in_words(judge("alone", slow, MEASURED, 1))
 
 
-def test_links_that_are_asked_about_have_the_latency_of_here_unless_told() -> None:
+def test_given_links_have_the_latency_of_this_machine_unless_one_is_given() -> None:
     here = costs.Link(5e-5, 1e-9)
-    assert asked_links([100], None, here) == {"100 Mbit/s": costs.Link(5e-5, 8e-8)}
-    assert asked_links([2500], 20, here) == {"2.5 Gbit/s": costs.Link(20e-6, 3.2e-9)}
+    assert given_links([100], None, here) == {"100 Mbit/s": costs.Link(5e-5, 8e-8)}
+    assert given_links([2500], 20, here) == {"2.5 Gbit/s": costs.Link(20e-6, 3.2e-9)}
 
 
 def test_what_is_infinite_is_null_in_the_document() -> None:

@@ -1,0 +1,119 @@
+"""Profiles taken on the hosts of ``experiments.bench network``, and the time of a step that follows from them."""
+
+import argparse
+import math
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import micro
+from experiments.benchmarks.network_settings import NetworkSettings, Setup
+from experiments.benchmarks.network_training import CPU, FP16, POWERSGD
+from experiments.launching.measurements import Row, Settings
+from experiments.launching.rank_group import RankGroup
+from experiments.profiles import backward, link, select
+from experiments.studies.simulated_steps.trace_changes import rescaled
+from experiments.training.schedule_problem import problem_of
+from micro.planning.schedules.base import Problem, Schedule
+from micro.planning.traces import Curve, LinkTable, SelectTable, Trace
+
+PROFILED_STEPS = 8
+LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """What was measured whatever the rate of the links is."""
+
+    trace: Trace
+    select: SelectTable | None
+
+    def slowed(self, factor: float) -> "Profiles":
+        """Return the same with all computation longer by a factor."""
+        trace = rescaled(self.trace, factor * self.trace.compute_s)
+        if self.select is None:
+            return Profiles(trace, None)
+        curves = {
+            name: Curve(sizes=curve.sizes, seconds=tuple(factor * seconds for seconds in curve.seconds))
+            for name, curve in self.select.methods.items()
+        }
+        return Profiles(trace, replace(self.select, methods=curves))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step takes, from what was measured of the model, of the methods and of the link."""
+
+    profiles: Profiles
+    network: LinkTable
+
+    def problem(self, setup: Setup, *, slower: float = 1.0) -> Problem | None:
+        """Return what a schedule decides on; None where it was not measured what the method computes.
+
+        Args:
+            slower: by how much computation now takes longer than when it was profiled.
+        """
+        if setup.method == POWERSGD:
+            return None
+        profiles, n = self.profiles.slowed(slower), self.network.world_size
+        problem = problem_of(
+            profiles.trace, self.network, setup.reducer, n, select=profiles.select, method=setup.config.sparsifier.name
+        )
+        if setup.method == FP16:
+            return replace(problem, exchange=lambda num_bytes: self.network.seconds("all_reduce", num_bytes / 2))
+        return problem
+
+    def schedule(self, setup: Setup) -> Schedule:
+        """Return the schedule that makes a method's buckets."""
+        own = "ddp" if setup.config.sparsifier.is_dense else "single"
+        return setup.schedule or micro.build(Schedule, own)
+
+    def step_s(self, setup: Setup, *, compute_s: float) -> float:
+        """Return the seconds of a step; NaN where they cannot be predicted.
+
+        Args:
+            compute_s: what a step without communication took beside the steps that are predicted: the machine may have
+                become slower or faster since the profiles, on which the plan was made.
+        """
+        planned, now = self.problem(setup), self.problem(setup, slower=compute_s / self.profiles.trace.compute_s)
+        if planned is None or now is None:
+            return math.nan
+        schedule = self.schedule(setup)
+        return schedule.timeline(now, schedule.cut(planned)).step_s
+
+
+def take_profiles(settings: NetworkSettings, ranks: RankGroup) -> Profiles:
+    """Measure the model and the sparse methods on the ranks."""
+    words = [word for word in settings.overrides if not word.startswith("density=")]
+    options = argparse.Namespace(steps=PROFILED_STEPS, overrides=words)
+    rows = _profiled(ranks, backward, backward.prepare(options, settings.num_hosts))
+    trace = backward.merge(rows)
+    sparse = list(dict.fromkeys(s.method for s in settings.setups if not s.config.sparsifier.is_dense))
+    if not sparse:
+        return Profiles(trace, None)
+    lengths = sorted({1024, max(2048, trace.numel // 16), max(4096, trace.numel)})
+    options = argparse.Namespace(
+        methods=",".join(sparse), density=settings.density, numel=lengths, steps=PROFILED_STEPS
+    )
+    rows = _profiled(ranks, select, select.prepare(options, settings.num_hosts))
+    curves = {row["method"]: Curve(sizes=tuple(row["numel"]), seconds=tuple(row["seconds"])) for row in rows}
+    return Profiles(trace, SelectTable(world_size=settings.num_hosts, density=settings.density, methods=curves))
+
+
+def _profiled(ranks: RankGroup, profile: ModuleType, settings: Settings) -> list[Row]:
+    rows: list[Row] = ranks.call(profile.work, settings, CPU, _no_progress)[0]
+    return rows
+
+
+def _no_progress() -> None:
+    """Show no progress of the ranks: this process does."""
+
+
+def measure_link(settings: NetworkSettings, ranks: RankGroup, rate: str) -> LinkTable:
+    """Measure the collectives on the ranks, whose links have a rate now."""
+    options = argparse.Namespace(sizes=LINK_SIZES, repeats=10, seconds=settings.link_s)
+    rows = _profiled(ranks, link, link.prepare(options, settings.num_hosts))
+    curves: dict[Any, Curve] = {
+        row["op"]: Curve(sizes=tuple(row["sizes"]), seconds=tuple(row["seconds"])) for row in rows
+    }
+    return LinkTable(world_size=settings.num_hosts, backend="gloo", link=rate, collectives=curves)
