@@ -67,7 +67,7 @@ def _put_(node: dict[str, Any], name: str, value: Any, key: str) -> None:
         return
     if key in groups_of_settings():
         raise UserError(
-            f"{key} holds several settings ({', '.join(old)}), got {shown(value)}: set one, {key}.{next(iter(old))}=..."
+            f"{key} holds several settings ({', '.join(old)}), got {shown(value)}: set one, {key}.{next(iter(old))}=VALUE"
         )
     node[name] = value
 
@@ -85,7 +85,7 @@ def _no_settings(parent: str, held: Any, key: str, value: Any) -> str:
     inner = key.removeprefix(f"{parent}.")
     return (
         f"{parent} is {shown(held)} and has no settings in this configuration: "
-        f"give name and settings together, '{parent}={{name: {held}, {inner}: {shown(value)}}}'"
+        f"give name and settings together, '{parent}={{name: {held or 'NAME'}, {inner}: {shown(value)}}}'"
     )
 
 
