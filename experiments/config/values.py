@@ -66,9 +66,8 @@ def _put_(node: dict[str, Any], name: str, value: Any, key: str) -> None:
             _put_(old, inner, given, f"{key}.{inner}")
         return
     if key in groups_of_settings():
-        raise UserError(
-            f"{key} holds several settings ({', '.join(old)}), got {shown(value)}: set one, {key}.{next(iter(old))}=VALUE"
-        )
+        known, first = ", ".join(old), f"{key}.{next(iter(old))}"
+        raise UserError(f"{key} holds several settings ({known}), got {shown(value)}: set one, {first}=VALUE")
     node[name] = value
 
 
