@@ -12,7 +12,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 
 
 def main() -> None:

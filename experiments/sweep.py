@@ -13,17 +13,17 @@ from rich.console import Console
 
 from experiments.config.command_line import Parser, run_command
 from experiments.config.compose import compose_runs
+from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
-from experiments.config.layers import read_yaml
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, remove
 from experiments.runs.run_folder import folder_of
 from experiments.runs.saved_run import compare_weights, find_run
 from experiments.runs.status import state_of
+from experiments.sweeps.num_jobs import check_jobs, num_at_once
 from experiments.sweeps.outcome import ON_ERROR, Outcome
-from experiments.sweeps.parallelism import check_jobs, num_at_once
 from experiments.sweeps.study import distinct, jobs_of, studies
 from experiments.sweeps.summaries import failure_table, plan_table, removal_table, show, status_table
 

@@ -47,7 +47,7 @@ def _run(words: list[str]) -> int:
         raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
     jobs = expand([word for word in words if word not in flags], multirun=multirun)
     configs = compose_runs(jobs, joined_world_size=ranks.world_size if ranks else None)
-    from experiments.training.carry_out import carry_out  # imports torch: a mistake in the words is told before that
+    from experiments.training.runs_of_command import carry_out  # imports torch: mistakes are reported before that
 
     return carry_out(configs, ranks)
 

@@ -23,8 +23,8 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
+from micro.entry_points import check_no_collision, installed_parts, load_part
 from micro.flat import Layout
-from micro.installed import check_no_collision, installed_parts, load_part
 
 Rule = Literal["repaired", "published"]
 """Where the public code of a paper has a defect that changes results: repaired, or as it was published."""

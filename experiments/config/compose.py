@@ -8,8 +8,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config.checks import check_settings
+from experiments.config.conf_files import Values, compose_layers
 from experiments.config.errors import UserError, one_line
-from experiments.config.layers import Values, compose_layers
 from experiments.config.overrides import parse, split
 from experiments.config.schema import TrainConfig
 from experiments.config.values import set_value_, to_dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys that steer hydra and belong to no run

@@ -10,9 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 
+from experiments.config.conf_files import choices_of
 from experiments.config.errors import UserError, check_choice
-from experiments.config.layers import choices_of
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 
 TOOLS = {  # groups of conf/ that set no training, and what each is for
     "network": "describes a link for simulated steps: python -m experiments.simulate --network {}",

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from experiments.config.repository import ROOT
+from experiments.config.paths import ROOT
 
 
 def child_environment(**variables: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 
 METHODS = CONF / "sparsifier"
 COMMENT = re.compile(r"# (label|drawn|order): (.+)")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.config.repository import ROOT
+from experiments.config.paths import ROOT
 from experiments.runs.git_state import git_state
 
 _PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")

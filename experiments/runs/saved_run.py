@@ -9,7 +9,7 @@ from yaml import YAMLError
 from experiments.config.compose import typed
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
-from experiments.config.repository import ROOT
+from experiments.config.paths import ROOT
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import git_state

@@ -6,7 +6,7 @@ import micro
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_runs
 from experiments.config.errors import check_choice
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 
 
 def known_methods() -> list[str]:

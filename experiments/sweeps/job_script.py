@@ -16,7 +16,7 @@ from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import LAUNCH
 from experiments.runs.run_folder import folder_of
 from experiments.runs.stop_signals import EXIT_SAVED
-from experiments.sweeps.parallelism import num_processes
+from experiments.sweeps.num_jobs import num_processes
 
 _MAX_ROWS = 1000  # SLURM takes array numbers up to 1000 where the site says nothing else
 

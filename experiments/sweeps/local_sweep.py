@@ -5,10 +5,10 @@ from rich.console import Console
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import folder_of
 from experiments.sweeps.live_table import LiveTable
+from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.outcome import Outcome
-from experiments.sweeps.parallel import ParallelSweep
-from experiments.sweeps.parallelism import num_at_once
-from experiments.sweeps.sequential import run_one_by_one
+from experiments.sweeps.parallel_runs import ParallelSweep
+from experiments.sweeps.sequential_runs import run_one_by_one
 
 
 def run_all(configs: list[TrainConfig], console: Console, *, jobs: str = "auto", on_error: str = "continue") -> Outcome:

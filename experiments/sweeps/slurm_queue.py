@@ -9,7 +9,7 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import cannot_write, write_atomic
 from experiments.runs.run_folder import RunFolder
 from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
-from experiments.sweeps.parallelism import num_processes
+from experiments.sweeps.num_jobs import num_processes
 
 _ANSWER_S = 60
 

@@ -4,9 +4,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, suggestion
-from experiments.config.layers import read_yaml
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import folder_of
 

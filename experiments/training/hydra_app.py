@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.config.compose import compose_runs, typed
 from experiments.config.errors import UserError, one_line_of_hydra
 from experiments.config.overrides import expand, is_of_hydra, parse
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.run_folder import RunFolder, folder_of
@@ -38,8 +38,8 @@ def _checked_folders(words: list[str]) -> list[RunFolder]:
     """Check all runs before a launcher gets the first; return their folders."""
     if any(word.startswith("-") and word not in ("-m", "--multirun") for word in words):
         return []  # a flag such as --cfg shows something, one such as --config-dir brings files that only Hydra knows
-    from experiments.training.carry_out import refuse_same_runs
     from experiments.training.preflight import check_runs
+    from experiments.training.runs_of_command import refuse_same_runs
 
     if read_rank_environment():
         raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
@@ -56,8 +56,8 @@ def _why(folder: RunFolder) -> str:
 
 @hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
 def _run(composed: DictConfig) -> None:
-    from experiments.training.carry_out import carry_out_one
     from experiments.training.preflight import check_run
+    from experiments.training.runs_of_command import carry_out_one
 
     ranks = read_rank_environment()
     try:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from micro.clipping import clip_
 from micro.comm import GroupComm
-from micro.ddp.last_step import LastStep
+from micro.ddp.last_step_stats import LastStep
 from micro.ddp.states import BucketStates
-from micro.ddp.unused import unused_set_aside
+from micro.ddp.unused_parameters import unused_set_aside
 from micro.flat import Layout
 from micro.lane import Lane
 from micro.nonfinite import NonFiniteGradient

@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 from experiments.config.builders import build_reducer, check_parts
 from experiments.config.checks import check_settings
 from experiments.config.compose import compose_run
+from experiments.config.conf_files import choices_of, compose_layers
 from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
-from experiments.config.layers import choices_of, compose_layers
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.sweeps.study import jobs_of, studies
 from experiments.training.preflight import prepare_runs

@@ -12,7 +12,7 @@ import data
 from experiments.config.builders import build_model, check_parts
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 
 STUDIES = {"cifar10_small", "cifar10_resnet20", "digits"}  # of no paper: they have one form

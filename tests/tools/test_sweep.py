@@ -17,10 +17,10 @@ from experiments.runs.cleaning import removable, remove
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import code_differences, compare_weights, find_run, saved_config
 from experiments.runs.status import State, failure_log, state_of
-from experiments.sweeps import parallelism, study
+from experiments.sweeps import num_jobs, study
 from experiments.sweeps.live_table import LiveTable
+from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.outcome import Outcome
-from experiments.sweeps.parallelism import num_at_once
 from experiments.sweeps.rerun import free_folder
 from experiments.sweeps.summaries import describe, plan_table, status_table
 from experiments.training.preflight import prepare_runs
@@ -192,7 +192,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallelism, "num_cores", lambda: 8)
+    monkeypatch.setattr(num_jobs, "num_cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     words = ["model=mlp", "dataset=synthetic", "cluster.device=cpu"]
     one_process = composed(["cluster=simulated"], words=words) * 20

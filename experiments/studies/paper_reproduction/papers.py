@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from experiments.config.checks import SCALES
 from experiments.config.errors import UserError, check_choice, one_line
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call

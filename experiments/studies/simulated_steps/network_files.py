@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from experiments.config.errors import UserError, one_line, suggestion
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 from experiments.studies.simulated_steps.networks import Fit, Fitted, LinkValues, NetworkPreset
 from micro.planning.costs import Algorithm
 

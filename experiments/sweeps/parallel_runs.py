@@ -17,8 +17,8 @@ from experiments.launching.worker_process import WorkerFailure, WorkerProcess
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS
 from experiments.sweeps.live_table import LiveTable
+from experiments.sweeps.num_jobs import threads_per_process
 from experiments.sweeps.outcome import Outcome
-from experiments.sweeps.parallelism import threads_per_process
 from experiments.sweeps.worker import Job, carry_out
 from experiments.training.runner import num_steps
 

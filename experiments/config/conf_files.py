@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from experiments.config.errors import UserError
-from experiments.config.repository import CONF
+from experiments.config.paths import CONF
 from experiments.config.values import defaults_of_schema
 
 Values = dict[str, Any]
