@@ -25,7 +25,9 @@ def test_loop(tmp_path: Path) -> None:
 
 
 def test_step(tmp_path: Path) -> None:
-    table = bench(tmp_path, "step", *("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2"))
+    table = bench(
+        tmp_path, "step", *("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2")
+    )
     assert table["method"].tolist()[:2] == ["micro", "topk"]
     assert (table[["total_s", "floor_s"]] > 0).all(axis=None)
     assert set(table["numel"]) == {2000}

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from processes import ranks
-from test_train import run
 from torch import nn
 
+from experiments.config.builders import build_model
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import agreed_plan, check_buckets, gradient_bytes
 from experiments.training.preflight import prepare_runs
-from experiments.config.builders import build_model
-from experiments.config.schema import TrainConfig
-from experiments.config.errors import UserError
 from micro.comm import GroupComm
 from micro.planning.schedules.base import Plan
 from micro.planning.traces import Curve, Layer, LinkTable, SelectTable, Trace
+from tests.dist.commands import run
+from tests.dist.processes import ranks
 
 pytestmark = pytest.mark.xdist_group("ranks")
 WORDS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.json_lines import read_records
-from tests.dist.test_train import ROOT, only_run, run
+from tests.dist.commands import ROOT, only_run, run
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("checkpoints")]
 WORDS = [

@@ -1,12 +1,10 @@
 """attach() on real ranks: what DDP may do to gradients and buckets, and what must hold whatever it does."""
 
-import copy
 import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from difflib import ndiff
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,38 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import Ranks, ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.reducers.base import saved_layout
+from tests.dist.ddp_steps import (
+    DENSE,
+    MICRO,
+    TINY_MB,
+    TOPK,
+    Losses,
+    MixedNet,
+    Net,
+    TiedNet,
+    accumulated,
+    batch,
+    build,
+    ddp_gradients,
+    device,
+    keep_books,
+    local_gradients,
+    named,
+    one_loss,
+    residuals,
+    some_unused,
+    two_backwards,
+    two_forwards,
+    two_used,
+    words_of,
+    wrap,
+)
+from tests.dist.processes import Ranks, ranks
 from tests.sparsifiers import TABLE
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -28,11 +52,6 @@ NEW_LINES = [
     "    reducer = micro.SparseReducer(micro.Micro(), density=0.01)",
     "    micro.attach(model, reducer)",
 ]
-TINY_MB = 1e-4  # about one layer of Net per bucket
-
-TOPK = micro.SparseReducer(micro.TopK(), density=0.1, exchange=micro.Gather())
-MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
-DENSE = micro.DenseReducer()
 ROWS = {row.name: row for row in TABLE}  # a row holds functions without a name, which do not travel to a process
 REDUCERS = {"topk": TOPK, "micro": MICRO, "dense": DENSE}
 
@@ -41,167 +60,6 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 # What runs on the ranks
-
-
-class Net(nn.Module):
-    """Four layers, of which a forward uses those it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8, dtype=torch.float64) for _ in range(4))
-
-    def forward(self, x: Tensor, used: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
-        for index in used:
-            x = torch.tanh(self.layers[index](x))
-        return x
-
-
-class TiedNet(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers[3].register_parameter("weight", self.layers[1].get_parameter("weight"))
-
-
-class MixedNet(nn.Module):
-    """A layer of each dtype, of different shapes, a lone scalar and a frozen layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.single = nn.Linear(8, 5)
-        self.wide = nn.Linear(5, 7, dtype=torch.float64)
-        self.narrow = nn.Linear(7, 3, dtype=torch.bfloat16)
-        self.frozen = nn.Linear(3, 3).requires_grad_(False)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.single, self.wide, self.narrow, self.frozen):
-            x = layer(x.to(layer.weight.dtype))
-        return x * self.scale
-
-
-def device() -> torch.device:
-    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
-
-
-def build(net: type[nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    return net().to(device())
-
-
-def wrap(
-    net: nn.Module, reducer: micro.Reducer, *, scope: micro.Scope = "bucket", timed: bool = True, **settings: Any
-) -> tuple[DistributedDataParallel, micro.Attachment]:
-    ddp = DistributedDataParallel(net, **settings)
-    return ddp, micro.attach(ddp, reducer, scope=scope, timed=timed)
-
-
-def batch(step: int, part: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + 10 * part + dist.get_rank())
-    return torch.randn(4, 8, generator=generator, dtype=torch.float64).to(device())
-
-
-def named(net: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
-
-
-def gradients(net: nn.Module) -> dict[str, Tensor]:
-    """Return what backward left; zeros where it left nothing."""
-    return {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in named(net).items()}
-
-
-def residuals(saved: dict[str, Any]) -> dict[str, Tensor]:
-    kept = [bucket["memory"].get("residual", {}) for bucket in saved["buckets"]]
-    return {name: piece for pieces in kept for name, piece in pieces.items()}
-
-
-def over_ranks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return sums over all ranks, on the CPU; micro's own group is not used for it."""
-    total = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    for tensor in total.values():
-        dist.all_reduce(tensor)
-    return {name: tensor.cpu() for name, tensor in total.items()}
-
-
-# One step of training, as the losses whose backward() it calls one after the other
-
-Losses = Callable[[nn.Module, int], Iterator[Tensor]]
-
-
-def one_loss(model: nn.Module, step: int) -> Iterator[Tensor]:
-    yield model(batch(step)).float().square().sum()
-
-
-def accumulated(model: nn.Module, step: int) -> Iterator[Tensor]:
-    for part in range(3):
-        waits = isinstance(model, DistributedDataParallel) and part < 2
-        with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
-            yield model(batch(step, part)).square().sum()
-
-
-def two_backwards(model: nn.Module, step: int) -> Iterator[Tensor]:
-    for part in range(2):
-        yield model(batch(step, part)).square().sum()
-
-
-def two_forwards(model: nn.Module, step: int) -> Iterator[Tensor]:
-    yield model(batch(step)).square().sum() + model(batch(step, 1)).square().sum()
-
-
-def some_unused(model: nn.Module, step: int) -> Iterator[Tensor]:
-    """Each rank uses layer 0 and another one; at two ranks, one or two layers are used by nobody."""
-    yield model(batch(step), (0, 1 + (step + dist.get_rank() * (step // 3)) % 3)).square().sum()
-
-
-def two_used(model: nn.Module, step: int) -> Iterator[Tensor]:
-    yield model(batch(step), (0, 1)).square().sum()
-
-
-def local_gradients(net: nn.Module, losses: Losses, step: int) -> dict[str, Tensor]:
-    """Return this rank's own gradients of a step, taken without DDP."""
-    total = {name: torch.zeros_like(p) for name, p in named(net).items()}
-    for loss in losses(net, step):
-        found = torch.autograd.grad(loss, list(named(net).values()), allow_unused=True)
-        for name, grad in zip(total, found, strict=True):
-            if grad is not None:
-                total[name] += grad
-    return total
-
-
-def ddp_gradients(ddp: DistributedDataParallel, losses: Losses, step: int) -> dict[str, Tensor]:
-    ddp.zero_grad()
-    for loss in losses(ddp, step):
-        loss.backward()
-    return gradients(ddp.module)
-
-
-def keep_books(
-    net: type[nn.Module],
-    losses: Losses,
-    reducer: micro.Reducer,
-    settings: dict[str, Any],
-    num_steps: int = 6,
-    scope: micro.Scope = "bucket",
-) -> tuple[dict[str, Tensor], dict[str, Tensor], list[list[tuple[str, ...]]]]:
-    """Return the sum of all gradients; what was sent plus what is kept; the buckets' names after each step."""
-    ddp, attachment = wrap(build(net), reducer, scope=scope, **settings)
-    given = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in named(ddp.module).items()}
-    sent = copy.deepcopy(given)
-    buckets = []
-    for step in range(num_steps):
-        for name, grad in local_gradients(ddp.module, losses, step).items():
-            given[name] += grad
-        for name, grad in ddp_gradients(ddp, losses, step).items():
-            sent[name] += grad
-        buckets.append([tuple(bucket["shapes"]) for bucket in attachment.state_dict()["buckets"]])
-        steps = [stats.step for stats in attachment.stats]
-        assert len(steps) == len(buckets[-1]), "a bucket has no statistics"
-        assert len(set(steps)) == 1, "buckets count steps apart"
-    # what DDP hands out is a mean and the same everywhere, so its sum over ranks is what they sent
-    booked = over_ranks(sent)
-    for name, kept in over_ranks(residuals(attachment.state_dict())).items():
-        if kept.numel():
-            booked[name] += kept.view_as(booked[name])
-    return over_ranks(given), booked, buckets
 
 
 def hook_and_loop(reducer: micro.Reducer, settings: dict[str, Any], timed: bool = True) -> list[bool]:
@@ -311,13 +169,6 @@ def refused_models() -> list[str]:
     words = [words_of(ValueError, lambda: micro.attach(ddp, TOPK))]
     embedding = DistributedDataParallel(nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2)))
     return [*words, words_of(ValueError, lambda: micro.attach(embedding, TOPK))]
-
-
-def words_of(kind: type[Exception], work: Callable[[], object]) -> str:
-    with pytest.raises(kind) as caught:
-        work()
-    assert type(caught.value) is kind
-    return str(caught.value)
 
 
 def poisoned(model: nn.Module, step: int) -> Iterator[Tensor]:

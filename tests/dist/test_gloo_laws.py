@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import ranks
 from torch import Tensor
 
 import micro
-from tests.sparsifiers import TABLE
+from tests.dist.processes import ranks
 from tests.products import grid
+from tests.sparsifiers import TABLE
 
 NUM_STEPS = 5
 DENSITY = 0.05

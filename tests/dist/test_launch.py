@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from experiments.config.errors import UserError
 from experiments.launching.failures import Failure, Kind, RankFailure, root_cause
 from experiments.launching.launch import launch
 from experiments.launching.rank_process import LAUNCHER_PID
+from tests.waiting import is_alive, wait_until
 
 WORKERS = Path(__file__).parent / "workers"
 ENVIRONMENT = {"PYTHONPATH": str(WORKERS)}
@@ -26,23 +25,6 @@ pytestmark = pytest.mark.dist
 def run(run_dir: Path, job: str, *, module: str = "idle_worker", nproc: int = 2, **more: str) -> None:
     (run_dir / "job").write_text(job)
     launch(run_dir, module=module, nproc_per_node=nproc, run_id="test", env={**ENVIRONMENT, **more})
-
-
-def eventually(condition: Callable[[], bool], *, deadline_s: float = 20) -> bool:
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def is_alive(pid: int) -> bool:
-    """A process that has died but was not yet collected by its parent counts as dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def start_sweep(folder: Path, job: str) -> subprocess.Popen[str]:
@@ -101,7 +83,9 @@ def test_an_error_is_reported_without_help_of_the_worker(tmp_path: Path) -> None
     assert report["message"] == "loss is not finite\nat step 12"
     assert "idle_worker.py" in report["traceback"]
     assert not report["collective"]
-    with pytest.raises(RankFailure, match="last line of its log: nothing to do here"):  # and not the error of the last time
+    with pytest.raises(
+        RankFailure, match="last line of its log: nothing to do here"
+    ):  # and not the error of the last time
         run(tmp_path, "leave", nproc=1)
 
 
@@ -131,14 +115,14 @@ def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: s
     sweep = start_sweep(tmp_path, "wait")
     files = [tmp_path / f"0/pid{rank}" for rank in range(2)]
     try:
-        assert eventually(lambda: all(file.exists() and file.read_text() for file in files))
+        wait_until(lambda: all(file.exists() and file.read_text() for file in files), "both ranks")
         sweep.send_signal(number)
         sweep.communicate(timeout=20)
     finally:
         sweep.kill()
     assert sweep.returncode == code
     pids = [int(file.read_text()) for file in files]
-    assert eventually(lambda: not any(is_alive(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the ranks", timeout_s=20)
     assert not (tmp_path / "1").exists()
 
 

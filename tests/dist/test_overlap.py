@@ -9,8 +9,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from processes import ranks
-from test_ddp import (
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+from micro.reducers.base import BucketState
+from micro.stats import StepStats
+from tests.dist.ddp_steps import (
     DENSE,
     MICRO,
     TINY_MB,
@@ -24,12 +29,7 @@ from test_ddp import (
     some_unused,
     words_of,
 )
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-
-import micro
-from micro.reducers.base import BucketState
-from micro.stats import StepStats
+from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 SMALL = {"bucket_cap_mb": TINY_MB}

@@ -9,7 +9,7 @@ import pytest
 from experiments.launching.failures import Kind, RankFailure
 from experiments.launching.rank_group import RankGroup
 from tests.dist.rank_functions import add, add_but_one
-from tests.dist.test_launch import eventually, is_alive
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.dist
 
@@ -23,7 +23,7 @@ def test_ranks_answer_in_their_order_and_end_with_the_context() -> None:
         pids = ranks.call(os.getpid)
         log = Path(ranks.call(os.readlink, "/proc/self/fd/1")[0])
         assert log.exists()
-    assert eventually(lambda: not any(is_alive(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the ranks", timeout_s=20)
     assert not log.parent.exists()
 
 

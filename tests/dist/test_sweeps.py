@@ -4,15 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, saved_step, state_of
-from tests.dist.test_train import ROOT, run
+from tests.dist.commands import ROOT, run
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.dist
 STUDY = """
@@ -79,20 +78,6 @@ def children_of(pid: int) -> set[int]:
     return found - {pid}
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Path) -> None:
     words = study(tmp_path, "[[seed=0, epochs=60], [seed=1, epochs=60], [seed=2, epochs=1]]")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -100,7 +85,7 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Pat
     process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     begun = tmp_path.glob
     try:
-        wait_for(lambda: len([path for path in begun("runs/*/steps.jsonl") if path.stat().st_size]) == 2)
+        wait_until(lambda: len([path for path in begun("runs/*/steps.jsonl") if path.stat().st_size]) == 2, "two runs")
         children = children_of(process.pid)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
@@ -108,7 +93,7 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Pat
         process.kill()
         process.wait()
     assert len(children) >= 2
-    wait_for(lambda: not any(map(is_alive, children)))
+    wait_until(lambda: not any(map(is_alive, children)), "the end of all processes")
     found = folders(tmp_path / "runs")
     assert {state: len(of) for state, of in found.items()} == {State.STOPPED: 2}
     saved = {folder.path.name: saved_step(folder) for folder in found[State.STOPPED]}

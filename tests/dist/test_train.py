@@ -1,12 +1,9 @@
 """The command as a user types it: real processes, real digits, real failures."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +12,11 @@ import torch
 
 from experiments import figures
 from experiments.runs.json_lines import read_records
+from tests.dist.commands import ROOT, only_run, run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.dist
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["model=mlp", "epochs=2", "batch_size=64", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"]
-
-
-def run(
-    *words: str, module: tuple[str, ...] = ("-m", "experiments.train"), **env: str
-) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    command = [sys.executable, *module, *words]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
-
-
-def only_run(output: Path) -> Path:
-    (folder,) = [path for path in output.iterdir() if path.is_dir()]
-    return folder
 
 
 def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) -> None:
@@ -111,24 +96,18 @@ def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None
     assert not (folder / "DONE").exists()
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not holds():
-        time.sleep(0.1)
-
-
 def test_a_run_killed_without_a_checkpoint_keeps_its_records_and_starts_anew(tmp_path: Path) -> None:
     words = ["dataset=synthetic", *SMALL, "epochs=2000", f"output={tmp_path}", "checkpoint.every_s=0"]
     command = [sys.executable, "-m", "experiments.train", *words]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("*/epochs.jsonl")))
+    wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/epochs.jsonl")), "the first epoch")
     process.kill()
     assert process.wait(timeout=30) == -signal.SIGKILL
     folder = only_run(tmp_path)
     recorded = read_records(folder / "steps.jsonl")
     assert recorded
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for((folder / "attempts" / "1" / "steps.jsonl").exists)
+    wait_until((folder / "attempts" / "1" / "steps.jsonl").exists, "the records set aside")
     process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell may have told all it starts behind it to ignore
     process.wait(timeout=30)
     assert read_records(folder / "attempts" / "1" / "steps.jsonl") == recorded

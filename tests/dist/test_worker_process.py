@@ -14,7 +14,7 @@ import pytest
 
 from experiments.launching.child_environment import child_environment
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
-from tests.dist.test_launch import eventually, is_alive
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.dist
 
@@ -88,7 +88,7 @@ def test_it_ends_with_its_parent(tmp_path: Path, busy: bool) -> None:
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
         parent.kill()
-    assert eventually(lambda: not is_alive(pid))
+    wait_until(lambda: not is_alive(pid), "the end of the process", timeout_s=20)
 
 
 def test_a_process_that_is_closed_finishes_its_call(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 from types import TracebackType
+
+from tests.waiting import wait_until
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _CLIENTS = ("sbatch", "squeue", "srun", "scontrol", "scancel", "sinfo")
@@ -28,19 +28,6 @@ def unavailable() -> str | None:
     return (
         f"{', '.join(missing)} not installed: make system-packages (as root, on Debian or Ubuntu)" if missing else None
     )
-
-
-def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float) -> None:
-    """Wait for a condition.
-
-    Raises:
-        TimeoutError: it does not hold within the time.
-    """
-    end = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.1)
 
 
 class SiteError(RuntimeError):

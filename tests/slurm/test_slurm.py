@@ -15,7 +15,8 @@ from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs
-from tests.slurm.site import Site, unavailable, wait_until
+from tests.slurm.site import Site, unavailable
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 REASON = unavailable()

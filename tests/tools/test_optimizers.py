@@ -12,7 +12,7 @@ from experiments.config.errors import UserError
 from experiments.config.optimizer_settings import OptimizerConfig, check_optimizer
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from micro.clipping import clip_
-from tests.tools.test_checkpointing import IMAGES, Run, configured
+from tests.tools.simulated_runs import IMAGES, Run, configured
 
 
 class Net(nn.Module):

@@ -7,7 +7,7 @@ import torch
 
 import data
 from experiments.training.tasks import Task, load_task, steps_per_epoch
-from tests.tools.test_checkpointing import IMAGES, configured
+from tests.tools.simulated_runs import IMAGES, configured
 
 CPU = torch.device("cpu")
 LETTERS = ["dataset=manuals", "batch_size=2"]

@@ -12,6 +12,7 @@ import pytest
 
 from experiments.config.errors import UserError
 from experiments.launching.namespaces import Counter, Exit, Hosts, bits_per_s, unavailable
+from tests.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "workers/collectives.py"
@@ -39,19 +40,6 @@ def spaces_of(pid: int) -> set[str]:
     """Return what a process has made and not removed."""
     folders = (Path("/run/netns"), Path("/etc/netns"))
     return {str(place) for folder in folders for place in folder.glob(f"micro-{pid}-*")}
-
-
-def is_over(pid: int, *, deadline_s: float = 10.0) -> bool:
-    """Wait for the end of a process that is no child of this one; a zombie counts as ended."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.net
@@ -151,7 +139,7 @@ def test_a_signal_leaves_nothing_for_long(number: signal.Signals) -> None:
         with Hosts(1):
             pass
     assert not spaces_of(owner.pid)
-    assert is_over(pid)
+    wait_until(lambda: not is_alive(pid), "the end of the process", timeout_s=10)
 
 
 def test_payload_is_what_the_headers_leave() -> None:

@@ -1,0 +1,21 @@
+"""Commands as a user types them, and the folder of the run that they leave."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(
+    *words: str, module: tuple[str, ...] = ("-m", "experiments.train"), **env: str
+) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    command = [sys.executable, *module, *words]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+
+
+def only_run(output: Path) -> Path:
+    (folder,) = [path for path in output.iterdir() if path.is_dir()]
+    return folder

@@ -1,0 +1,56 @@
+"""Small trainings in this process: their configuration, and a run that can be stopped before a step."""
+
+import signal
+from pathlib import Path
+
+import torch
+
+from experiments.config.identity import run_name
+from experiments.config.schema import TrainConfig
+from experiments.runs.run_folder import RunFolder
+from experiments.runs.stop_signals import stop_signals
+from experiments.runs.weights import weights_digest
+from experiments.training.loop import Trainer
+from experiments.training.preflight import prepare_runs
+from experiments.training.simulated_workers import SimulatedWorkers
+from experiments.training.tasks import load_task
+
+CPU = torch.device("cpu")
+IMAGES = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=128", "batch_size=8", "epochs=2"]
+
+
+def configured(output: Path, *words: str, world_size: int = 3) -> TrainConfig:
+    common = ["cluster=simulated", f"cluster.world_size={world_size}", f"output={output}", "density=0.05"]
+    (config,) = prepare_runs([[*common, *words]])
+    return config
+
+
+class Run:
+    """A training in this process, stopped before a step where one is named."""
+
+    def __init__(self, config: TrainConfig, *, stop: int | None = None) -> None:
+        self.folder = RunFolder(Path(config.output) / run_name(config))
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.folder.config_path.touch()
+        workers = SimulatedWorkers(config, load_task(config, CPU))
+        try:
+            self.trainer = Trainer(config, workers, self.folder)
+            self.began_at = self.trainer.position.step
+            self.row = self._until(stop)
+            self.digest = weights_digest(workers.task.model.state_dict())
+            self.states = workers.states()
+        finally:
+            stop_signals.number = 0
+            workers.close()
+
+    def _until(self, stop: int | None) -> dict[str, object] | None:
+        step = self.trainer.step
+
+        def watched(epoch: int, index: int) -> float:
+            loss = step(epoch, index)
+            if self.trainer.position.step == stop:
+                stop_signals.number = signal.SIGUSR1
+            return loss
+
+        self.trainer.step = watched  # type: ignore[method-assign]
+        return self.trainer.run()

@@ -1,0 +1,26 @@
+"""Wait for what other processes do."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = 60.0) -> None:
+    """Wait for a condition.
+
+    Raises:
+        TimeoutError: it does not hold within the time.
+    """
+    end = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that ended counts as dead before its parent has collected it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
