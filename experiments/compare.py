@@ -1,10 +1,10 @@
 """Run every method on the same gradients and compare: ``python -m experiments.compare``.
 
 Methods are those of conf/sparsifier, built as training builds them, on simulated ranks. The gradients are drawn from
-known laws, or recorded from a real training (the stream `recorded`; --record takes words of experiments.train).
+known laws, or recorded from a real training (the stream `recorded`; KEY=VALUE words describe that training).
 
-    python -m experiments.compare --methods topk,cltk,micro --streams normal recorded --world-sizes 4 16
-    python -m experiments.compare --record model=resnet20 dataset=cifar10 dataset.root=DIR --max-gb 8
+    python -m experiments.compare --methods topk,cltk,micro --streams normal,recorded --world-sizes 4,16
+    python -m experiments.compare --max-gb 8 model=resnet20 dataset=cifar10 dataset.root=DIR
 
 Writes compare.csv (a row per method, stream and number of workers), compare.md and figures; after Ctrl-C, of what is
 done so far.
@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, comma_list, comma_list_or_none, run_command, setting
 from experiments.config.errors import UserError
 from experiments.reports.report_opening import opening
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
@@ -77,7 +77,7 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
         raise UserError(str(error)) from None
     if options.equal_bytes:
         select_names([options.equal_bytes], known_methods(), "--equal-bytes")
-    methods = select_names([name for name in options.methods.split(",") if name], known_methods(), "methods")
+    methods = select_names(options.methods, known_methods(), "methods")
     return ComparisonSettings(
         methods=methods,
         streams=select_names(options.streams, list(TITLES), "streams"),
@@ -88,7 +88,7 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
         numel=options.numel,
         num_steps=options.steps,
         seed=options.seed,
-        recorded_training=options.record,
+        recorded_training=options.overrides,
         selection_lengths=options.select_numel,
         repeats=options.repeats,
         max_gb=options.max_gb,
@@ -100,18 +100,30 @@ def parser() -> Parser:
     parser = Parser(
         prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", default="", metavar="A,B", help="names of conf/sparsifier; all by default")
+    words, whole_numbers, numbers = comma_list(str), comma_list(int), comma_list(float)
     parser.add_argument(
-        "--streams", nargs="+", default=[], metavar="STREAM", help=f"{', '.join([*SHAPES, RECORDED])}; all by default"
+        "--methods", type=words, default=[], metavar="A,B", help="names of conf/sparsifier; all by default"
     )
-    parser.add_argument("--world-sizes", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64], metavar="N")
+    parser.add_argument(
+        "--streams",
+        type=words,
+        default=[],
+        metavar="A,B",
+        help=f"of {', '.join([*SHAPES, RECORDED])}; all by default",
+    )
+    parser.add_argument(
+        "--world-sizes",
+        type=whole_numbers,
+        default="2,4,8,16,32,64",
+        metavar="N,N",
+        help="numbers of workers (%(default)s)",
+    )
     parser.add_argument("--density", type=float, default=0.01, help="target of every method, in (0, 1] (%(default)s)")
     parser.add_argument(
         "--densities",
-        type=float,
-        nargs="+",
+        type=numbers,
         default=[],
-        metavar="P",
+        metavar="P,P",
         help="further ones, for error over compression on the last stream",
     )
     parser.add_argument(
@@ -123,23 +135,22 @@ def parser() -> Parser:
     parser.add_argument("--steps", type=int, default=60, help="steps of each run (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of drawn gradients (%(default)s)")
     parser.add_argument(
-        "--record",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="the training to record, words as for experiments.train; its default model and data when none is given",
-    )
-    parser.add_argument(
         "--select-numel",
-        type=int,
-        nargs="*",
-        default=[100_000, 1_000_000, 5_000_000, 20_000_000],
-        metavar="D",
-        help="lengths at which selection is timed on one rank; none leaves it out (%(default)s)",
+        type=comma_list_or_none(int),
+        default="100000,1000000,5000000,20000000",
+        metavar="D,D",
+        help="lengths at which selection is timed on one rank; the word none leaves it out (%(default)s)",
     )
     parser.add_argument("--repeats", type=int, default=5, help="steps that each time is the median of (%(default)s)")
     parser.add_argument("--max-gb", type=float, default=1.0, help="memory that gradients may take (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/figures/compare"), help="folder (%(default)s)")
+    parser.add_argument(
+        "overrides",
+        type=setting,
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="the training to record, as for experiments.train; its default model and data when none is given",
+    )
     return parser
 
 

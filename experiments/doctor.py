@@ -1,7 +1,7 @@
 """What this machine can do, and whether sparsifying can pay on it: ``python -m experiments.doctor``.
 
     python -m experiments.doctor --nproc 8                     # can eight workers train here, and on what
-    python -m experiments.doctor --link-mbit 100 1000          # ... and would it pay on these links
+    python -m experiments.doctor --link-mbit 100,1000          # ... and would it pay on these links
     python -m experiments.doctor --json
 
 Each check stands alone: what is not there (-) or fails (!) is one line, and the exit code stays 0.
@@ -18,7 +18,7 @@ from experiments.checkup import machine, surroundings
 from experiments.checkup.findings import Finding, Section, section
 from experiments.checkup.pair import Measured, measuring_pair
 from experiments.checkup.rendering import show_plain, show_rich, to_json
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, comma_list, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +89,11 @@ def _parser() -> Parser:
     )
     parser.add_argument("--nproc", type=_whole, default=4, metavar="N", help="workers to ask about (%(default)s)")
     parser.add_argument(
-        "--link-mbit", type=_positive, nargs="+", default=[], metavar="RATE", help="other links to ask about, in Mbit/s"
+        "--link-mbit",
+        type=comma_list(_positive),
+        default=[],
+        metavar="RATE,RATE",
+        help="other links to ask about, in Mbit/s",
     )
     parser.add_argument(
         "--latency-us", type=_positive, metavar="US", help="latency of those links; by default what is measured here"

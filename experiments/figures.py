@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, comma_list, run_command, setting
 from experiments.config.errors import UserError, check_choice
 from experiments.reports.all_figures import KINDS, draw_all
 from experiments.reports.run_configs import parse_selection
@@ -37,11 +37,10 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _kinds(given: str) -> list[str]:
-    words = [word for word in given.split(",") if word]
-    for word in words:
+def _kinds(given: Sequence[str]) -> list[str]:
+    for word in given:
         check_choice("--only", KINDS, word)
-    return words or list(KINDS)
+    return list(given or KINDS)
 
 
 def parser() -> Parser:
@@ -49,7 +48,7 @@ def parser() -> Parser:
     parser = Parser(
         prog="python -m experiments.figures",
         description="Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs.",
-        epilog="example: python -m experiments.figures --select dataset=digits sparsifier=dense,topk,micro",
+        epilog="example: python -m experiments.figures dataset=digits sparsifier=dense,topk,micro",
     )
     parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of run folders (%(default)s)")
     parser.add_argument(
@@ -60,15 +59,17 @@ def parser() -> Parser:
     )
     parser.add_argument("--out", type=Path, default=Path("results/figures"), help="where to write (%(default)s)")
     parser.add_argument(
-        "--select",
-        nargs="+",
-        default=[],
+        "--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default"
+    )
+    parser.add_argument("--table", action="store_true", help="only the table, no figures")
+    parser.add_argument(
+        "select",
+        type=setting,
+        nargs="*",
         metavar="KEY=VALUE[,VALUE]",
         help="only runs that fit: model, dataset, sparsifier, density, seed, world_size, or a key of config.yaml; "
         "dense runs fit every density",
     )
-    parser.add_argument("--only", default="", metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default")
-    parser.add_argument("--table", action="store_true", help="only the table, no figures")
     return parser
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.studies.simulated_steps.files import write
 from experiments.studies.simulated_steps.network_choices import ALGORITHMS
 from experiments.studies.simulated_steps.questions import compute
@@ -25,7 +25,7 @@ from experiments.studies.simulated_steps.settings import (
     INTRA,
     MEMORY_GB_S,
     METHODS,
-    NETWORK,
+    NETWORKS,
     RANKS_PER_NODE,
     SCHEDULES,
     TRACES,
@@ -68,32 +68,34 @@ def parser() -> Parser:
     add = parser.add_argument
     add(
         "--trace",
-        type=Path,
-        nargs="+",
-        default=list(TRACES),
-        metavar="FILE",
+        type=comma_list(Path),
+        default=TRACES,
+        metavar="FILE,FILE",
         help="of models; the published by default",
     )
     add(
         "--network",
-        nargs="+",
-        default=[NETWORK],
-        metavar="NAME_OR_FILE",
+        type=comma_list(str),
+        default=NETWORKS,
+        metavar="A,B",
         help="of conf/network, a yaml like those, or a table (json) of experiments.profile link, for its own number "
-        f"of workers only ({NETWORK})",
+        "of workers only (%(default)s)",
     )
     add(
         "--algorithm",
-        default="",
+        type=comma_list(str),
+        default=[],
         metavar="A,B",
         help=f"of the all-reduce, among {', '.join(ALGORITHMS)}; hierarchical: the network joins nodes; best: call by "
         "call the fastest of the flat ones; each network's own by default",
     )
     add("--ranks-per-node", type=int, metavar="G", help=f"with hierarchical; fewer are one node ({RANKS_PER_NODE})")
     add("--intra", metavar="NAME_OR_FILE", help=f"with hierarchical: network within a node ({INTRA})")
-    add("--workers", default=WORKERS, metavar="N,N", help="numbers of workers (%(default)s)")
-    add("--schedules", default=SCHEDULES, metavar="A,B", help="of the dense method (%(default)s)")
-    add("--methods", default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
+    add("--workers", type=comma_list(int), default=WORKERS, metavar="N,N", help="numbers of workers (%(default)s)")
+    add("--schedules", type=comma_list(str), default=SCHEDULES, metavar="A,B", help="of the dense method (%(default)s)")
+    add(
+        "--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)"
+    )
     add("--density", type=float, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
     add("--grain", choices=list(GRAINS), default="layer", help="what a group is made of (%(default)s)")
     add("--select", type=Path, metavar="FILE", help="table of experiments.profile select; a formula by default")

@@ -4,7 +4,7 @@ Trains with top-k and error feedback on simulated workers and looks at rank 0's 
 early, a middle and a late step: are they bell-shaped, does the curve of their squared magnitudes stay below its line,
 does the error of top-k keep within (1 - k/d)^2, and what does each way to find the largest cost.
 
-    python -m experiments.theory --record model=resnet20 dataset=cifar10 dataset.root=DIR --density 0.001
+    python -m experiments.theory --density 0.001 model=resnet20 dataset=cifar10 dataset.root=DIR
 
 Source of the theory: Shi, Chu, Cheung and See, arXiv 1911.08772. Writes theory.csv, theory.md and figures.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, comma_list, comma_list_or_none, run_command, setting
 from experiments.config.errors import UserError
 from experiments.reports.report_opening import opening
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
@@ -39,7 +39,7 @@ def _run(words: list[str]) -> int:
     console = Console(stderr=True)
     check_options(options)
     with console.status("training"):
-        vectors = accumulators(options.record, world_size, density, options.steps)
+        vectors = accumulators(options.overrides, world_size, density, options.steps)
     equal = Vector("equal magnitudes", torch.ones(vectors[0].values.numel()))
     rows = [check(vector) for vector in [*vectors, equal]]
     head = opening("The theory of top-k on recorded accumulators", "experiments.theory", words, world_size)
@@ -73,28 +73,31 @@ def parser() -> Parser:
     parser = Parser(
         prog="python -m experiments.theory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--record",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="the training, words as for experiments.train; its default model and data when none is given",
-    )
     parser.add_argument("--world-size", type=int, default=4, help="simulated workers (%(default)s)")
     parser.add_argument("--density", type=float, default=0.01, help="of top-k, in (0, 1] (%(default)s)")
     parser.add_argument(
-        "--steps", type=int, nargs="+", default=[5, 50, 150], help="steps to look at, from 0 (%(default)s)"
+        "--steps",
+        type=comma_list(int),
+        default="5,50,150",
+        metavar="N,N",
+        help="steps to look at, from 0 (%(default)s)",
     )
     parser.add_argument(
         "--numel",
-        type=int,
-        nargs="*",
-        default=[100_000, 1_000_000, 5_000_000, 20_000_000],
-        metavar="D",
-        help="lengths at which the operators are timed; none leaves it out (%(default)s)",
+        type=comma_list_or_none(int),
+        default="100000,1000000,5000000,20000000",
+        metavar="D,D",
+        help="lengths at which the operators are timed; the word none leaves it out (%(default)s)",
     )
     parser.add_argument("--repeats", type=int, default=5, help="steps that each time is the median of (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/figures/theory"), help="folder (%(default)s)")
+    parser.add_argument(
+        "overrides",
+        type=setting,
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="the training, as for experiments.train; its default model and data when none is given",
+    )
     return parser
 
 

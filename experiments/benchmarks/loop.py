@@ -17,6 +17,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.config.command_line import setting
 from experiments.config.schema import TrainConfig
 from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
 from experiments.runs.run_folder import RunFolder
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=40, help="pairs of steps that count, after a warm-up")
     parser.add_argument(
         "overrides",
+        type=setting,
         nargs="*",
         metavar="KEY=VALUE",
         help="model, dataset and so on, as for train; ResNet-20 on 32 x 32 images when none is given",

@@ -21,6 +21,7 @@ from rich.table import Table
 from experiments.benchmarks.network_prediction import Prediction, measure_link, take_profiles
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
 from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, begin_training, train_steps
+from experiments.config.command_line import comma_list, setting
 from experiments.launching.measurements import Row
 from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.launching.rank_group import RankGroup
@@ -39,12 +40,15 @@ FRAME = 1514 / 1448  # bytes on the wire for those of a full segment: Ethernet, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    parser.add_argument("--rates", default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)")
+    parser.add_argument(
+        "--rates", type=comma_list(str), default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)"
+    )
     parser.add_argument("--hosts", type=int, default=4, help="with one rank each (%(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="that count, after a warm-up (%(default)s)")
     parser.add_argument("--density", type=float, default=0.01, help="target of the sparse methods (%(default)s)")
     parser.add_argument(
         "--methods",
+        type=comma_list(str),
         default=CHOICES,
         metavar="A,B",
         help=f"names of conf/sparsifier, with :SCHEDULE where DDP shall make its buckets by one, and {DDP}, {FP16}, "
@@ -53,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link-seconds", type=float, default=60.0, help="to measure each rate for (%(default)s)")
     parser.add_argument(
         "overrides",
+        type=setting,
         nargs="*",
         metavar="KEY=VALUE",
         help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given",

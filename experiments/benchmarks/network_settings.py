@@ -73,11 +73,10 @@ class NetworkSettings:
         Raises:
             UserError: a mistake.
         """
-        rates = [rate for rate in arguments.rates.split(",") if rate]
+        rates = arguments.rates
         for rate in rates:
             bits_per_s(rate)
         for key, given, lowest in (
-            ("rates", len(rates), 1),
             ("hosts", arguments.hosts, 2),
             ("steps", arguments.steps, 1),
             ("link-seconds", arguments.link_seconds, 1),
@@ -89,9 +88,7 @@ class NetworkSettings:
             if word.split("=")[0].split(".")[0] in SETTLED:
                 raise UserError(f"'{word}': this benchmark sets it itself; see --methods and --density")
         words = [*overrides, f"density={arguments.density!r}"]
-        setups = [_setup(word, words, arguments.hosts) for word in dict.fromkeys(arguments.methods.split(",")) if word]
-        if not setups:
-            raise UserError("--methods names none")
+        setups = [_setup(word, words, arguments.hosts) for word in dict.fromkeys(arguments.methods)]
         return cls(
             rates, arguments.hosts, arguments.steps, arguments.density, setups, words, float(arguments.link_seconds)
         )

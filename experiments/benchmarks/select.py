@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.reports.csv_files import write_csv
 from micro import kernels
@@ -29,9 +30,15 @@ Row = dict[str, float]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument(
-        "--numel", type=int, nargs="+", default=[4_000_000, 16_000_000, 64_000_000], help="lengths, beyond the cache"
+        "--numel",
+        type=comma_list(int),
+        default="4000000,16000000,64000000",
+        metavar="D,D",
+        help="lengths, beyond the cache",
     )
-    parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.001], help="share that passes")
+    parser.add_argument(
+        "--density", type=comma_list(float), default="0.01,0.001", metavar="P,P", help="share that passes"
+    )
     parser.add_argument("--pairs", type=int, default=15, help="rounds that count, after a warm-up")
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import micro
+from experiments.config.command_line import comma_list
 from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
@@ -29,17 +30,23 @@ WARMUP = 40  # the repaired rule searches while residuals fill up, and steers af
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument(
-        "--numel", type=int, nargs="+", default=[11_181_642, 25_557_032], help="lengths d (ResNet-18, -50)"
+        "--numel",
+        type=comma_list(int),
+        default="11181642,25557032",
+        metavar="D,D",
+        help="lengths d (ResNet-18, -50)",
     )
-    parser.add_argument("--density", type=float, nargs="+", default=[0.01, 0.001])
-    parser.add_argument("--methods", default="", metavar="A,B", help="names of conf/sparsifier; all by default")
+    parser.add_argument("--density", type=comma_list(float), default="0.01,0.001", metavar="P,P", help="(%(default)s)")
+    parser.add_argument(
+        "--methods", type=comma_list(str), default=[], metavar="A,B", help="names of conf/sparsifier; all by default"
+    )
     parser.add_argument("--nproc", type=int, default=2, help="ranks")
     parser.add_argument("--steps", type=int, default=15, help="steps that count, after a warm-up")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
-    methods = select_names([name for name in arguments.methods.split(",") if name], known_methods(), "methods")
+    methods = select_names(arguments.methods, known_methods(), "methods")
     build_methods(methods, arguments.density[0])  # a mistake shows here, not on the ranks
     frames = []
     for numel in arguments.numel:

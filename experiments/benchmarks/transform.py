@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.reports.csv_files import write_csv
 from micro.randomness import generator
@@ -28,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument(
         "--numel",
-        type=int,
-        nargs="+",
+        type=comma_list(int),
+        metavar="D,D",
         default=[1 << 23, RESNET18, 11_173_859, 11_173_969, 1 << 24],  # two primes beside ResNet-18's
         help="lengths; the first is what the others are compared with",
     )

@@ -1,25 +1,72 @@
-"""What all commands have in common: a mistake is one line on standard error and exit code 2."""
+"""What all commands have in common.
+
+A list is one word, with commas: ``--world-sizes 2,4,8``. Settings of a training are KEY=VALUE words without an option.
+A mistake is one line on standard error and exit code 2.
+"""
 
 import argparse
 import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from experiments.config.errors import UserError
 
 MISTAKE, INTERRUPTED = 2, 130
+NONE = "none"
+T = TypeVar("T")
+_KINDS: dict[object, str] = {int: "whole numbers", float: "numbers"}
 # Messages of argparse, and how the errors of this project are put.
 _WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"invalid int value: (.*)", r"must be a whole number, got \1"),
     (r"invalid float value: (.*)", r"must be a number, got \1"),
     (r"invalid choice: (.*) \(choose from (.*)\)", lambda found: _not_among(found[2], found[1])),
     (r"^argument (\S+): ", r"\1 "),
+    (r"^unrecognized arguments: (.*)", lambda found: _not_understood(found[1])),
 )
 
 
 def _not_among(allowed: str, given: str) -> str:
     return f"must be one of {allowed.replace(chr(39), '')}, got {given}"
+
+
+def _not_understood(words: str) -> str:
+    first = words.split()[0]
+    if first.startswith("-"):
+        return f"no such option: {words}"
+    if "=" in first:
+        return f"settings (KEY=VALUE) stand together, got '{first}' apart from the others"
+    return f"not understood: '{words}'; lists are separated by commas: A,B"
+
+
+def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return the type of an option that holds a list, which is one word: ``--world-sizes 2,4,8``."""
+
+    def read(text: str) -> list[T]:
+        words = [word for word in text.split(",") if word]
+        try:
+            values = [kind(word) for word in words]
+        except ValueError:
+            values = []
+        if not values:
+            what = _KINDS.get(kind, "words")
+            raise argparse.ArgumentTypeError(f"must be {what} separated by commas, got '{text}'")
+        return values
+
+    return read
+
+
+def comma_list_or_none(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return the type of an option that holds a list as above, or the word ``none`` for an empty one."""
+    read = comma_list(kind)
+    return lambda text: [] if text == NONE else read(text)
+
+
+def setting(word: str) -> str:
+    """Return a word that sets a key of a training, as experiments.train takes it: the type of such arguments."""
+    if "=" not in word and not word.startswith("~"):
+        raise argparse.ArgumentTypeError(f"expected, got '{word}'; lists are separated by commas: A,B")
+    return word
 
 
 class Parser(argparse.ArgumentParser):

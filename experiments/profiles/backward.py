@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from experiments.config.command_line import setting
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.launching.measurements import Row, Settings
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps that count, after a warm-up (%(default)s)")
     parser.add_argument(
         "overrides",
+        type=setting,
         nargs="*",
         metavar="KEY=VALUE",
         help="model, dataset and so on, as for train; ResNet-20 on drawn 32 x 32 images when none is given",

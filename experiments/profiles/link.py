@@ -18,6 +18,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
@@ -46,10 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes = [SMALLEST * FACTOR**power for power in range(round(math.log(LARGEST / SMALLEST, FACTOR)) + 1)]
     parser.add_argument(
         "--sizes",
-        type=int,
-        nargs="+",
+        type=comma_list(int),
         default=sizes,
-        metavar="BYTES",
+        metavar="BYTES,BYTES",
         help=f"no rank receives more than the largest; by default from {SMALLEST} B to 64 MiB by factors of {FACTOR}",
     )
     parser.add_argument("--repeats", type=int, default=10, help="of each size where time allows (%(default)s)")
@@ -72,7 +72,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
         raise UserError(f"a link joins ranks: --nproc must be at least 2, got {world_size}")
     sizes = sorted(set(options.sizes))
     if len(sizes) < FEWEST_SIZES or sizes[0] < ELEMENT_BYTES or any(size % ELEMENT_BYTES for size in sizes):
-        given = " ".join(map(str, options.sizes))
+        given = ",".join(map(str, options.sizes))
         raise UserError(f"--sizes must be {FEWEST_SIZES} or more multiples of {ELEMENT_BYTES} bytes, got {given}")
     if options.repeats < FEWEST_REPEATS:
         raise UserError(f"--repeats must be at least {FEWEST_REPEATS}, got {options.repeats}")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import micro
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
@@ -37,10 +38,12 @@ NUMEL = [2**power for power in range(10, 25, 2)]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    parser.add_argument("--methods", default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
+    parser.add_argument(
+        "--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)"
+    )
     parser.add_argument("--density", type=float, default=0.01, help="target density, in (0, 1] (%(default)s)")
     parser.add_argument(
-        "--numel", type=int, nargs="+", default=NUMEL, metavar="D", help="lengths; 2^10 to 2^24 when none is given"
+        "--numel", type=comma_list(int), default=NUMEL, metavar="D,D", help="lengths; 2^10 to 2^24 when none is given"
     )
     parser.add_argument("--steps", type=int, default=9, help="steps that count, after a warm-up (%(default)s)")
 
@@ -51,7 +54,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     Raises:
         UserError: no such method, lengths that make no curve, or a number out of range.
     """
-    methods = select_names([name for name in options.methods.split(",") if name], known_methods(), "methods")
+    methods = select_names(options.methods, known_methods(), "methods")
     try:
         check_density(options.density)
     except ValueError as error:
@@ -59,7 +62,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     build_methods(methods, options.density)  # a mistake shows here, not on the ranks
     lengths = sorted(set(options.numel))
     if len(lengths) < 2 or lengths[0] < 1:
-        raise UserError(f"--numel must be two or more lengths of at least 1, got {' '.join(map(str, options.numel))}")
+        raise UserError(f"--numel must be two or more lengths of at least 1, got {','.join(map(str, options.numel))}")
     if options.steps < 1:
         raise UserError(f"--steps must be at least 1, got {options.steps}")
     return {

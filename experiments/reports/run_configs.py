@@ -35,7 +35,7 @@ def parse_selection(words: Iterable[str]) -> dict[str, list[str]]:
     for word in words:
         key, equals, values = word.partition("=")
         if not (key and equals and values):
-            raise UserError(f"--select takes key=value or key=value,value, got {word!r}")
+            raise UserError(f"a selection is KEY=VALUE or KEY=VALUE,VALUE, got {word!r}")
         selection[key] = values.split(",")
     return selection
 
@@ -110,7 +110,7 @@ def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Confi
         kept = {name: config for name, config in configs.items() if _fits(config, key, values)}
         if not kept:
             present = sorted({str(_value(config, key)) for config in configs.values()})
-            raise UserError(f"--select {key}={','.join(values)} fits no run; present: {', '.join(present)}")
+            raise UserError(f"{key}={','.join(values)} fits no run; present: {', '.join(present)}")
         configs = kept
     return configs
 

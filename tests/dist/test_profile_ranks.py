@@ -49,7 +49,7 @@ def test_a_trace_has_every_parameter_once_with_rising_times(tmp_path: Path) -> N
 
 def test_a_link_holds_every_collective_at_the_sizes_that_travel(tmp_path: Path) -> None:
     path = tmp_path / "link.json"
-    under_torchrun(["link", "--sizes", *map(str, SIZES), "--repeats", "3", "--out", str(path)], nproc=3)
+    under_torchrun(["link", "--sizes", ",".join(map(str, SIZES)), "--repeats", "3", "--out", str(path)], nproc=3)
     link = LinkTable.load(path)
     assert set(link.collectives) == set(OPS)
     assert (link.world_size, link.backend) == (3, "gloo")
@@ -65,7 +65,7 @@ def test_a_link_holds_every_collective_at_the_sizes_that_travel(tmp_path: Path) 
 
 def test_a_table_of_selections_holds_every_method_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "select.json"
-    words = ["--numel", "256", "4096", "--methods", "micro,topk", "--density", "0.05", "--steps", "3"]
+    words = ["--numel", "256,4096", "--methods", "micro,topk", "--density", "0.05", "--steps", "3"]
     assert main(["select", "--nproc", "2", "--out", str(path), *words]) == 0
     found = SelectTable.load(path)
     assert set(found.methods) == {"micro", "topk"}

@@ -38,8 +38,8 @@ def small(stream: str = "normal", **changes: float) -> Gradients:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compare")
-    words = "--methods dense,topk,micro,randomk_unbiased --streams normal correlated --world-sizes 2 4 --numel 500"
-    assert compare.main([*words.split(), "--steps", "5", "--select-numel", "600", "900", "--out", str(out)]) == 0
+    words = "--methods dense,topk,micro,randomk_unbiased --streams normal,correlated --world-sizes 2,4 --numel 500"
+    assert compare.main([*words.split(), "--steps", "5", "--select-numel", "600,900", "--out", str(out)]) == 0
     return out
 
 
@@ -153,7 +153,7 @@ def test_a_method_that_fails_is_told_and_costs_the_others_nothing(
 
     monkeypatch.setattr(measure, "trial", fail_for_topk)
     words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
-    assert compare.main([*words, "--select-numel", "--out", str(tmp_path)]) == 1
+    assert compare.main([*words, "--select-numel", "none", "--out", str(tmp_path)]) == 1
     assert "failed: topk on normal gradients, 2 workers: RuntimeError: broken" in capsys.readouterr().out
     assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"cltk"}
     assert "failed: topk" in (tmp_path / "compare.md").read_text()
@@ -178,8 +178,12 @@ MISTAKES = {
     "--density 2": r"density must be in \(0, 1\], got 2",
     "--steps 0": "--steps must be at least 1, got 0",
     "--world-sizes 0": "--world-sizes must be at least 1, got 0",
-    "--streams recorded --methods topk --record model=resnet9": "model must be one of .*got 'resnet9'",
-    "--streams recorded --methods topk --record density=0.1": "a recording settles",
+    "--world-sizes 2 4": "KEY=VALUE expected, got '4'; lists are separated by commas",
+    "--world-sizes 2,x": "--world-sizes must be whole numbers separated by commas, got '2,x'",
+    "seed=1 --steps 2 batch_size=4": "stand together, got 'batch_size=4' apart",
+    "--record model=mlp": "no such option: --record",
+    "--streams recorded --methods topk model=resnet9": "model must be one of .*got 'resnet9'",
+    "--streams recorded --methods topk density=0.1": "a recording settles",
 }
 
 

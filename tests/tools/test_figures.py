@@ -511,14 +511,14 @@ def test_selection(study: Path) -> None:
     ("words", "message"),
     [
         (["densty=0.1"], "no run has the key 'densty'; did you mean 'density'?"),
-        (["seed=7"], "--select seed=7 fits no run; present: 0, 1"),
-        (["seed"], "--select takes key=value or key=value,value, got 'seed'"),
+        (["seed=7"], "seed=7 fits no run; present: 0, 1"),
+        (["seed="], "a selection is KEY=VALUE or KEY=VALUE,VALUE, got 'seed='"),
     ],
 )
 def test_a_wrong_selection_is_explained(
     words: list[str], message: str, study: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert figures.main(["--runs", str(study), "--select", *words]) == 2
+    assert figures.main(["--runs", str(study), *words]) == 2
     assert capsys.readouterr().err.strip() == f"error: {message}"
 
 

@@ -167,7 +167,7 @@ def test_a_curve_is_drawn_with_its_line() -> None:
         (["backward", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got 'tpu'"),
         (["link", "--nproc", "1"], "a link joins ranks: --nproc must be at least 2, got 1"),
         (["link", "--sizes", "64"], "--sizes must be 2 or more multiples of 4 bytes, got 64"),
-        (["link", "--sizes", "64", "66"], "--sizes must be 2 or more multiples of 4 bytes, got 64 66"),
+        (["link", "--sizes", "64,66"], "--sizes must be 2 or more multiples of 4 bytes, got 64,66"),
         (["link", "--repeats", "2"], "--repeats must be at least 3, got 2"),
         (["link", "--seconds", "0"], "--seconds must be above 0, got 0"),
         (["select", "--methods", "topq"], "methods must be one of .*, got 'topq'; did you mean 'topk'?"),

@@ -136,7 +136,7 @@ def test_a_wrong_command_is_told_before_anything_runs(words: list[str], said: st
 
 
 def test_page_escapes_what_it_is_given_and_loads_nothing(tmp_path: Path) -> None:
-    part = part_of(tmp_path, "figures", "--select", "<script>alert(1)</script>")
+    part = part_of(tmp_path, "figures", "a=<script>alert(1)</script>")
     part.folder.mkdir()
     (part.folder / "report.md").write_text("# Head\n\n<script>alert(2)</script> ![x](http://example.org/x.png)\n")
     page = write_paper_page(paper_of(part), tmp_path)

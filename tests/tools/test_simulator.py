@@ -227,8 +227,8 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--workers", "4,x"], "--workers must be whole numbers of at least 1 with commas between, got '4,x'"),
-        (["--workers", "0"], "--workers must be whole numbers of at least 1 with commas between, got '0'"),
+        (["--workers", "4,x"], "--workers must be whole numbers separated by commas, got '4,x'"),
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
         (["--schedules", "exat"], "got 'exat'; did you mean 'exact'?"),
         (["--methods", "micr"], "got 'micr'; did you mean 'micro'?"),
         (
@@ -282,5 +282,5 @@ def test_a_method_whose_costs_are_not_known_is_refused(tmp_path: Path, capsys: p
 def test_two_traces_of_one_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.json"
     made_up_trace().save(trace)
-    assert simulate.main(["--trace", str(trace), str(trace), "--out", str(tmp_path / "out")]) == 2
+    assert simulate.main(["--trace", f"{trace},{trace}", "--out", str(tmp_path / "out")]) == 2
     assert "--trace must be of different models, got mlp, mlp" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_accumulators_hold_gradient_and_residual() -> None:
 
 
 def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--record", "batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0", "2", "--numel", "2000"]
+    words = ["batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0,2", "--numel", "2000"]
     assert theory.main([*words, "--repeats", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "step 2: the bound " in printed

@@ -26,7 +26,7 @@ from micro.planning.schedules.base import Schedule
 from micro.planning.traces import Trace
 
 TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
-NETWORK = "k80_10gbe"
+NETWORKS = "k80_10gbe"
 INTRA, RANKS_PER_NODE = "v100_pcie", 8
 WORKERS = "1,2,4,8,16,32,64,128,256,512,1024,2048"
 SCHEDULES = f"layerwise,single,mgwfbp,{EXACT}"
@@ -39,13 +39,13 @@ class Request:
     """The options of a command line as they are given; see the help of ``python -m experiments.simulate``."""
 
     trace: Sequence[Path] = TRACES
-    network: Sequence[str] = (NETWORK,)
-    algorithm: str = ""
+    network: Sequence[str] = (NETWORKS,)
+    algorithm: Sequence[str] = ()
     ranks_per_node: int | None = None
     intra: str | None = None
-    workers: str = WORKERS
-    schedules: str = SCHEDULES
-    methods: str = METHODS
+    workers: Sequence[int] = tuple(map(int, WORKERS.split(",")))
+    schedules: Sequence[str] = tuple(SCHEDULES.split(","))
+    methods: Sequence[str] = tuple(METHODS.split(","))
     density: float = 0.001
     grain: str = "layer"
     select: Path | None = None
@@ -86,14 +86,14 @@ def study_of(request: Request) -> Study:
     Raises:
         UserError: a file that cannot be used, a name that does not exist, a number out of its range.
     """
-    workers = _whole_numbers("--workers", request.workers)
+    workers = _checked_workers(request.workers)
     algorithms = _algorithms(request.algorithm)
     nodes = _nodes(request, algorithms)
     networks = [each for name in request.network for each in network_choices(name, algorithms, nodes, workers)]
     methods, selection = method_choices(
-        split_list(request.methods), request.density, table=request.select, memory_gb_s=request.memory_gb_s
+        request.methods, request.density, table=request.select, memory_gb_s=request.memory_gb_s
     )
-    schedules = select_names(split_list(request.schedules), list(known(Schedule)), "schedules")
+    schedules = select_names(request.schedules, list(known(Schedule)), "schedules")
     ways = [Way(DENSE, name) for name in schedules]
     ways += [Way(method, schedule) for method in methods.sparse for schedule in SPARSE_SCHEDULES]
     recorded = [load_measured(Trace, path) for path in request.trace]
@@ -117,9 +117,9 @@ def study_of(request: Request) -> Study:
     )
 
 
-def _algorithms(given: str) -> list[AlgorithmChoice | None]:
+def _algorithms(given: Sequence[str]) -> list[AlgorithmChoice | None]:
     """Return the algorithms given; None stands for each network's own."""
-    words = select_names(split_list(given), ALGORITHMS, "algorithm") if given else []
+    words = select_names(given, ALGORITHMS, "algorithm") if given else []
     return [name for name in ALGORITHMS if name in words] or [None]
 
 
@@ -161,13 +161,7 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
     return rescaled(trace, compute_s), "as given"
 
 
-def _whole_numbers(option: str, given: str) -> tuple[int, ...]:
-    words = split_list(given)
-    if not words or not all(word.isdecimal() and int(word) >= 1 for word in words):
-        raise UserError(f"{option} must be whole numbers of at least 1 with commas between, got '{given}'")
-    return tuple(sorted({int(word) for word in words}))
-
-
-def split_list(given: str) -> list[str]:
-    """Return the words between commas."""
-    return [word for word in given.split(",") if word]
+def _checked_workers(given: Sequence[int]) -> tuple[int, ...]:
+    if min(given) < 1:
+        raise UserError(f"--workers must be at least 1, got {min(given)}")
+    return tuple(sorted(set(given)))
