@@ -5,15 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from experiments.config.command_line import Parser, comma_list, run_command, setting
 from experiments.config.errors import UserError, check_choice
-from experiments.reports.all_figures import KINDS, draw_all
-from experiments.reports.run_configs import parse_selection
-from experiments.reports.summary import summarise
-from experiments.reports.tables import print_tables, write_summary
-from experiments.tracking.sources import read
+from experiments.reports.names import KINDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,8 +16,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    kinds = _kinds(options.only)
+    # Imported here: pandas and matplotlib take a second, which --help and a mistake need not wait for.
+    from rich.console import Console
+
+    from experiments.reports.all_figures import draw_all
+    from experiments.reports.run_configs import parse_selection
+    from experiments.reports.summary import summarise
+    from experiments.reports.tables import print_tables, write_summary
+    from experiments.tracking.sources import read
+
     try:
-        kinds = _kinds(options.only)
         frames = read(options.source or ["folders", str(options.runs)], parse_selection(options.select))
         written = [] if options.table else draw_all(frames, options.out, kinds)
         table = summarise(frames)

@@ -52,12 +52,12 @@ class SparsifierConfig:
 
     Attributes:
         reducer: sparse: the composition of the parts below; dense, fft and powersgd have none of them.
-        selector: which indices are sent.
+        selector: which indices are sent; null: none are chosen, the reducer is no composition.
         exchange: how the indices and values of all workers meet.
         codec: what values travel as.
         indices: what indices travel as.
         feedback: what a worker keeps of what it did not send.
-        policy: how the density changes from layer to layer and with time.
+        policy: how the density changes from layer to layer and with time; null: by density_warmup alone.
     """
 
     name: str

@@ -22,7 +22,7 @@ from experiments.reports.figure_parts import save
 from experiments.reports.frames import Frames
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.method_figure import draw_methods
-from experiments.reports.names import human, label
+from experiments.reports.names import KINDS, human, label
 from experiments.reports.rule_figure import draw_rules
 from experiments.reports.run_configs import EXPERIMENT
 from experiments.reports.speed_figures import draw_throughput, draw_times
@@ -31,7 +31,6 @@ from experiments.reports.summary import of_study, summarise
 from experiments.reports.tables import study_name
 
 STUDY = EXPERIMENT[:3]  # what the rows of one table have in common
-KINDS = ("convergence", "time", "density", "residual", "rules", "methods", "throughput")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,3 +35,12 @@ def test_the_command_loads_neither_torch_nor_numba(words: str, tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == (2 if "epochs=abc" in rest else 0), done.stderr
     assert done.stderr.splitlines()[-1] == "loaded:", done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--only", "nonsense"]])
+def test_figures_loads_what_draws_only_to_draw(words: list[str]) -> None:
+    report = REPORT.replace('{"torch", "numba"}', '{"pandas", "matplotlib"}')
+    command = [sys.executable, "-c", report, "experiments.figures", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == (2 if "nonsense" in words else 0), done.stderr
+    assert done.stderr.splitlines()[-1] == "loaded:", done.stderr
