@@ -108,7 +108,7 @@ def _tell(outcome: Outcome, total: int, console: Console) -> int:
     if outcome.failures:
         show(failure_table(outcome.failures), console)
     done = total - len(outcome.failures) - outcome.num_left
-    rest = f", {outcome.num_left} left: the same command goes on" if outcome.num_left else ""
+    rest = f", {outcome.num_left} left: run the same command to resume" if outcome.num_left else ""
     print(f"{done} of {total} runs done, {len(outcome.failures)} failed{rest}", file=sys.stderr)
     return outcome.exit_code
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what to say when one cannot be written."""
+"""Write files whole or not at all, and the error messages of files that cannot be written."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ def atomic_file(path: Path, *, one_writer: bool = False) -> Iterator[BinaryIO]:
     A reader, or a crash, sees the old file or the whole new one. The new file is on the disk before it gets its name.
 
     Args:
-        one_writer: No other process writes ``path``, so the draft that a crash left is written over.
+        one_writer: No other process writes ``path``, so a draft that a crash left is overwritten.
 
     Raises:
         RecordError: The file cannot be written; nothing is left of the attempt.
@@ -64,7 +64,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one where the file is missing, torn or holds something else."""
+    """Return the JSON object in a file; an empty one if the file is missing, damaged or holds something else."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -85,13 +85,13 @@ def to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def flush_file(file: BinaryIO) -> None:
-    """Have what was written to a file on the disk, so that a loss of power does not take it."""
+    """Flush a file to the disk, so that its content survives a loss of power."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def flush_folder(path: Path) -> None:
-    """Make a rename inside the folder survive a loss of power."""
+    """Flush a folder to the disk, so that a rename inside it survives a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -100,12 +100,12 @@ def flush_folder(path: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Return in lower case what the operating system says about an error."""
+    """Return the operating system's message of an error, in lower case."""
     return (error.strerror or str(error)).lower()
 
 
 def cannot_write(path: Path, error: OSError) -> RecordError:
-    """Return the one line that says that ``path`` cannot be written, why, and what to do."""
+    """Return the error that ``path`` cannot be written: one line with the reason and what to do."""
     remedy = "free space" if error.errno == errno.ENOSPC else "choose a folder that can be written"
     return RecordError(f"cannot write {path}: {reason(error)}; {remedy} and start the run again")
 

@@ -19,7 +19,7 @@ _DESCRIPTORS = (torch.Size, torch.dtype, torch.device)
 
 
 class TornCheckpoint(UserError):
-    """A checkpoint of which something is missing or damaged: the one before it may be whole."""
+    """A checkpoint with a missing or damaged file; an earlier checkpoint may still be complete."""
 
 
 class PartDigest(NamedTuple):
@@ -34,7 +34,7 @@ def write_part(path: Path, state: Mapping[str, Any]) -> PartDigest:
 
     Raises:
         UserError: The disk is full, or the file cannot be written for another reason; nothing is left of it.
-        TypeError: A value is of a kind that reading it back would refuse.
+        TypeError: A value has a type that a checkpoint cannot hold.
     """
     plain = dict(state)
     _check_plain(plain, "state")
@@ -53,7 +53,7 @@ def read_part(path: Path, digest: PartDigest) -> dict[str, Any]:
     """Return the state in ``path``, its tensors on the CPU.
 
     Raises:
-        TornCheckpoint: The file is missing, or not what was written.
+        TornCheckpoint: The file is missing or damaged.
     """
     try:
         with path.open("rb") as file:
@@ -64,12 +64,12 @@ def read_part(path: Path, digest: PartDigest) -> dict[str, Any]:
 
 
 def torn(path: Path, what: str) -> TornCheckpoint:
-    """Return the one line that says which file of a checkpoint cannot be used, and why."""
+    """Return the error that names the file of a checkpoint that cannot be used, and the reason."""
     return TornCheckpoint(f"cannot use checkpoint {path.parent}: {path.name}: {what}; remove the folder")
 
 
 def _check_plain(value: Any, name: str) -> None:
-    """Refuse while writing what ``torch.load(weights_only=True)`` would refuse when it is needed."""
+    """Raise TypeError for a value that ``torch.load(weights_only=True)`` would later refuse to read."""
     if type(value) in (dict, OrderedDict):
         for key, item in value.items():
             _check_plain(key, f"the key {key!r} of {name}")
@@ -85,7 +85,8 @@ def _check_plain(value: Any, name: str) -> None:
 class _HashedFile:
     """A file that computes the digest of what is written to it, so that it need not be read again.
 
-    torch's writer replaces an error of the file by one of its own, so the first error is kept and the rest ignored.
+    torch's writer replaces a file's error by its own. So this class keeps the first error and raises it
+    in ``digest``.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -103,7 +104,7 @@ class _HashedFile:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing to do: who opened the file flushes it to the disk."""
+        """Do nothing: ``write_part`` flushes the file to the disk."""
 
     def digest(self) -> PartDigest:
         if self._error is not None:

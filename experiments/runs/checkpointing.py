@@ -21,18 +21,18 @@ from micro.reducers.base import Reducer
 from micro.resizing import average
 from micro.scope import scoped
 
-Verdict = Literal["go on", "save", "stop"]
+Action = Literal["continue", "save", "stop"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a run is: before step ``index`` of ``epoch``.
+    """The position of a run: before step ``index`` of ``epoch``.
 
     Attributes:
         step: steps done since the start.
-        epoch, index: the step to take next, and the epoch that it is in.
-        loss_sum: of rank 0's losses in this epoch.
+        epoch, index: the epoch of the next step, and its number in the epoch.
+        loss_sum: sum of rank 0's losses in this epoch.
         time_s: seconds that the steps took.
     """
 
@@ -48,12 +48,12 @@ class Saved:
     """The state of a run that a checkpoint holds.
 
     Attributes:
-        position: where it was.
+        position: of the run when it was saved.
         shared: model and optimizer, which are equal on all ranks.
         ranks: the state of each rank of this process, in order.
-        random: state of this process's generators, None where they start anew.
+        random: state of this process's random generators, None if they are seeded again.
         world_size: of the run that saved it.
-        passed_over: why newer checkpoints were not used, a line each.
+        passed_over: for each newer checkpoint that could not be used, one line with the reason.
     """
 
     position: Position
@@ -85,17 +85,17 @@ class Workers(Protocol):
 
 
 class Checkpointer:
-    """Decides when to save and when to stop, and saves, the same on all ranks.
+    """Decide when to save and when to stop, and save the run. All ranks do the same before the same step.
 
-    A rank that received a signal, or rank 0 when it is time to save, writes into the store what is to happen before the
-    next step. No rank takes that step before all have begun this one, so all read the same. This costs one read of the
-    store a step, and no collective.
+    A rank that received a signal, or rank 0 when it is time to save, writes a note for the next step into the store. No
+    rank takes that step before all ranks have begun this one, so all ranks read the same note. This costs one read of
+    the store per step, and no collective.
 
     Args:
-        store: where ranks leave notes for each other; None where this process is all of them.
+        store: the key-value store that the ranks share; None if this process holds all ranks.
 
     Raises:
-        UserError: some node does not see the run's folder.
+        UserError: a node does not see the run's folder.
     """
 
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
@@ -105,27 +105,27 @@ class Checkpointer:
             folder.checkpoints_path, run=run_name(config), world_size=config.world_size, keep=self._config.keep
         )
         self._saved_at = time.monotonic()
-        self._first: int | None = None
+        self._first_step: int | None = None
         if self._config.every_s or self._config.every_steps:
             self._check_shared(folder)
 
-    def verdict(self, step: int) -> Verdict:
+    def next_action(self, step: int) -> Action:
         """Return what to do before ``step``, the same on all ranks; call it once before each."""
-        self._first = step if self._first is None else self._first
+        self._first_step = step if self._first_step is None else self._first_step
         if self._store is None:
             return "stop" if stop_signals.number else self._by_time_or_steps(step)
         note = self._note(step)
         self._leave_note(step + 1)
-        return note if note != "go on" else self._by_steps(step)
+        return note if note != "continue" else self._by_steps(step)
 
     def save(self, position: Position, shared: dict[str, Any]) -> None:
         """Save every rank's state.
 
         Args:
-            shared: what is equal on all ranks; rank 0's counts.
+            shared: the state that is equal on all ranks; rank 0's is saved.
 
         Raises:
-            UserError: on all ranks: some rank could not write.
+            UserError: on all ranks, if one rank could not write.
         """
         draft = self._on_main(lambda: self._files.begin(position.step))
         try:
@@ -137,9 +137,9 @@ class Checkpointer:
         self._saved_at = time.monotonic()
 
     def newest(self) -> Saved | None:
-        """Return the newest checkpoint that is whole on every rank, the same one on all; None where there is none."""
-        offered, passed_over = self._on_main(lambda: (self._files.candidates(), self._files.problems()))
-        for checkpoint in offered:
+        """Return the newest checkpoint that every rank can read, the same on all ranks; None if there is none."""
+        candidates, passed_over = self._on_main(lambda: (self._files.candidates(), self._files.problems()))
+        for checkpoint in candidates:
             saved, problem = _attempt(lambda chosen=checkpoint: _read(chosen, self._workers))  # type: ignore[misc]
             problems = [found for found in self._workers.agree(problem) if found]
             if saved and not problems:
@@ -147,11 +147,11 @@ class Checkpointer:
             passed_over.append(problems[0])
         return None
 
-    def forget_after(self, step: int) -> None:
-        """Remove checkpoints of steps beyond ``step``, where the run goes on."""
+    def remove_after(self, step: int) -> None:
+        """Remove the checkpoints of steps after ``step``, from which the run resumes."""
         self._on_main(lambda: self._files.remove_after(step))
 
-    def forget(self) -> None:
+    def remove_all(self) -> None:
         """Remove the checkpoints of a finished run."""
         self._on_main(self._files.remove_all)
 
@@ -163,7 +163,7 @@ class Checkpointer:
         ]
 
     def _everywhere(self, work: Callable[[], T]) -> list[T]:
-        """Return what ``work`` returns in each process; an error of one is raised in all."""
+        """Call ``work`` in each process and return all results; an error in one process is raised in all."""
         outcomes = self._workers.agree(_attempt(work))
         for _, problem in outcomes:
             if problem:
@@ -171,7 +171,7 @@ class Checkpointer:
         return [result for result, _ in outcomes]
 
     def _on_main(self, work: Callable[[], T]) -> T:
-        """Return in all processes what ``work`` returns in rank 0's, or raise its error."""
+        """Call ``work`` in rank 0's process; return its result, or raise its error, in all processes."""
         return self._everywhere(lambda: work() if self._workers.is_main else None)[0]  # type: ignore[return-value]
 
     def _check_shared(self, folder: RunFolder) -> None:
@@ -184,41 +184,41 @@ class Checkpointer:
 
     # Notes to the other ranks
 
-    def _note(self, step: int) -> Verdict:
-        """Return what was written during the step before."""
+    def _note(self, step: int) -> Action:
+        """Return the action that a rank noted for this step during the previous step."""
         assert self._store is not None
         if not self._store.check([f"before/{step}"]):
-            return "go on"
+            return "continue"
         return "stop" if self._store.get(f"before/{step}") == b"stop" else "save"
 
     def _leave_note(self, step: int) -> None:
-        """Write what this rank wants before ``step``; of two ranks the later one counts, and the other writes again."""
+        """Note the action that this rank requests before ``step``; an overwritten request is repeated a step later."""
         assert self._store is not None
         if stop_signals.number:
             self._store.set(f"before/{step}", "stop")
         elif self._workers.is_main and self._time_to_save():
             self._store.set(f"before/{step}", "save")
 
-    def _by_time_or_steps(self, step: int) -> Verdict:
+    def _by_time_or_steps(self, step: int) -> Action:
         return "save" if self._time_to_save() else self._by_steps(step)
 
     def _time_to_save(self) -> bool:
         return bool(self._config.every_s) and time.monotonic() - self._saved_at >= self._config.every_s
 
-    def _by_steps(self, step: int) -> Verdict:
+    def _by_steps(self, step: int) -> Action:
         every = self._config.every_steps
-        return "save" if every and step % every == 0 and step != self._first else "go on"
+        return "save" if every and step % every == 0 and step != self._first_step else "continue"
 
 
 def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
-    """Return the checkpoint that ``start_from`` names, as this run's workers need it; None where it is not set.
+    """Return the checkpoint that ``start_from`` names, for this run's workers; None if it is not set.
 
-    With another number of workers each begins with the mean of all residuals: the model is updated by the mean over
-    workers, so the sum of what was not sent yet stays the same. Thresholds, boundaries and the carried states of texts
-    start anew, and the run goes on at the same place of the epoch.
+    With another number of workers, each worker starts with the mean of all residuals. The model is updated by the mean
+    over workers, so the total that is still to be sent stays the same. Thresholds, boundaries and the carried states of
+    texts are initialized again, and the run resumes at the same fraction of the epoch.
 
     Raises:
-        UserError: no whole checkpoint, or one of another number of workers without resize=average.
+        UserError: there is no complete checkpoint, or it has another number of workers and resize is not average.
     """
     if config.start_from is None:
         return None
@@ -237,7 +237,7 @@ def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return the state of torch's generators that a step may draw from."""
+    """Return the state of the torch generators that a step may use."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -245,7 +245,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> None:
-    """Give torch's generators a state that ``random_state`` returned."""
+    """Restore the state that ``random_state`` returned."""
     if states is None:
         return
     torch.set_rng_state(states["cpu"])

@@ -33,7 +33,7 @@ class Checkpoint:
 
     Args:
         path: Its folder.
-        step: Steps done when it was taken, which is the step to go on with.
+        step: Steps done when it was saved, which is the number of the next step.
         world_size: Number of its parts.
         run: Name of the run it belongs to.
     """
@@ -49,9 +49,9 @@ class Checkpoints:
 
     Args:
         folder: Of the checkpoints; it is made with the first of them.
-        run: Name of the run they belong to; those of another run are left alone.
+        run: Name of the run they belong to; those of another run are not touched.
         world_size: Number of ranks, each with a part of its own.
-        keep: How many remain after a new one is published, the new one among them.
+        keep: How many remain after a new one is published, including the new one.
 
     Raises:
         ValueError: ``keep`` is less than 1.
@@ -59,11 +59,11 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, run: str, world_size: int, keep: int = 2) -> None:
         if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}: a run needs a checkpoint to go on from")
+            raise ValueError(f"keep must be at least 1, got {keep}: a run needs a checkpoint to resume from")
         self._folder, self._run, self._world_size, self._keep = folder, run, world_size, keep
 
     def begin(self, step: int) -> Path:
-        """Make the folder that all ranks write their parts to; rank 0 calls this. Leftovers of a crash are removed.
+        """Make the draft folder for the parts of all ranks, and remove drafts that a crash left; rank 0 calls this.
 
         Raises:
             UserError: It cannot be made.
@@ -72,39 +72,39 @@ class Checkpoints:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             flush_folder(self._folder.parent)
-            self._sweep()
+            self._remove_drafts()
             draft.mkdir()
         except OSError as error:
             raise cannot_write(draft, error) from None
         return draft
 
     def write_part(self, draft: Path, rank: int, state: Mapping[str, Any]) -> PartDigest:
-        """Write what ``rank`` needs to go on; every rank calls this with the folder that ``begin`` made.
+        """Write the state of ``rank``; every rank calls this with the folder that ``begin`` made.
 
-        No second copy of the state is made: one tensor at a time comes to the CPU. A tensor that is a view takes its
-        whole storage with it, once for all the views of it.
+        No second copy of the state is made: one tensor at a time is copied to the CPU. For a view the whole
+        storage is written, once for all views of it.
 
         Args:
             state: Dicts, lists, tuples and sets of tensors, numbers, strings and None.
 
         Raises:
-            UserError: The disk is full, or the part cannot be written for another reason; nothing is left of it, and
+            UserError: The disk is full, or the part cannot be written for another reason; its file is removed, and
                 rank 0 may ``discard`` the draft when no rank writes any more.
-            TypeError: A value is of another kind, and reading it back would be refused.
+            TypeError: A value has another type, which a checkpoint cannot hold.
         """
         return write_part(_part_path(draft, rank), state)
 
     def publish(self, draft: Path, step: int, parts: Sequence[PartDigest]) -> Checkpoint:
         """Make the draft a checkpoint and remove all but the newest; rank 0 calls this when all parts are written.
 
-        A checkpoint of the same step, from which a run could not go on, stays until the new one is there beside it.
-        Those of later steps go as well: the run was taken back to before them.
+        An unusable checkpoint of the same step stays until the new one is complete. Checkpoints of later steps are
+        removed as well: the run was rewound to an earlier step.
 
         Args:
             parts: What ``write_part`` returned on each rank, in the order of ranks.
 
         Raises:
-            UserError: It cannot be written, or a part is not on this disk; nothing is left of the draft then.
+            UserError: It cannot be written, or a part is not on this disk; the draft is removed.
         """
         path = self._free_path(step)
         try:
@@ -127,19 +127,19 @@ class Checkpoints:
         shutil.rmtree(draft, ignore_errors=True)
 
     def candidates(self) -> list[Checkpoint]:
-        """Return the run's checkpoints, newest first; ``problems`` returns which were left out and why."""
-        return self._survey()[0]
+        """Return the run's checkpoints, newest first; ``problems`` returns why others cannot be used."""
+        return self._list()[0]
 
     def problems(self) -> list[str]:
-        """Return one line for each folder that looks like a checkpoint and is not one to go on from."""
-        return self._survey()[1]
+        """Return one line for each folder that looks like a checkpoint and cannot be used."""
+        return self._list()[1]
 
     @staticmethod
     def read_part(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
         """Return the state that ``rank`` wrote, its tensors on the CPU.
 
         Raises:
-            TornCheckpoint: The part is missing, or not what was written.
+            TornCheckpoint: The part is missing or damaged.
             UserError: There is no part of that rank.
         """
         parts = _describe(checkpoint.path)[1]
@@ -148,7 +148,7 @@ class Checkpoints:
         return read_part(_part_path(checkpoint.path, rank), parts[rank])
 
     def remove_after(self, step: int) -> None:
-        """Remove the run's checkpoints of later steps, which a run that goes back to ``step`` writes anew.
+        """Remove the run's checkpoints of steps after ``step``, which a run rewound to ``step`` will write again.
 
         Raises:
             UserError: One cannot be removed.
@@ -158,15 +158,15 @@ class Checkpoints:
                 self._remove(checkpoint.path)
 
     def remove_all(self) -> None:
-        """Remove what a finished run needs no longer; the checkpoints of other runs stay.
+        """Remove the checkpoints of a finished run; those of other runs stay.
 
         Raises:
             UserError: One cannot be removed.
         """
         for path in _published(self._folder):
-            if self._is_ours_ortorn(path):
+            if self._is_ours_or_damaged(path):
                 self._remove(path)
-        self._sweep()
+        self._remove_drafts()
         with suppress(OSError):  # never made, or not empty
             self._folder.rmdir()
 
@@ -181,21 +181,21 @@ class Checkpoints:
             "torch": torch.__version__,
         }
 
-    def _survey(self) -> tuple[list[Checkpoint], list[str]]:
-        return _sort_out(self._folder, self._own)
+    def _list(self) -> tuple[list[Checkpoint], list[str]]:
+        return _list_checkpoints(self._folder, self._describe_own)
 
-    def _own(self, path: Path) -> Checkpoint:
+    def _describe_own(self, path: Path) -> Checkpoint:
         checkpoint, _ = _describe(path)
         if checkpoint.run != self._run:
-            raise UserError(f"{path} belongs to run {checkpoint.run}, not to {self._run}; it is left alone")
+            raise UserError(f"{path} belongs to run {checkpoint.run}, not to {self._run}; it is ignored")
         if checkpoint.world_size != self._world_size:
             ranks = f"{checkpoint.world_size} ranks, and this run has {self._world_size}"
-            raise UserError(f"{path} holds the state of {ranks}; it is left alone")
+            raise UserError(f"{path} holds the state of {ranks}; it is ignored")
         return checkpoint
 
-    def _is_ours_ortorn(self, path: Path) -> bool:
+    def _is_ours_or_damaged(self, path: Path) -> bool:
         try:
-            self._own(path)
+            self._describe_own(path)
         except TornCheckpoint:
             return True
         except UserError:
@@ -218,15 +218,15 @@ class Checkpoints:
                 self._remove(checkpoint.path)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint so that a crash leaves none that lacks a part under its name."""
+        """Remove a checkpoint; it is renamed first, so that a crash leaves no incomplete one under its name."""
         old = path.with_name(f"{_OLD}{path.name}")
         try:
             path.rename(old)
         except OSError as error:
             raise cannot_write(path, error) from None
-        shutil.rmtree(old, ignore_errors=True)  # the next draft sweeps up what is left
+        shutil.rmtree(old, ignore_errors=True)  # ``begin`` removes what is left
 
-    def _sweep(self) -> None:
+    def _remove_drafts(self) -> None:
         for pattern in (f"{_DRAFT}*", f"{_OLD}*"):
             for path in self._folder.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
@@ -240,7 +240,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if (path / CHECKPOINT_FILE).exists():
         return _describe(path)[0]
-    found, problems = _sort_out(RunFolder(path).checkpoints_path, lambda folder: _describe(folder)[0])
+    found, problems = _list_checkpoints(RunFolder(path).checkpoints_path, lambda folder: _describe(folder)[0])
     if found:
         return found[0]
     if problems:
@@ -261,8 +261,8 @@ def _published(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def _sort_out(folder: Path, read: Callable[[Path], Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
-    """Return what can be read, newest first, and what is wrong with the rest."""
+def _list_checkpoints(folder: Path, read: Callable[[Path], Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
+    """Return the checkpoints that can be read, newest first, and one line for each of the others."""
     found, problems = [], []
     for path in _published(folder):
         try:
@@ -273,7 +273,7 @@ def _sort_out(folder: Path, read: Callable[[Path], Checkpoint]) -> tuple[list[Ch
 
 
 def _age(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Return what orders checkpoints: their steps, then how often the step was published."""
+    """Return the sort key of a checkpoint: its step, then how often that step was published."""
     repeated = re.fullmatch(r"step-\d+-(\d+)", checkpoint.path.name)
     return checkpoint.step, int(repeated[1]) if repeated else 1
 

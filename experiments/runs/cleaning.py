@@ -12,13 +12,13 @@ from experiments.runs.status import State, state_of
 
 
 def removable(folders: Iterable[RunFolder], *, finished_too: bool = False) -> list[RunFolder]:
-    """Return those of ``folders`` that failed or were stopped, and with ``finished_too`` the finished ones."""
+    """Return the folders of runs that failed or were stopped, and with ``finished_too`` also of finished ones."""
     states = {State.FAILED, State.STOPPED, *([State.DONE] if finished_too else [])}
     return [folder for folder in folders if state_of(folder) in states]
 
 
 def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
-    """Remove the folders; return those that stayed, because a process took them in the meantime.
+    """Remove the folders; return those that stay because a process uses them.
 
     Raises:
         UserError: a folder cannot be removed.
@@ -36,7 +36,7 @@ def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
 def _remove(folder: RunFolder) -> None:
     try:
         with suppress(FileNotFoundError):
-            folder.done_path.unlink()  # first: what is left if this breaks off must not pass for a finished run
+            folder.done_path.unlink()  # first: an interrupted removal must not look like a finished run
         shutil.rmtree(folder.path)
     except OSError as error:
         raise UserError(f"cannot remove {folder.path}: {reason(error)}; remove it by hand") from None

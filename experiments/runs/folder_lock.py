@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process owns it at a time, and the death of the owner gives it back."""
+"""The lock of a run folder: one process owns it at a time, and the lock is released when that process ends."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from experiments.config.errors import UserError
 from experiments.runs.atomic_files import reason
 
-_LOOK_S = 0.1  # how long an owner waits: longer than ``is_locked`` takes, which must not keep a run from starting
+_WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock
 
 
 class FolderInUse(UserError):
@@ -20,7 +20,7 @@ class FolderInUse(UserError):
 
 @contextmanager
 def lock_folder(path: Path) -> Iterator[None]:
-    """Own a folder for the length of the context; it is made when missing.
+    """Own a folder while the context lasts; make it if it is missing.
 
     Raises:
         FolderInUse: Another process owns it.
@@ -37,7 +37,7 @@ def is_locked(path: Path) -> bool:
     """Return whether a process owns the folder at this moment.
 
     Nothing is written, so this works for folders of other users too; and because the lock is shared, several processes
-    can look at once. filelock offers neither: it takes an exclusive lock, on a file that it opens for writing.
+    can check at once. filelock can do neither: it takes an exclusive lock on a file that it opens for writing.
     """
     try:
         descriptor = os.open(_lock_path(path), os.O_RDONLY)
@@ -53,14 +53,14 @@ def is_locked(path: Path) -> bool:
 
 
 def cannot_use(path: Path, error: OSError) -> UserError:
-    """Return the one line that says that a run folder cannot be used, why, and what to do."""
+    """Return the error that a run folder cannot be used: one line with the reason and what to do."""
     return UserError(f"cannot use run folder {path}: {reason(error)}; choose a folder that can be written")
 
 
 def _lock(path: Path) -> FileLock:
     made = _make_folder(path)
-    # Never a lock by the mere existence of a file, which the death of its owner would leave behind.
-    lock = FileLock(_lock_path(path), timeout=_LOOK_S, poll_interval=_LOOK_S / 5, fallback_to_soft=False)
+    # No soft lock: its file would remain after its owner was killed.
+    lock = FileLock(_lock_path(path), timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:

@@ -1,4 +1,4 @@
-"""Which revision of the code this is, and whether it was changed since."""
+"""Read the git revision of the code, and whether the code has uncommitted changes."""
 
 import hashlib
 import os
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return revision, whether tracked files differ from it, and the SHA-256 of that difference.
+    """Return the revision, whether tracked files differ from it, and the SHA-256 of that difference.
 
-    All three are None where ``folder`` is in no repository, has no commit, or git is missing; the checksum is None as
-    well when nothing differs.
+    All three are None if ``folder`` is in no repository, there is no commit, or git is missing. The checksum is also
+    None if nothing differs.
     """
     revision = _git(folder, "rev-parse", "HEAD")
     difference = _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-color")
@@ -25,7 +25,7 @@ def git_state(folder: Path) -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # several runs may ask at once
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # several runs may call git at once
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, env=environment, timeout=30, check=True

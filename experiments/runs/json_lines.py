@@ -1,7 +1,7 @@
-"""Records as JSON lines, written so that a crash at any moment loses nothing that was recorded.
+"""Records as JSON lines, written so that a crash at any moment loses no complete row.
 
-A row counts when its newline is in the file: a writer that was killed leaves at most one row without it, which readers
-skip and the next writer cuts off. NaN and infinity are written as ``null``; pandas turns ``null`` in a column of
+A row is complete when its newline is in the file. A killed writer leaves at most one incomplete row, which readers
+skip and the next writer removes. NaN and infinity are written as ``null``; pandas turns ``null`` in a column of
 numbers back into NaN.
 """
 
@@ -24,8 +24,8 @@ class RecordWriter:
     """Append rows to a file of JSON lines, each with a single write.
 
     Args:
-        path: The file; it is made when missing, in a folder that exists. A row that an earlier writer left
-            unfinished is cut off.
+        path: The file; it is made if it is missing, in a folder that exists. An incomplete last row is
+            removed.
 
     Raises:
         RecordError: The file cannot be opened.
@@ -35,7 +35,7 @@ class RecordWriter:
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            _cut_torn_row(self._descriptor)
+            _cut_incomplete_row(self._descriptor)
         except OSError as error:
             raise cannot_write(path, error) from None
 
@@ -47,7 +47,7 @@ class RecordWriter:
 
         Raises:
             RecordError: The disk is full, or the file cannot be written for another reason.
-            TypeError: A value is not plain, a tensor for instance.
+            TypeError: A value is not plain, for instance a tensor.
         """
         data = to_json(row).encode() + b"\n"
         try:
@@ -59,7 +59,7 @@ class RecordWriter:
             raise cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def sync(self) -> None:
-        """Have the rows on the disk, so that not even a loss of power takes them.
+        """Flush the rows to the disk, so that they survive a loss of power.
 
         Raises:
             RecordError: The disk is full.
@@ -70,7 +70,7 @@ class RecordWriter:
             raise cannot_write(self.path, error) from None
 
     def close(self) -> None:
-        """Close the file. The operating system has the rows already, so a missing close loses none."""
+        """Close the file. The operating system has the rows already: a missing close loses no row."""
         os.close(self._descriptor)
 
     def _cut_last(self, num_bytes: int) -> None:
@@ -87,7 +87,7 @@ class RecordWriter:
 
 
 class LastRow:
-    """The last finished row of a growing file of JSON lines; only new bytes are read."""
+    """Read the last complete row of a growing file of JSON lines; each call reads only new bytes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,11 +95,11 @@ class LastRow:
         self._row: Row = {}
 
     def read(self) -> Row:
-        """Return the last row, an empty one as long as there is none."""
+        """Return the last row, an empty one if there is none yet."""
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._offset:  # the run went back to a checkpoint
+                if size < self._offset:  # the run was rewound to a checkpoint
                     self._offset, self._row = 0, {}
                 file.seek(max(self._offset, size - _TAIL_BYTES))
                 lines = file.read().rsplit(b"\n", 2)
@@ -108,18 +108,18 @@ class LastRow:
         except OSError:
             return self._row
         if len(lines) > 1:
-            self._row = _row_or_nothing(lines[-2]) or self._row  # a display goes on where a line is no record
+            self._row = _row_or_nothing(lines[-2]) or self._row  # a display ignores a line that is no record
         return self._row
 
 
 class NewRows:
-    """The rows that were added to a file of JSON lines since they were read last."""
+    """Read the rows that were added to a file of JSON lines since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
     def read(self) -> list[Row]:
-        """Return the new rows; one that is still being written is returned when it is finished."""
+        """Return the new complete rows."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -131,17 +131,17 @@ class NewRows:
 
 
 def read_records(path: Path) -> list[Row]:
-    """Return the rows of a file of JSON lines; a last row without its newline is skipped.
+    """Return the rows of a file of JSON lines; an incomplete last row is skipped.
 
     Raises:
-        RecordError: The file cannot be read, or a line that was finished is not a JSON object.
+        RecordError: The file cannot be read, or a complete line is not a JSON object.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RecordError(f"cannot read records: {path}: {reason(error)}") from None
-    finished = data.split(b"\n")[:-1]
-    return [parse_row(line, path, number) for number, line in enumerate(finished, start=1)]
+    complete = data.split(b"\n")[:-1]
+    return [parse_row(line, path, number) for number, line in enumerate(complete, start=1)]
 
 
 def parse_row(line: bytes, path: Path, number: int) -> Row:
@@ -160,8 +160,8 @@ def _row_or_nothing(line: bytes) -> Row | None:
     return row if isinstance(row, dict) else None
 
 
-def _cut_torn_row(descriptor: int, *, block: int = 1 << 16) -> None:
-    """Shorten the file to the end of its last finished row."""
+def _cut_incomplete_row(descriptor: int, *, block: int = 1 << 16) -> None:
+    """Shorten the file to the end of its last complete row."""
     size = os.fstat(descriptor).st_size
     end = size
     while end > 0:

@@ -1,4 +1,4 @@
-"""Where a run took place and with what: everything beside its configuration that its numbers may depend on."""
+"""The manifest of a run: everything besides its configuration that its numbers may depend on."""
 
 import os
 import platform
@@ -47,14 +47,14 @@ def collect_manifest(
         command: The command line that started the run.
         world_size: Number of ranks.
         data_checksums: Checksum of each data file, by name.
-        extra: Entries that only the caller knows; they may not replace others.
+        extra: Further entries; they must not replace others.
 
     Returns:
-        A dictionary for ``manifest.json``. What is unknown here, the git revision of an installed copy for
-        instance, is None.
+        A dictionary for ``manifest.json``. An unknown value is None, for instance the git revision of an
+        installed copy.
 
     Raises:
-        ValueError: An entry of ``extra`` has the name of another.
+        ValueError: A name in ``extra`` is already taken.
     """
     manifest = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,7 +95,7 @@ def _cpu_model() -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables that change results or speed. Only these by name: others may hold secrets."""
+    """Return the variables that change results or speed, and no others: those may hold secrets."""
     chosen = (name for name in sorted(os.environ) if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES))
     return {name: os.environ[name] for name in chosen}
 

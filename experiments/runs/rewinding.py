@@ -1,4 +1,4 @@
-"""Take a file of records back to an earlier step: later rows move to another file, and none is lost."""
+"""Rewind a file of records to an earlier step: later rows move to another file, and none is lost."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from experiments.runs.json_lines import parse_row
 
 
 def find_later(path: Path, is_later: Callable[[int], bool]) -> int | None:
-    """Return where in the file the first row starts whose ``step`` is later, or a last row without its newline.
+    """Return the offset of the first row whose ``step`` is later, or of an incomplete last row; None without either.
 
     Raises:
         RecordError: The file cannot be read, or a row is not a record.
@@ -26,7 +26,7 @@ def find_later(path: Path, is_later: Callable[[int], bool]) -> int | None:
 
 
 def move_tail(path: Path, start: int, destination: Path) -> None:
-    """Move the bytes from ``start`` on to another file: they are on the disk there before they go here.
+    """Move the bytes from ``start`` on to another file; they are removed here after they are on the disk there.
 
     Raises:
         RecordError: A file cannot be written.

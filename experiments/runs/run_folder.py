@@ -1,4 +1,4 @@
-"""The folder of one run: the names of its files, who owns it, and what unfinished attempts left."""
+"""The folder of one run: the names of its files, its lock, and the files of unfinished attempts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +28,7 @@ class RunFolder:
 
     @property
     def manifest_path(self) -> Path:
-        """Where the run took place, and with what."""
+        """The machine, the software and the data of the run."""
         return self.path / "manifest.json"
 
     @property
@@ -43,12 +43,12 @@ class RunFolder:
 
     @property
     def plan_path(self) -> Path:
-        """Which parameters shared a bucket, where that was planned."""
+        """The plan of the buckets, if the schedule made one."""
         return self.path / "plan.json"
 
     @property
     def failure_path(self) -> Path:
-        """Why the run failed, if it did."""
+        """The reason of a failure."""
         return self.path / "failure.json"
 
     @property
@@ -63,22 +63,22 @@ class RunFolder:
 
     @property
     def attempts_path(self) -> Path:
-        """The folder of what unfinished attempts left behind, numbered from 1."""
+        """The folder of the files of unfinished attempts, numbered from 1."""
         return self.path / "attempts"
 
     @property
     def weights_path(self) -> Path:
-        """The weights that the run ended with, where they are kept."""
+        """The weights at the end of the run, if they are saved."""
         return self.path / "weights.pt"
 
     @property
     def checkpoints_path(self) -> Path:
-        """The folder of what the run can go on from."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def done_path(self) -> Path:
-        """The last file of a finished run: its presence says that all others are complete."""
+        """The last file of a finished run: if it exists, all others are complete."""
         return self.path / "DONE"
 
     def is_done(self) -> bool:
@@ -95,25 +95,25 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[Path | None]:
-        """Own the folder for the length of the context; make it when missing.
+        """Own the folder while the context lasts; make it if it is missing.
 
-        What an unfinished attempt recorded moves to ``attempts/<n>/``, so that no attempt mixes with the next;
-        configuration and checkpoints stay. Where there is a checkpoint the rows of steps and epochs stay too, for
-        ``rewind`` to take them back to the checkpoint that the run goes on from. A finished run is left as it is: ask
-        ``is_done()`` inside the claim, because another process may have finished it just before.
+        The records of an unfinished attempt move to ``attempts/<n>/``, so that they do not mix with the next attempt's.
+        Configuration and checkpoints stay. If there is a checkpoint, the rows of steps and epochs stay too, and
+        ``rewind`` shortens them to the step at which the run resumes. A finished run is not changed: call ``is_done()``
+        inside the context, because another process may have finished the run just before.
 
         Yields:
-            The folder that the earlier attempt was moved to, or None when there was none.
+            The folder to which the earlier attempt was moved, None if there was none.
 
         Raises:
             FolderInUse: Another process owns it.
             UserError: The folder cannot be made or written.
         """
         with lock_folder(self.path):
-            yield None if self.is_done() else self._put_aside()
+            yield None if self.is_done() else self._archive_attempt()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Own the folder as it is for the length of a context, so that no run starts in it. Raises: as ``claim``."""
+        """Own the folder while a context lasts and change nothing, so that no run starts. Raises: as ``claim``."""
         return lock_folder(self.path)
 
     def is_locked(self) -> bool:
@@ -121,13 +121,13 @@ class RunFolder:
         return is_locked(self.path)
 
     def rewind(self, step: int) -> Path | None:
-        """Take the records back to the moment when ``step`` steps were done; 0 takes them back to the start.
+        """Rewind the records to the moment when ``step`` steps were done; 0 removes all rows.
 
-        Later rows of steps and epochs move to ``attempts/<n>/``: to what ``claim`` put aside of the same attempt, or
-        else to a new one. A crash on the way leaves each file as it was or as it should be.
+        Later rows of steps and epochs move to ``attempts/<n>/``: to the folder of the attempt that ``claim`` moved, or
+        else to a new one. After a crash each file is either unchanged or complete.
 
         Returns:
-            The folder that rows were moved to, or None when there were no later ones.
+            The folder to which rows were moved, None if there were no later rows.
 
         Raises:
             RecordError: A file cannot be read or written, or a row is not a record.
@@ -140,22 +140,22 @@ class RunFolder:
         if not moving:
             return None
         try:
-            attempt = self._attempt_without_rows()
+            attempt = self._archive_for_rows()
         except OSError as error:
             raise cannot_write(self.attempts_path, error) from None
         for path, start in moving.items():
             move_tail(path, start, attempt / path.name)
         return attempt
 
-    def _put_aside(self) -> Path | None:
+    def _archive_attempt(self) -> Path | None:
         rows = () if self._has_checkpoint() else (self.steps_path, self.epochs_path)
         per_attempt = (*rows, self.ranks_path, self.errors_path, self.failure_path, self.manifest_path)
-        leavings = [path for path in per_attempt if path.exists()]
-        if not leavings:
+        found = [path for path in per_attempt if path.exists()]
+        if not found:
             return None
         try:
             attempt = self._next_attempt()
-            for path in leavings:
+            for path in found:
                 path.rename(attempt / path.name)
         except OSError as error:
             raise cannot_use(self.path, error) from None
@@ -174,8 +174,8 @@ class RunFolder:
         taken = (int(folder.name) for folder in self.attempts_path.iterdir() if folder.name.isdecimal())
         return max(taken, default=0)
 
-    def _attempt_without_rows(self) -> Path:
-        """The newest attempt where its rows stayed behind when it was put aside, or else a new one."""
+    def _archive_for_rows(self) -> Path:
+        """Return the folder of the newest attempt if it has no rows yet, or else a new one."""
         self.attempts_path.mkdir(exist_ok=True)
         newest = self.attempts_path / str(self._last_attempt())
         has_rows = any((newest / path.name).exists() for path in (self.steps_path, self.epochs_path))
@@ -183,5 +183,5 @@ class RunFolder:
 
 
 def folder_of(config: TrainConfig) -> RunFolder:
-    """Return the folder that a run has, whether it exists or not."""
+    """Return the folder of a run, which may not exist yet."""
     return RunFolder(Path(config.output) / run_name(config))

@@ -20,7 +20,7 @@ def find_run(run: str, output: Path) -> RunFolder:
     """Return the folder of a run that is named by its path, or by its name under ``output``.
 
     Raises:
-        UserError: neither is the folder of a run.
+        UserError: neither path is the folder of a run.
     """
     for path in (Path(run), output / run):
         if (path / "config.yaml").exists():
@@ -33,7 +33,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     """Return the configuration of a run with ``overrides``, checked.
 
     Raises:
-        UserError: the file is no configuration of this version, or an override would change the run.
+        UserError: this version cannot read the configuration, or an override would change the result.
     """
     for override in overrides:
         key = override.partition("=")[0]
@@ -45,7 +45,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise UserError(f"{folder.config_path}: {one_line(error)}") from None
     if not isinstance(composed, DictConfig):
-        raise UserError(f"{folder.config_path} is no configuration")
+        raise UserError(f"{folder.config_path} is not a configuration")
     try:
         return typed(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
     except UserError as error:
@@ -53,7 +53,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
 
 
 def code_differences(original: RunFolder) -> list[str]:
-    """Return a line for each way in which the code of today differs from that of the run."""
+    """Return one line if the current code differs from that of the run, or cannot be compared."""
     then, now = load_json(original.manifest_path).get("git") or {}, git_state(ROOT)
     if not (then.get("revision") and now["revision"]):
         return [f"cannot compare the code: no git revision {'here' if then.get('revision') else 'in the manifest'}"]
@@ -65,7 +65,7 @@ def code_differences(original: RunFolder) -> list[str]:
 
 
 def compare_weights(original: RunFolder, again: RunFolder) -> str:
-    """Return in words whether two finished runs ended with the same weights."""
+    """Return a sentence that says whether two finished runs ended with the same weights."""
     first, second = (load_json(folder.done_path).get("weights_sha256") for folder in (original, again))
     if first is None:
         return f"{original.path.name} is not finished: no weights to compare"

@@ -11,7 +11,7 @@ from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 
 class State(StrEnum):
-    """The states of a run; what a stopped one left counts when it goes on."""
+    """The states of a run; a stopped one can be resumed."""
 
     DONE = "done"
     RUNNING = "running"
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 def state_of(folder: RunFolder) -> State:
-    """Return what became of the run in ``folder``, which may not exist."""
+    """Return the state of the run in ``folder``, which may not exist."""
     if folder.is_done():
         return State.DONE
     if folder.is_locked():
@@ -44,7 +44,7 @@ def last_step(folder: RunFolder) -> int:
 
 
 def failure_reason(folder: RunFolder) -> str:
-    """Return why the last attempt failed, in one line; an empty one where nothing says."""
+    """Return why the last attempt failed, in one line; empty if it is unknown."""
     failure = load_json(folder.failure_path)
     if failure:
         return f"rank {failure.get('rank')} failed: {failure.get('message')}"
@@ -53,14 +53,14 @@ def failure_reason(folder: RunFolder) -> str:
 
 
 def failure_log(folder: RunFolder) -> Path | None:
-    """Return the file that says most about a failure; None where there is none."""
+    """Return the most detailed file on a failure; None if there is none."""
     named = load_json(folder.failure_path).get("log")
     candidates = [*([Path(named)] if named else []), *_reports(folder), run_log(folder)]
     return next((path for path in candidates if path.exists()), None)
 
 
 def run_log(folder: RunFolder) -> Path:
-    """Return the file in which a run of a sweep leaves what it prints, where it has a process of its own."""
+    """Return the file of the output of a sweep's run that has its own process."""
     return folder.ranks_path / "run.log"
 
 

@@ -1,4 +1,4 @@
-"""Signals that ask a run to save its state and to end: SIGTERM, and SLURM's SIGUSR1."""
+"""Signals at which a run saves its state and ends: SIGTERM, and SLURM's SIGUSR1."""
 
 import signal
 import threading
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-EXIT_SAVED = 75  # sysexits.h: try again later; the run was stopped by SIGUSR1 and can go on
+EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h; the run was stopped by SIGUSR1 and can be resumed
 
 
 class StopSignals:
     """Record that a stop signal was received; the training loop reads ``number`` before each step.
 
     Attributes:
-        number: The signal that was received last, 0 without one.
+        number: The last signal received, 0 if there was none.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,8 @@ class StopSignals:
     def recorded(self, *numbers: int) -> Iterator[None]:
         """Record these signals in this context, by default all stop signals.
 
-        A context inside another keeps what was recorded before it. Outside the main thread, where Python can handle no
-        signal, this does nothing.
+        A nested context keeps the signal recorded before it. Outside the main thread, where Python handles no
+        signals, this does nothing.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

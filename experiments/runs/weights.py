@@ -1,4 +1,4 @@
-"""The weights that a run ends with: their digest, and a file of them where one is wanted."""
+"""The weights at the end of a run: their digest, and the file that holds them if the run saves them."""
 
 import errno
 import hashlib
@@ -31,5 +31,5 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     with atomic_file(path, one_writer=True) as file:
         try:
             torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, file)
-        except RuntimeError:  # torch's writer has an error of its own for a full disk
+        except RuntimeError:  # which torch's writer raises for a full disk
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None

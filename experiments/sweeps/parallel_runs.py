@@ -120,7 +120,7 @@ class ParallelSweep:
             if self._killing or (self._signal and is_stopped):
                 self._table.stopped(folder.path.name)
                 return
-            why = "stopped by a signal: the same command goes on" if is_stopped else str(failure)
+            why = "stopped by a signal: run the same command to resume" if is_stopped else str(failure)
         if why is None:
             self._table.done(folder.path.name)
         else:

@@ -1,4 +1,4 @@
-"""From a schedule to the buckets of a training: planned once on rank 0, the same on all ranks, checked twice."""
+"""Turn the configured schedule into DDP's buckets: rank 0 makes the plan, and every rank checks it on its model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
     """Return the plan that the configured schedule makes from its files, or None where it needs no files.
 
     Raises:
-        UserError: a file is missing, torn, or of another model or number of workers.
+        UserError: a file is missing or damaged, or was measured for another model or number of workers.
     """
     schedule = build_schedule(config)
     if schedule is None or not schedule.is_planned:
@@ -35,7 +35,7 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
         if link.world_size != config.world_size:
             raise ValueError(
                 f"{files.link} was measured with {link.world_size} workers, the run has {config.world_size}: "
-                "measure the link with as many"
+                "measure the link with the same number"
             )
         problem = problem_of(
             trace, link, build_reducer(config), config.world_size, select=select, method=config.sparsifier.name
@@ -51,7 +51,7 @@ def agreed_plan(config: TrainConfig, model: nn.Module, comm: Comm) -> Plan | Non
     """Return rank 0's plan on all ranks; each has checked that it fits its own model.
 
     Raises:
-        UserError: on all ranks: it fits some rank's model no more, or arrived differently there.
+        UserError: on all ranks: there is no plan, it does not fit the model of a rank, or ranks have other plans.
     """
     plan, error = None, None
     if comm.rank == 0:
@@ -84,7 +84,7 @@ def _check_agreement(plan: Plan | None, model: nn.Module) -> None:
 
 
 def bucket_caps(config: TrainConfig, model: nn.Module, plan: Plan | None) -> dict[str, Any]:
-    """Return the arguments by which DDP makes the buckets of the configured schedule."""
+    """Return the arguments of DDP that set the buckets of the configured schedule."""
     if plan:
         return {"bucket_cap_mb_list": list(plan.bucket_caps_mb)}
     schedule = build_schedule(config) or (Ddp() if config.sparsifier.is_dense else Single())
@@ -92,12 +92,12 @@ def bucket_caps(config: TrainConfig, model: nn.Module, plan: Plan | None) -> dic
 
 
 def check_buckets(plan: Plan, buckets: Sequence[tuple[str, ...]]) -> None:
-    """Raise UserError unless DDP made the buckets that were planned; parameters may change places within one."""
+    """Raise UserError unless DDP made the planned buckets; the order of parameters within a bucket does not matter."""
     for number, (planned, made) in enumerate(zip(plan.groups, buckets, strict=False)):
         if set(planned) != set(made):
             odd = next(iter(set(made) ^ set(planned)))
             raise UserError(
-                f"backward does not follow the plan: bucket {number} differs by '{odd}', whose gradient comes at "
+                f"backward does not follow the plan: bucket {number} differs by '{odd}', whose gradient is ready at "
                 "another time than in the trace; profile this model again"
             )
     if len(plan.groups) != len(buckets):

@@ -1,4 +1,4 @@
-"""A worker in a process of its own: torch's DistributedDataParallel computes, micro's hook reduces."""
+"""One rank per process: DistributedDataParallel computes the gradients, micro's communication hook reduces them."""
 
 import inspect
 import time
@@ -48,7 +48,7 @@ class DdpWorkers(Workers):
         self._rehearse()
 
     def start_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Begin to draw this rank's batches of an epoch."""
+        """Start drawing this rank's batches of an epoch."""
         self._epoch = self._batches.epoch(epoch, start=start * self._config.accumulate)
         if not start:
             self._carries = [None]
@@ -67,7 +67,7 @@ class DdpWorkers(Workers):
         return Reduced(loss, self._attachment.stats, elapsed_s - exposed_s, exposed_s, load_s)
 
     def evaluate(self) -> Tensor:
-        """Evaluate this rank's share with rank 0's batch-norm statistics, and add up over ranks."""
+        """Evaluate this rank's share of the test set with rank 0's batch-norm statistics, and sum over ranks."""
         for buffer in learnt_buffers(self.task.model):
             self._comm.broadcast_(buffer, 0, "values")
         return self._comm.all_reduce_(self.task.evaluate(self.rank, self._comm.world_size))
@@ -85,7 +85,7 @@ class DdpWorkers(Workers):
         return [{**self._attachment.state_dict(), "carry": self._carries[0]}]
 
     def load_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on from this rank's state."""
+        """Restore this rank's state."""
         self._attachment.load_state_dict(states[0])
         self._carries = [moved_to(states[0]["carry"], self.task.device)]
 
@@ -99,9 +99,9 @@ class DdpWorkers(Workers):
         return torch.stack(losses).mean()
 
     def _rehearse(self) -> None:
-        """Let DDP settle its buckets before the first step, so that a resumed run has the same ones.
+        """Let DDP rebuild its buckets before the first step, so that a resumed run has the same ones.
 
-        DDP settles them after its first backward. With a plan, a second backward shows them, and they are compared.
+        DDP rebuilds them after its first backward. With a plan, a second backward shows them, and they are compared.
         """
         with kept_buffers(self.task.model), self._attachment.rehearsal():
             for _ in range(2 if self.plan else 1):
@@ -116,8 +116,8 @@ class DdpWorkers(Workers):
 
 
 def unsynced_buffers(model: nn.Module) -> dict[str, Any]:
-    """Return DDP's argument that keeps it from sending buffers before each step, where none of them changes."""
+    """Return the argument that stops DDP from sending buffers before each step, if training changes none of them."""
     if learnt_buffers(model):
         return {}
-    known = inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers": False}

@@ -1,6 +1,6 @@
 """What Hydra itself does for experiments.train: show a configuration (--cfg job), or hand runs to a launcher.
 
-With hydra/launcher=submitit_slurm each run of -m is a job of SLURM, which composes and checks its configuration there.
+With hydra/launcher=submitit_slurm each run of -m is a SLURM job, which composes and checks its own configuration.
 """
 
 import sys
@@ -25,7 +25,7 @@ _failures: list[str] = []
 
 
 def run_by_hydra(words: list[str], *, multirun: bool) -> int:
-    """Let Hydra do what the words say; return 1 if a run failed. Raises: UserError."""
+    """Give the words of the command line to Hydra; return 1 if a run failed. Raises: UserError."""
     folders = _checked_folders(words) if multirun else []
     _run()
     unfinished = [] if _failures else [folder for folder in folders if not folder.is_done()]
@@ -35,9 +35,9 @@ def run_by_hydra(words: list[str], *, multirun: bool) -> int:
 
 
 def _checked_folders(words: list[str]) -> list[RunFolder]:
-    """Check all runs before a launcher gets the first; return their folders."""
+    """Check all runs before a launcher starts the first; return their folders."""
     if any(word.startswith("-") and word not in ("-m", "--multirun") for word in words):
-        return []  # a flag such as --cfg shows something, one such as --config-dir brings files that only Hydra knows
+        return []  # --cfg only prints; --config-dir adds files that only Hydra reads
     from experiments.training.preflight import check_runs
     from experiments.training.runs_of_command import refuse_same_runs
 
@@ -51,7 +51,7 @@ def _checked_folders(words: list[str]) -> list[RunFolder]:
 
 
 def _why(folder: RunFolder) -> str:
-    return failure_reason(folder) or f"is {state_of(folder)}, not done; see what its launcher left"
+    return failure_reason(folder) or f"is {state_of(folder)}, not done; see the output of its launcher"
 
 
 @hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")
@@ -74,7 +74,7 @@ def _typed(composed: DictConfig, **kwargs: Any) -> TrainConfig:
     words = list(HydraConfig.get().overrides.task)
     keys = [override.key_or_group for override in parse(words)]
     try:
-        if "experiment" in keys:  # a model or data set that is named beside an experiment is taken as its file has it
+        if "experiment" in keys:  # a model or data set of the command line keeps its own file's settings
             for group in {"model", "dataset"} & set(keys):
                 own = [word for word, key in zip(words, keys, strict=True) if key.split(".")[0] == group]
                 composed[group] = compose("train", own)[group]

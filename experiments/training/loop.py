@@ -1,4 +1,4 @@
-"""The training loop: steps, epochs, checkpoints, and where a run begins."""
+"""The training loop: steps, epochs, checkpoints, and the resume from a checkpoint."""
 
 import time
 from typing import Any
@@ -18,11 +18,11 @@ class Trainer:
     """One run's training: the workers, an optimizer, and rank 0's records.
 
     Args:
-        store: where real ranks leave notes for each other; see Checkpointer.
+        store: the key-value store that real ranks share; see Checkpointer.
 
     Attributes:
-        position: where the run is.
-        began: what it went on from, None for a run that starts anew.
+        position: the next step, and the epoch it is in.
+        resumed_from: the checkpoint that the run resumed from, None for a run that starts from step 0.
 
     Raises:
         UserError: a record or checkpoint cannot be read or written.
@@ -33,18 +33,18 @@ class Trainer:
     ) -> None:
         self._config, self._workers = config, workers
         self._optimizer = build_optimizer(config.optimizer, workers.task.model, config.lr)
-        self._keeper = Checkpointer(config, workers, folder, store)
+        self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
-        self.began = self._keeper.newest() or read_start_from(config, workers)
-        if self.began:
-            self._load(self.began)
-        self._keeper.forget_after(self.position.step)
+        self.resumed_from = self._checkpointer.newest() or read_start_from(config, workers)
+        if self.resumed_from:
+            self._load(self.resumed_from)
+        self._checkpointer.remove_after(self.position.step)
         if workers.is_main:
             folder.rewind(self.position.step)
         self._recorder = Recorder(folder) if workers.is_main else None
 
     def run(self) -> dict[str, Any] | None:
-        """Train to the end and return the last epoch's row; None where the run was asked to stop, and saved.
+        """Train to the end and return the last epoch's row; None if a signal stopped the run, after it was saved.
 
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
@@ -54,16 +54,16 @@ class Trainer:
             first = self.position
             self._workers.start_epoch(first.epoch, start=first.index)
             for index in range(first.index, self._workers.num_steps):
-                verdict = self._keeper.verdict(self.position.step)
-                if verdict != "go on":
+                action = self._checkpointer.next_action(self.position.step)
+                if action != "continue":
                     self._save()
-                if verdict == "stop":
+                if action == "stop":
                     return None
                 self.step(first.epoch, index)
             row = self._evaluate()
         if self._recorder:
             self._recorder.close()
-        self._keeper.forget()
+        self._checkpointer.remove_all()
         return row or {}
 
     def step(self, epoch: int, index: int) -> float:
@@ -77,7 +77,7 @@ class Trainer:
         if not any(stats.skipped for stats in reduced.stats):
             self._clip_update(lr)
             self._optimizer.step()
-        loss = float(reduced.loss)  # host sync: the record needs it, and the step's time its end
+        loss = float(reduced.loss)  # host sync: for the record, and to include all work in the step's time
         step_s = time.perf_counter() - started
         self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
         if self._recorder:
@@ -86,7 +86,7 @@ class Trainer:
         return loss
 
     def _residual_norm(self, step: int) -> float | None:
-        """Measure rank 0's residual in the steps that are asked for, outside of the step's time."""
+        """Return the norm of rank 0's residual in every n-th step, else None; step_s does not include it."""
         every = self._config.measure_residual_every
         return self._workers.residual_norm() if every and step % every == 0 else None
 
@@ -114,11 +114,11 @@ class Trainer:
 
     def _save(self) -> None:
         if self._recorder:
-            self._recorder.sync()  # a checkpoint whose rows are lost could not be gone on from
-        self._keeper.save(self.position, self._shared())
+            self._recorder.sync()  # a run cannot resume from a checkpoint whose rows are lost
+        self._checkpointer.save(self.position, self._shared())
 
     def _shared(self) -> dict[str, Any]:
-        """Return what is equal on all ranks; of batch-norm statistics rank 0's count, as DDP has it."""
+        """Return the state that is equal on all ranks; batch-norm statistics are those of rank 0, as in DDP."""
         return {
             "model": self._workers.task.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -131,7 +131,7 @@ class Trainer:
         self._workers.load_states(saved.ranks)
         set_random_state(saved.random, self._workers.device)
         at, before = saved.position, saved.shared["num_steps"]
-        if before != self._workers.num_steps:  # another number of workers: the same share of the epoch
+        if before != self._workers.num_steps:  # another number of workers: resume at the same fraction of the epoch
             index = min(at.index * self._workers.num_steps // before, self._workers.num_steps)
             at = Position(at.step, at.epoch, index, at.loss_sum * index / max(at.index, 1), at.time_s)
         self.position = at

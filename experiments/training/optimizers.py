@@ -1,4 +1,4 @@
-"""Build the optimizer of the averaged gradient, and compute the learning rate of each step."""
+"""Build the optimizer, which takes the averaged gradient, and compute the learning rate of each step."""
 
 import math
 import re
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from experiments.config.optimizer_settings import OptimizerConfig
 from experiments.config.schema import TrainConfig
 
-PUBLISHED_NORMS = re.compile(r"\.bn\d")  # how the public code tells norms: those of stem and shortcuts are not found
+PUBLISHED_NORMS = re.compile(r"\.bn\d")  # norm layers in the public code's sense: it misses those of stem and shortcuts
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """Return the optimizer of the average gradient; `set_lr_` sets its learning rate from step to step."""
+    """Return the optimizer of the averaged gradient; `set_lr_` sets its learning rate before each step."""
     groups = _groups(config, model)
     if config.name == "adam":
         return torch.optim.Adam(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
@@ -26,7 +26,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> tor
 
 
 def set_lr_(optimizer: torch.optim.Optimizer, config: OptimizerConfig, lr: float) -> None:
-    """Let the next step take the learning rate ``lr``, wherever it enters."""
+    """Set the learning rate of the next step; where gradients are already scaled by it, only weight decay changes."""
     for group in optimizer.param_groups:
         group["lr"] = 1.0 if config.scales_gradients else lr
         group["weight_decay"] = group["decay"] * (lr if config.scales_gradients else 1.0)
@@ -35,8 +35,8 @@ def set_lr_(optimizer: torch.optim.Optimizer, config: OptimizerConfig, lr: float
 class PublishedNesterov(torch.optim.Optimizer):
     """The step of the MiCRO family's public code: m = momentum * m + g, then g + m.
 
-    Differences from torch.optim.SGD(nesterov=True): that steps by g + momentum * m. In a steady state this one moves 11
-    gradients a step at momentum 0.9, PyTorch's 10; at momentum 0 it moves twice the gradient.
+    Differences: torch.optim.SGD(nesterov=True) steps by g + momentum * m. For a constant gradient and momentum 0.9 this
+    step is 11 times the gradient, SGD's 10 times; at momentum 0 it is twice the gradient.
     """
 
     def __init__(self, params: Iterable[dict[str, object]], *, lr: float, momentum: float) -> None:
@@ -44,7 +44,7 @@ class PublishedNesterov(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step by the gradients that are there."""
+        """Update each parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -62,7 +62,7 @@ class PublishedNesterov(torch.optim.Optimizer):
 
 
 def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, object]]:
-    """Return the parameters, those with weight decay apart from those without."""
+    """Return parameter groups: the parameters with weight decay, and those without."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if config.decay_of == "weights":
         free = {name for name, p in named.items() if p.ndim <= 1}
@@ -77,10 +77,10 @@ def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, object]
 
 
 def learning_rate(config: TrainConfig, epoch: float) -> float:
-    """Return the learning rate at a point of the schedule: linear warm-up, then its shape.
+    """Return the learning rate at a point of its schedule: a linear warm-up, then the configured shape.
 
     Args:
-        epoch: epochs done, as a fraction.
+        epoch: epochs done, with the fraction of the current one.
     """
     progress = min((epoch + 1e-9) / config.lr_warmup_epochs, 1.0) if config.lr_warmup_epochs else 1.0
     warmup = config.lr_warmup_start + (1 - config.lr_warmup_start) * progress

@@ -1,4 +1,4 @@
-"""Check runs before a worker starts: their parts, data, model, devices and the checkpoint that they begin with."""
+"""Check runs before a worker starts: their parts, data, model, devices and the checkpoint that they start from."""
 
 import os
 import shutil
@@ -22,14 +22,14 @@ from experiments.training.tasks import check_task, steps_per_epoch
 
 
 def prepare_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
-    """Return the configurations of all jobs, checked. Raises: UserError, for the first that is wrong."""
+    """Return the configurations of all jobs, checked. Raises: UserError, for the first wrong one."""
     configs = compose_runs(jobs, joined_world_size=joined_world_size)
     check_runs(configs)
     return configs
 
 
 def check_runs(configs: Iterable[TrainConfig]) -> None:
-    """Check each run; what several runs have in common is looked at once. Raises: UserError."""
+    """Check each run; content that several runs share is checked once. Raises: UserError."""
     distinct: dict[tuple[str, ...], TrainConfig] = {}
     for config in configs:
         check_parts(config)
@@ -44,17 +44,17 @@ def check_run(config: TrainConfig) -> None:
 
 
 def check_content(config: TrainConfig) -> None:
-    """Look at data and model as the workers will find them.
+    """Check the data, model, plan, devices and checkpoint that the workers will use.
 
     Raises:
-        UserError: data missing or torn, a model that does not fit it, a plan that does not fit the model, more workers
-            than batches or devices.
+        UserError: data is missing or damaged, the model does not fit the data, the plan does not fit the model, or
+            there are more workers than batches or devices.
     """
     try:
         data.check(config.dataset.name, config.dataset.root, **config.dataset.settings)
         info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
         check_task(config, info)
-        with torch.device("meta"), _NoDraws():
+        with torch.device("meta"), _SkipInitialization():
             model = build_model(config, info.sizes)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -66,26 +66,26 @@ def check_content(config: TrainConfig) -> None:
         )
     _check_devices(config)
     check_wandb(config.tracking)
-    _check_beginning(config)
+    _check_start_from(config)
 
 
-class _NoDraws(TorchFunctionMode):
-    """Leave weights undrawn: on the meta device there are none, and torch would import its compiler to say so."""
+class _SkipInitialization(TorchFunctionMode):
+    """Do not initialize weights: tensors of the meta device have no values, and torch would import its compiler."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return the tensor as it is where it would be drawn, or else do what was asked."""
+        """Return the tensor of an initializer unchanged; call any other function."""
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_"):
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
 
 
 def _content_key(config: TrainConfig) -> tuple[str, ...]:
-    """Return what the check of the content depends on."""
+    """Return the settings that ``check_content`` depends on."""
     parts = [config.dataset, config.model, config.cluster, config.batch_size, config.accumulate, config.schedule]
     parts += [config.compile, config.tracking, config.start_from, config.resize]
-    if config.schedule.trace:  # a plan depends on what is sent
+    if config.schedule.trace:  # a plan depends on the sizes of messages
         parts += [config.sparsifier, config.density]
     if config.start_from:  # a checkpoint must be of the same method
         parts += [config.sparsifier, config.optimizer]
@@ -94,7 +94,7 @@ def _content_key(config: TrainConfig) -> tuple[str, ...]:
 
 def _check_devices(config: TrainConfig) -> None:
     if config.cluster.rdzv_endpoint == IN_JOB:
-        return  # the nodes of a job are other machines; there the job's own endpoint stands here
+        return  # the job runs on other machines, where this check runs again with the job's own endpoint
     devices = torch.cuda.device_count()
     if config.cluster.device == "cuda" and devices < (1 if config.cluster.simulated else config.cluster.nproc_per_node):
         raise UserError(f"cluster.device=cuda needs {config.cluster.nproc_per_node} GPUs here, there are {devices}")
@@ -103,8 +103,8 @@ def _check_devices(config: TrainConfig) -> None:
         raise UserError("compile=true needs a C++ compiler on a CPU, there is none: install g++, or leave it out")
 
 
-def _check_beginning(config: TrainConfig) -> None:
-    """Look at the run that this one is to begin with: it must be there, and of the same model and method."""
+def _check_start_from(config: TrainConfig) -> None:
+    """Check that the run of ``start_from`` exists and has the same model, method and optimizer."""
     if config.start_from is None:
         return
     checkpoint = open_checkpoint(Path(config.start_from))
@@ -116,4 +116,4 @@ def _check_beginning(config: TrainConfig) -> None:
     before = from_yaml(checkpoint.path.parent.parent / "config.yaml")
     for key in ("model", "sparsifier", "optimizer"):
         if getattr(before, key) != getattr(config, key):
-            raise UserError(f"start_from={config.start_from} is of another {key}: choose the same, or start anew")
+            raise UserError(f"start_from={config.start_from} has another {key}: choose the same, or leave it out")

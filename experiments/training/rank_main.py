@@ -1,4 +1,4 @@
-"""What each process of a run does: ``python -m experiments.training.rank_main RUN_DIR`` on every rank, or a call."""
+"""Main of a rank: ``python -m experiments.training.rank_main RUN_DIR`` on every rank, or a call of ``run_rank``."""
 
 import os
 import sys
@@ -26,13 +26,13 @@ from experiments.training.workers import Workers
 
 
 def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
-    """Be one rank of a run, or all ranks of a simulated one, from loading data to DONE.
+    """Run one rank, or all ranks of a simulated run: load the data, train, and mark the run as done.
 
     Args:
         command: what the user typed, for the manifest.
 
     Returns:
-        False where a signal stopped the run, which is saved and can go on.
+        False if a signal stopped the run, which is saved and can be resumed.
     """
     device, store = start_group(config)
     with _threads(config.cluster.num_threads), _workers(config, device) as workers:
@@ -54,7 +54,7 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Give torch's operations that many threads, None for as many as they have."""
+    """Set the number of threads of torch's operations in this context; None leaves it as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -64,7 +64,7 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
-    """Join the other ranks, unless this process has done so already; return its device, and the ranks' common store."""
+    """Join the process group if this process has not; return its device, and the store that the ranks share."""
     global _store
     device = choose_device(config)
     if device.type == "cuda":
@@ -78,15 +78,16 @@ def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
 
 
 def _attempt() -> str:
-    """Return a name for this start of the ranks: a store that outlives them still holds the addresses of the last.
+    """Return a prefix for the store's keys: after a restart of the ranks the store may still hold old addresses.
 
-    One node counts its restarts; several may count differently, and the launcher gives each start a store of its own.
+    On one node it is the number of restarts. Several nodes may count differently: the launcher gives each start of
+    theirs a store of its own.
     """
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if alone else "attempt"
 
 
-_store: dist.Store | None = None  # of the one group that this process is in
+_store: dist.Store | None = None  # of the process group
 
 
 @contextmanager
@@ -98,12 +99,11 @@ def _workers(config: TrainConfig, device: torch.device) -> Iterator[Workers]:
     finally:
         workers.close()
     if dist.is_initialized():
-        dist.destroy_process_group()  # not after an error: others may be gone, and leaving would wait for them
+        dist.destroy_process_group()  # not after an error: this would wait for ranks that may be gone
 
 
 def _manifest(config: TrainConfig, workers: Workers, trainer: Trainer, command: list[str]) -> dict[str, Any]:
     num_parameters = sum(p.numel() for p in workers.task.model.parameters())
-    began = trainer.began
     return collect_manifest(
         seed=config.seed,
         command=command,
@@ -114,13 +114,13 @@ def _manifest(config: TrainConfig, workers: Workers, trainer: Trainer, command: 
             "num_parameters": num_parameters,
             "steps": config.epochs * workers.num_steps,
             "began_at_step": trainer.position.step,
-            "passed_over": list(began.passed_over) if began else [],
+            "passed_over": list(trainer.resumed_from.passed_over) if trainer.resumed_from else [],
         },
     )
 
 
 def main(run_dir: str) -> None:
-    """Run the rank that the environment describes, as the configuration in the run folder says."""
+    """Run the rank that the environment variables name, with the configuration in the run folder."""
     folder = RunFolder(Path(run_dir))
     command = (folder.path / "command.txt").read_text().splitlines()
     with stop_signals.recorded():

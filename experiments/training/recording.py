@@ -24,7 +24,7 @@ class Recorder:
         self._epochs.append(row)
 
     def sync(self) -> None:
-        """Have all rows on the disk."""
+        """Flush all rows to the disk."""
         self._steps.sync()
         self._epochs.sync()
 
@@ -37,30 +37,30 @@ class Recorder:
 def step_row(
     step: int, epoch: int, loss: float, lr: float, reduced: Reduced, step_s: float, time_s: float
 ) -> dict[str, Any]:
-    """Return what is recorded of a step: the buckets of a dense step added up."""
+    """Return the record of a step, summed over its buckets."""
     stats = reduced.stats
     numel = sum(s.num_choices for s in stats)
     target = sum(s.target_count for s in stats)
     updated = sum(s.global_count for s in stats)
-    whole: micro.StepStats = stats[0]
+    first: micro.StepStats = stats[0]
     select_s, exchange_s = sum(s.select_s for s in stats), sum(s.exchange_s for s in stats)
     work_s = select_s + exchange_s + sum(s.rest_s for s in stats)
-    seen = min(1.0, reduced.exposed_s / work_s) if work_s else 0.0  # the share that backward did not hide
-    select_s, exchange_s = seen * select_s, seen * exchange_s
+    exposed = min(1.0, reduced.exposed_s / work_s) if work_s else 0.0  # the share of it that backward did not hide
+    select_s, exchange_s = exposed * select_s, exposed * exchange_s
     return {
         "step": step,
         "epoch": epoch,
         "loss": loss,
         "lr": lr,
-        "rule": whole.rule,
+        "rule": first.rule,
         "target_density": target / numel,
         "density": updated / numel,
         "local_density": sum(s.local_count for s in stats) / numel,
         "density_error": abs(updated / target - 1),
         "build_up": updated / target,
-        "imbalance": whole.imbalance,
-        "threshold": whole.threshold,
-        "relative_error": whole.relative_error,
+        "imbalance": first.imbalance,
+        "threshold": first.threshold,
+        "relative_error": first.relative_error,
         "bytes_sent": sum(s.bytes_sent for s in stats),
         "counts_bytes": sum(s.counts_bytes for s in stats),
         "indices_bytes": sum(s.indices_bytes for s in stats),
@@ -69,7 +69,7 @@ def step_row(
         "compute_s": reduced.compute_s,
         "select_s": select_s,
         "exchange_s": exchange_s,
-        "hidden_s": (1 - seen) * work_s,
+        "hidden_s": (1 - exposed) * work_s,
         "load_s": reduced.load_s,
         "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
         "step_s": step_s,

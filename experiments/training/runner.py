@@ -1,4 +1,4 @@
-"""One run from a checked configuration to DONE, wherever its workers are."""
+"""Carry out one run, from a checked configuration to its last file, with real or simulated workers."""
 
 import signal
 import sys
@@ -39,7 +39,7 @@ def show_progress(config: TrainConfig, folder: RunFolder) -> AbstractContextMana
 
 
 def label(config: TrainConfig) -> str:
-    """Return what to call a run on the terminal."""
+    """Return the name of a run on the terminal."""
     return f"{config.model.name} on {config.dataset.name}, {config.sparsifier.name}, seed {config.seed}"
 
 
@@ -47,36 +47,36 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
     """Run ``config`` with workers of its own, or in this process when they are simulated.
 
     Args:
-        watcher: What goes on beside the run.
-        folder: Where the run leaves its records, if not in the folder of its name.
+        watcher: Returns a context that lasts as long as the run, and shows its progress.
+        folder: The run folder, if not the one that the configuration names.
 
     Returns:
-        False where the folder holds this very run, finished, so that there was nothing to do.
+        False if the run was finished before, so that there was nothing to do.
 
     Raises:
         UserError: the folder cannot be written or is in use.
         RankFailure: a worker failed.
-        SystemExit: a signal stopped the run, which is saved: 128 + 15 for SIGTERM, EXIT_SAVED for SIGUSR1.
+        SystemExit: a signal stopped the run, which is saved; the code is 128 + 15 for SIGTERM, EXIT_SAVED for SIGUSR1.
     """
     folder = folder or folder_of(config)
     with ExitStack() as owned:
-        if _is_ours(config, folder, owned):
+        if _claim_first(config, folder, owned):
             if folder.is_done():
                 return False
             _prepare(config, folder)
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(watcher(config, folder))
         _start_workers(config, folder)
-        _tell_beginning(folder)
+        _print_resume(folder)
         if not folder.is_done():
             raise _stopped(folder)
     return True
 
 
-def _is_ours(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool:
-    """Claim the folder; return False where another of the run's nodes, with the same disk, was first.
+def _claim_first(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool:
+    """Claim the folder; return False if another node of this run, which shares the disk, claimed it first.
 
-    That node prepares the folder before it meets the others, and shows the progress.
+    That node prepares the folder before the ranks of all nodes meet, and shows the progress.
     """
     try:
         owned.enter_context(folder.claim())
@@ -104,10 +104,10 @@ def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
 
 
 def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
-    """Be one of the ranks that torchrun or srun started; rank 0 owns the folder.
+    """Run one of the ranks that torchrun or srun started; rank 0 owns the folder.
 
     Returns:
-        False where the run was finished before.
+        False if the run was finished before.
     """
     ranks.export()
     die_with_parent(how=signal.SIGKILL)
@@ -115,7 +115,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     folder = folder_of(config)
     finished = True
     with ExitStack() as owned:
-        if _share(_take_folder(config, folder, owned) if ranks.rank == 0 else None):
+        if _from_rank_0(_claim_and_prepare(config, folder, owned) if ranks.rank == 0 else None):
             return False
         if ranks.rank == 0:
             owned.enter_context(mirrored(config.tracking, folder))
@@ -124,14 +124,14 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
         owned.enter_context(stop_signals.recorded())
         finished = run_rank(config, folder, sys.argv)
         if ranks.rank == 0:
-            _tell_beginning(folder)
+            _print_resume(folder)
     if not finished:
         raise _stopped(folder)
     return True
 
 
-def _take_folder(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool | UserError:
-    """Claim and prepare the folder of a run; return whether it was finished before, or why it cannot be had."""
+def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool | UserError:
+    """Claim and prepare the folder of a run; return whether it was finished before, or the error."""
     try:
         owned.enter_context(folder.claim())
         if not folder.is_done():
@@ -141,8 +141,8 @@ def _take_folder(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bo
         return error
 
 
-def _share(found: bool | UserError | None) -> bool:
-    """Return on all ranks what rank 0 found, or raise it."""
+def _from_rank_0(found: bool | UserError | None) -> bool:
+    """Return rank 0's value on all ranks; raise it if it is an error."""
     answer = gather_objects(found)[0]
     if isinstance(answer, UserError):
         raise answer
@@ -154,19 +154,19 @@ def _prepare(config: TrainConfig, folder: RunFolder) -> None:
     write_atomic(folder.path / "command.txt", "\n".join(sys.argv) + "\n")
 
 
-def _tell_beginning(folder: RunFolder) -> None:
-    """Say where a run went on, and which checkpoints it could not use."""
+def _print_resume(folder: RunFolder) -> None:
+    """Print the step from which a run resumed, and the checkpoints that it could not use."""
     manifest = load_json(folder.manifest_path)
     for line in manifest.get("passed_over", ()):
-        print(f"passed over: {line}", file=sys.stderr)
+        print(f"checkpoint not used: {line}", file=sys.stderr)
     if manifest.get("began_at_step"):
-        print(f"went on from step {manifest['began_at_step']}: {folder.path}", file=sys.stderr)
+        print(f"resumed from step {manifest['began_at_step']}: {folder.path}", file=sys.stderr)
 
 
 def _stopped(folder: RunFolder) -> SystemExit:
     """Return the exit of a run that a signal stopped; SystemExit passes through a sweep's ``except Exception``."""
     found = sorted(folder.checkpoints_path.glob("step-*"))
     saved = f"saved as {found[-1]}" if found else "saved"
-    print(f"stopped by a signal and {saved}: the same command goes on", file=sys.stderr)
-    asked = stop_signals.number
-    return SystemExit(128 + asked if asked == signal.SIGTERM else EXIT_SAVED)
+    print(f"stopped by a signal and {saved}: run the same command to resume", file=sys.stderr)
+    number = stop_signals.number
+    return SystemExit(128 + number if number == signal.SIGTERM else EXIT_SAVED)

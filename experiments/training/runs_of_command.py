@@ -33,7 +33,7 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
 
 
 def refuse_same_runs(configs: Sequence[TrainConfig]) -> None:
-    """Raise UserError where two runs would share a folder; a dense run is one run at every density."""
+    """Raise UserError where two runs would share a folder; a dense run is the same at every density."""
     names = [str(folder_of(config).path) for config in configs]
     for name, config in zip(names, configs, strict=True):
         if names.count(name) > 1 and config.sparsifier.selector is not None:
@@ -41,7 +41,7 @@ def refuse_same_runs(configs: Sequence[TrainConfig]) -> None:
 
 
 def carry_out_one(config: TrainConfig, ranks: RankEnvironment | None) -> str | None:
-    """Carry out a checked run; return why it failed, None where it did not."""
+    """Carry out a checked run; return the reason of a failure, None after a success."""
     folder = folder_of(config)
     try:
         ran = join(config, ranks) if ranks else execute(config)
@@ -54,7 +54,7 @@ def carry_out_one(config: TrainConfig, ranks: RankEnvironment | None) -> str | N
         if ranks is None:
             raise
         traceback.print_exc()
-        leave(1)  # a peer may be gone: a normal exit would wait for it, and the launcher for that exit
+        leave(1)  # a normal exit would wait for a peer that may be gone, and the launcher for this process
     if ranks is None or ranks.rank == 0:
         print(f"{'done' if ran else 'already done'}: {folder.path}")
     return None

@@ -1,4 +1,4 @@
-"""A model, a network and a method put together: the problem that a schedule solves."""
+"""Build the problem that a schedule solves, from a trace of a model, a network and a method."""
 
 from functools import cache, lru_cache, partial
 from typing import Protocol
@@ -26,25 +26,25 @@ def problem_of(
     select: Selection | None = None,
     method: str = "dense",
 ) -> Problem:
-    """Return what a schedule decides on where ``reducer`` reduces the gradients of a trace over a network.
+    """Return the problem of scheduling the reduction of a trace's gradients by ``reducer`` over a network.
 
-    One worker sends nothing, and so selects nothing. Only the dense method ends with an all-gather that can wait.
+    A single worker neither sends nor selects. Only the dense method ends with an all-gather that can be delayed.
 
     Args:
-        network: of ``world_size`` ranks.
-        select: what the method computes for a group; the dense method computes nothing.
+        network: its cost model, for ``world_size`` ranks.
+        select: the time of the method's selection for a group; the dense method has none.
         method: the reducer's name in ``select``.
 
     Raises:
-        ValueError: the network is of another number of ranks.
+        ValueError: the network has another number of ranks.
     """
     if network.world_size != world_size:
-        raise ValueError(f"the network is of {network.world_size} ranks, got world_size {world_size}")
+        raise ValueError(f"the network has {network.world_size} ranks, got world_size {world_size}")
     if world_size == 1:
         return Problem(trace, no_time)
     size = trace.element_bytes
 
-    @cache  # plans ask for the same groups again and again
+    @cache  # a schedule needs the same groups many times
     def exchange(num_bytes: float) -> float:
         calls = _calls(reducer, round(num_bytes / size), world_size, size)
         return sum(network.seconds(op, sent) for op, sent in calls)
@@ -59,6 +59,6 @@ def problem_of(
     return Problem(trace, exchange, no_time if select is None else selection)
 
 
-@lru_cache(maxsize=2**16)  # the same groups over another network send the same
+@lru_cache(maxsize=2**16)  # the calls do not depend on the network
 def _calls(reducer: micro.Reducer, numel: int, world_size: int, element_bytes: int) -> Calls:
     return calls_of(reducer, numel, world_size, element_bytes=element_bytes)

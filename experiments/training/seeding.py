@@ -1,4 +1,4 @@
-"""Randomness of a run: everything follows from its seed, the step and the rank."""
+"""The random numbers of a run: they depend on its seed, the step and the rank alone."""
 
 import torch
 
@@ -6,14 +6,15 @@ import data
 
 
 def seed_model(seed: int) -> None:
-    """Seed what draws a model's first weights; the same on all ranks."""
+    """Seed the generator of a model's initial weights; the same on all ranks."""
     torch.manual_seed(data.mix(seed))
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Seed what a forward pass draws (dropout), so that it depends on nothing that ran before.
+    """Seed the generator of a forward pass (dropout), so that its numbers do not depend on earlier steps.
 
-    Only the generator of ``device``: torch.manual_seed visits every kind of accelerator and takes half a millisecond.
+    This seeds only the generator of ``device``: torch.manual_seed visits every kind of
+    accelerator and takes half a millisecond.
     """
     if device.type == "cuda":
         torch.cuda.manual_seed(data.mix(seed, step, rank))

@@ -24,7 +24,7 @@ class SimulatedWorkers(Workers):
 
     The ranks' gradients are computed in turn and reduced by ``micro.Simulation``; batch-norm statistics are rank 0's,
     as DDP keeps them. The order of parameters in the flat gradient is that in which gradients become ready in backward,
-    as DDP's is. So a run equals one with real processes up to the order of floating-point sums.
+    as DDP's is. So the result equals that of real processes up to the order of floating-point sums.
     """
 
     is_main = True
@@ -42,7 +42,7 @@ class SimulatedWorkers(Workers):
         self._rows = torch.zeros(config.world_size, layout.numel, device=task.device)
 
     def start_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Begin to draw every rank's batches of an epoch."""
+        """Start drawing every rank's batches of an epoch."""
         first = start * self._config.accumulate
         self._epochs: list[Iterator[Batch]] = [batches.epoch(epoch, start=first) for batches in self._batches]
         if not start:
@@ -80,7 +80,7 @@ class SimulatedWorkers(Workers):
         return [{"buckets": [bucket], "carry": carry} for bucket, carry in zip(ranks, self._carries, strict=True)]
 
     def load_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on from every rank's state; the parameters may have lain in several buckets."""
+        """Restore every rank's state, which may have been saved with several buckets."""
         self._simulation.load_buckets([state["buckets"] for state in states])
         self._carries = [moved_to(state["carry"], self.task.device) for state in states]
 
@@ -104,7 +104,7 @@ class SimulatedWorkers(Workers):
         return loss.detach()
 
     def _point_gradients_at(self, rank: int) -> None:
-        """Let gradients be views of a rank's row, laid out in memory as their parameters are, as DDP does it."""
+        """Make the gradients views of a rank's row, each with the memory layout of its parameter, as DDP does."""
         row = self._rows[rank]
         for name, place in self._simulation.layout.slices():
             parameter, offset = self._parameters[name], row.storage_offset() + place.start

@@ -1,4 +1,4 @@
-"""The workers of a run as its loop sees them: one interface for real and for simulated ones."""
+"""The interface between the training loop and the workers of a run, real or simulated."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ class Workers(ABC):
         is_main: whether rank 0 is among the ranks of this process.
         ranks: the ranks of this process.
         num_batches: batches of each rank in an epoch.
-        plan: of the buckets, where a schedule made one.
+        plan: the plan of the buckets, None without one.
     """
 
     task: Task
@@ -67,7 +67,7 @@ class Workers(ABC):
 
     @abstractmethod
     def start_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Begin to draw the batches of an epoch, from step ``start`` on; only with start 0 are carries reset."""
+        """Start drawing the batches of an epoch at step ``start``; start 0 also resets the carries."""
 
     @abstractmethod
     def reduce(self, step: int, lr: float) -> Reduced:
@@ -96,7 +96,7 @@ class Workers(ABC):
 
     @abstractmethod
     def states(self) -> list[dict[str, Any]]:
-        """Return what each rank of this process holds alone: residuals, thresholds, boundaries, carries."""
+        """Return, for each rank of this process, its own state: residuals, thresholds, boundaries, carries."""
 
     @abstractmethod
     def load_states(self, states: Sequence[dict[str, Any]]) -> None:
@@ -106,11 +106,11 @@ class Workers(ABC):
         """End the threads of the workers."""
 
     def _scale(self, lr: float) -> float:
-        """What a loss is multiplied by, so that the gradients of a step add up to their mean."""
+        """Return the factor of each loss: with it the gradients of a step's batches add up to their mean."""
         return (lr if self._config.optimizer.scales_gradients else 1.0) / self._config.accumulate
 
     def _clip(self, lr: float) -> float | None:
-        """The greatest norm of a worker's gradient as it is scaled, None for no bound."""
+        """Return the limit on the norm of a worker's scaled gradient, None for no limit."""
         chosen = self._config.optimizer
         if chosen.clip is None or chosen.clip_at != "gradient":
             return None

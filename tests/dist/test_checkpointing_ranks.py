@@ -88,10 +88,10 @@ def test_a_run_that_is_stopped_ends_with_the_same_weights(
         ended, errors = disturb(command, output, to_parent(number), num_steps=25 + 100 * attempt)
         assert ended == STOPS[number], errors
         if number == signal.SIGUSR1:
-            assert "the same command goes on" in errors
+            assert "run the same command to resume" in errors
     again = run(*words)
     assert again.returncode == 0, again.stderr
-    assert "went on from step" in again.stderr
+    assert "resumed from step" in again.stderr
     assert digest_of(output) == digest_of(whole / name)
     folder = only_run(output)
     assert [row["step"] for row in read_records(folder / "steps.jsonl")] == list(range(NUM_STEPS))
@@ -107,7 +107,7 @@ def test_restarts_go_on_by_themselves(tmp_path: Path, whole: Path, launcher: str
     torchrun = [sys.executable, "-m", "torch.distributed.run", *elastic, "-m", "experiments.train", *words]
     ended, errors = disturb(own if launcher == "own" else torchrun, output, kill_one)
     assert ended == 0, errors
-    assert "went on from step" in errors
+    assert "resumed from step" in errors
     assert digest_of(output) == digest_of(whole / "local")
 
 

@@ -103,4 +103,4 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Pat
     assert "3 of 3 runs done, 0 failed" in again.stderr
     assert len(folders(tmp_path / "runs")[State.DONE]) == 3
     for name, step in saved.items():
-        assert f"went on from step {step}" in (tmp_path / "runs" / name / "ranks" / "run.log").read_text()
+        assert f"resumed from step {step}" in (tmp_path / "runs" / name / "ranks" / "run.log").read_text()

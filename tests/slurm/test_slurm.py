@@ -114,7 +114,7 @@ def test_an_array_of_two_node_runs_is_done(study: Study) -> None:
 
 def test_a_run_that_was_queued_again_ends_with_the_same_weights(study: Study) -> None:
     undisturbed, stopped, _ = study.folders
-    assert "went on from step" in study.logs()
+    assert "resumed from step" in study.logs()
     assert stopped.attempts_path.exists()
     assert digest_of(stopped) == digest_of(undisturbed)
 

@@ -62,8 +62,8 @@ def test_checkpoints_come_by_steps_and_a_torn_one_falls_back(tmp_path: Path) -> 
     part.write_bytes(part.read_bytes()[:-10])
     end = Run(parted)
     assert end.began_at == 6
-    assert end.trainer.began is not None
-    assert "rank1.pt" in end.trainer.began.passed_over[0]
+    assert end.trainer.resumed_from is not None
+    assert "rank1.pt" in end.trainer.resumed_from.passed_over[0]
     assert end.digest == whole.digest
     assert [row["step"] for row in read_records(end.folder.steps_path)] == list(range(10))
 
@@ -76,7 +76,7 @@ def test_another_world_size_is_refused_or_averaged_on_request(tmp_path: Path) ->
     source = f"start_from={stopped.folder.path}"
     with pytest.raises(UserError, match="had 4 workers, this run has 2: make them equal, or set resize=average"):
         configured(tmp_path, *words, source, world_size=2)
-    with pytest.raises(UserError, match="is of another sparsifier"):
+    with pytest.raises(UserError, match="has another sparsifier"):
         configured(tmp_path, *IMAGES, "sparsifier=topk", source, "resize=average", world_size=2)
     after = Run(configured(tmp_path, *words, source, "resize=average", world_size=2), stop=4)
     assert after.began_at == 3

@@ -98,7 +98,7 @@ def test_what_a_method_sends_is_paid_for_call_by_call() -> None:
 
 
 def test_a_network_of_other_ranks_is_refused() -> None:
-    with pytest.raises(ValueError, match="the network is of 4 ranks, got world_size 8"):
+    with pytest.raises(ValueError, match="the network has 4 ranks, got world_size 8"):
         problem_of(made_up_trace(), Flat(LINK, 4), micro.DenseReducer(), 8)
 
 

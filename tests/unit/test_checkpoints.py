@@ -485,8 +485,8 @@ def test_other_runs_and_other_worlds_are_left_alone(tmp_path: Path) -> None:
     checkpoints = of(tmp_path, keep=1)
     assert checkpoints.candidates() == []
     world, other = checkpoints.problems()
-    assert world.endswith("step-000000007 holds the state of 3 ranks, and this run has 2; it is left alone")
-    assert other.endswith("step-000000008 belongs to run run-b, not to run-a; it is left alone")
+    assert world.endswith("step-000000007 holds the state of 3 ranks, and this run has 2; it is ignored")
+    assert other.endswith("step-000000008 belongs to run run-b, not to run-a; it is ignored")
     for step in (7, 9):
         take(checkpoints, step)
     assert steps(checkpoints) == [9]

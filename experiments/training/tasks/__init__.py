@@ -1,4 +1,4 @@
-"""Tasks: what a run learns, by the kind of its model."""
+"""Tasks: the data, loss and measures of a run, chosen by the kind of its model."""
 
 import torch
 
@@ -21,7 +21,7 @@ _TASKS: dict[str, type[Task]] = {
     "masked_text": MaskedTask,
     "interactions": RankingTask,
 }
-_DATA = {"masked_text": "text"}  # what a model of this kind reads, where it is not called the same
+_DATA = {"masked_text": "text"}  # the kind of data that a kind of model reads, where the names differ
 
 
 def load_task(config: TrainConfig, device: torch.device) -> Task:

@@ -1,4 +1,4 @@
-"""What is learnt: the model, its data, its loss and how well it does."""
+"""The interface of a task: a model, its data, its loss and its quality measures."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -19,7 +19,7 @@ class Task(ABC):
 
     Attributes:
         model: on its device, with the run's first weights.
-        checksums: of what was read.
+        checksums: of the data files.
     """
 
     def __init__(self, config: TrainConfig, model: nn.Module, content: Any, device: torch.device) -> None:
@@ -27,15 +27,15 @@ class Task(ABC):
 
     @property
     def checksums(self) -> dict[str, str]:
-        """Checksums of what was read."""
+        """Checksums of the data files."""
         return self.content.checksums
 
     def loss(self, model: nn.Module, batch: Batch, carry: Carry = None) -> tuple[Tensor, Carry]:
-        """Return the mean loss of a batch, and what the model carries over to the rank's next batch.
+        """Return the mean loss of a batch, and the state that the model carries to the rank's next batch.
 
         Args:
-            model: the task's, or what it is wrapped in.
-            carry: what the rank's batch before left, None at the start of an epoch.
+            model: the task's model, or its DDP wrapper.
+            carry: the state after the rank's previous batch, None at the start of an epoch.
         """
         mixed = self.config.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
@@ -46,7 +46,7 @@ class Task(ABC):
         """Return (m,) float64 sums over a rank's share of the test set, the last of them the number of samples."""
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            sums = self.tested(rank, world_size)
+            sums = self.test_sums(rank, world_size)
         self.model.train()
         return sums
 
@@ -63,13 +63,13 @@ class Task(ABC):
         """Return the mean loss of a batch and the next carry; see loss."""
 
     @abstractmethod
-    def tested(self, rank: int, world_size: int) -> Tensor:
-        """Return the sums of evaluate; the model is in its test mode and nothing is differentiated."""
+    def test_sums(self, rank: int, world_size: int) -> Tensor:
+        """Return the sums of ``evaluate``, which calls this in evaluation mode and without gradients."""
 
     @staticmethod
     @abstractmethod
     def measures(sums: Tensor) -> dict[str, float]:
-        """Return how well the model does, from the sums over all ranks."""
+        """Return the quality measures, from the sums over all ranks."""
 
     @staticmethod
     @abstractmethod
@@ -82,11 +82,11 @@ class Task(ABC):
         """Return how many batches each rank has in an epoch."""
 
 
-def refuse_settings(config: TrainConfig, **meaningless: Any) -> None:
-    """Raise UserError for a setting of the data set that has another value than the one that means nothing."""
-    for key, nothing in meaningless.items():
+def refuse_settings(config: TrainConfig, **defaults: Any) -> None:
+    """Raise UserError if a setting of the data set that this task ignores is not at its default."""
+    for key, default in defaults.items():
         given = getattr(config.dataset, key)
-        if given != nothing:
+        if given != default:
             raise UserError(f"dataset.{key} means nothing for model {config.model.name}, got {given}: leave it out")
 
 

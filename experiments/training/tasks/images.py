@@ -15,13 +15,13 @@ RESIDENT_BYTES = 2**30
 
 
 class ImageTask(Task):
-    """Name the class of an image; measured by the share of right answers."""
+    """Predict the class of an image; measured by the accuracy."""
 
     def batches(self, rank: int) -> data.ShardedBatches:
         """Return a rank's shuffled and augmented images."""
         return data.ShardedBatches(
-            self._near(self.content.train_inputs),
-            self._near(self.content.train_targets),
+            self._on_device(self.content.train_inputs),
+            self._on_device(self.content.train_targets),
             batch_size=self.config.batch_size,
             rank=rank,
             world_size=self.config.world_size,
@@ -36,14 +36,14 @@ class ImageTask(Task):
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
         """Return the cross entropy of a batch."""
         inputs, targets = batch
-        return F.cross_entropy(model(self._laid_out(inputs)), targets), None
+        return F.cross_entropy(model(self._in_memory_format(inputs)), targets), None
 
-    def tested(self, rank: int, world_size: int) -> Tensor:
-        """Return (3,) sums: loss, right answers, images."""
+    def test_sums(self, rank: int, world_size: int) -> Tensor:
+        """Return (3,) sums: loss, correct predictions, images."""
         sums = self.zeros(3)
         batches = data.EvalBatches(
-            self._near(self.content.test_inputs),
-            self._near(self.content.test_targets),
+            self._on_device(self.content.test_inputs),
+            self._on_device(self.content.test_targets),
             batch_size=EVAL_BATCH,
             rank=rank,
             world_size=world_size,
@@ -52,7 +52,7 @@ class ImageTask(Task):
             device=self.device,
         )
         for inputs, targets in batches:
-            outputs = self.model(self._laid_out(inputs)).float()
+            outputs = self.model(self._in_memory_format(inputs)).float()
             sums[0] += F.cross_entropy(outputs, targets, reduction="sum")
             sums[1] += (outputs.argmax(1) == targets).sum()
             sums[2] += len(targets)
@@ -60,9 +60,9 @@ class ImageTask(Task):
 
     @staticmethod
     def measures(sums: Tensor) -> dict[str, float]:
-        """Return the mean loss and the share of right answers."""
-        loss, right, num = sums.tolist()
-        return {"test_loss": loss / num, "accuracy": right / num}
+        """Return the mean loss and the accuracy."""
+        loss, correct, num = sums.tolist()
+        return {"test_loss": loss / num, "accuracy": correct / num}
 
     @staticmethod
     def check(config: TrainConfig) -> None:
@@ -72,14 +72,14 @@ class ImageTask(Task):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the whole batches that an epoch has for each rank."""
+        """Return the number of full batches of each rank in an epoch."""
         return num_train // (config.world_size * config.batch_size)
 
-    def _near(self, values: Tensor) -> Tensor:
-        """Return values on the device of the model where there is room for them; a larger set moves by the batch."""
+    def _on_device(self, values: Tensor) -> Tensor:
+        """Return values on the model's device if they are small enough; a larger set moves there batch by batch."""
         return values.to(self.device) if values.nbytes <= RESIDENT_BYTES else values
 
-    def _laid_out(self, inputs: Tensor) -> Tensor:
+    def _in_memory_format(self, inputs: Tensor) -> Tensor:
         if not self.config.channels_last:
             return inputs
         return inputs.contiguous(memory_format=torch.channels_last)

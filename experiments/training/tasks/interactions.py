@@ -1,4 +1,4 @@
-"""Rank the items that a user may take next."""
+"""Rank the items that a user may choose next."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,14 +12,14 @@ EVAL_USERS = 256
 
 
 class RankingTask(Task):
-    """Tell items that a user took from others; measured by where the held-out item ranks among others.
+    """Separate items that a user took from others; measured by the rank of the held-out item among negatives.
 
     Source: He, Liao, Zhang, Nie, Hu & Chua, Neural Collaborative Filtering, WWW 2017, arXiv 1708.05031: hit rate and
     NDCG at 10, each user once.
     """
 
     def batches(self, rank: int) -> data.Batches:
-        """Return a rank's share of the positive pairs, each with negatives drawn beside it."""
+        """Return a rank's share of the positive pairs, each with its sampled negatives."""
         return data.InteractionBatches(
             self.content,
             batch_size=self.config.batch_size,
@@ -35,7 +35,7 @@ class RankingTask(Task):
         users, items, labels = batch
         return F.binary_cross_entropy_with_logits(model(users, items).float(), labels), None
 
-    def tested(self, rank: int, world_size: int) -> Tensor:
+    def test_sums(self, rank: int, world_size: int) -> Tensor:
         """Return (3,) sums: hits, discounted gains, users."""
         sums = self.zeros(3)
         users = data.EvalUsers(
@@ -66,5 +66,5 @@ class RankingTask(Task):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the whole batches that an epoch has for each rank."""
+        """Return the number of full batches of each rank in an epoch."""
         return num_train // (config.world_size * (config.batch_size // (need_setting(config, "negatives") + 1)))

@@ -25,12 +25,12 @@ class LanguageTask(Task):
         )
 
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
-        """Return the cross entropy of the next words; gradients do not flow back into the window before."""
+        """Return the cross entropy of the next words; gradients do not flow back into the previous window."""
         words, targets = batch
         logits, state = model(words, carry)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), tuple(part.detach() for part in state)
 
-    def tested(self, rank: int, world_size: int) -> Tensor:
+    def test_sums(self, rank: int, world_size: int) -> Tensor:
         """Return (2,) sums: negative log-likelihood, words."""
         sums, carry = self.zeros(2), None
         columns = data.EvalColumns(
@@ -60,19 +60,19 @@ class LanguageTask(Task):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the whole windows of a column."""
+        """Return the number of full windows of a column."""
         return (num_train // (config.world_size * config.batch_size) - 1) // need_setting(config, "sequence_length")
 
 
 class MaskedTask(LanguageTask):
     """Predict masked words from all others; measured by the perplexity over the masked words.
 
-    Source: Devlin, Chang, Lee & Toutanova, BERT, NAACL 2019, arXiv 1810.04805. Differences: words are masked by the
+    Source: Devlin, Chang, Lee & Toutanova, BERT, NAACL 2019, arXiv 1810.04805. Differences: a masked word becomes the
     vocabulary's unknown word, and the loss is that of the masked words alone, without the next-sentence task.
     """
 
     def batches(self, rank: int) -> data.Batches:
-        """Return a rank's segments, shuffled and masked anew in each epoch."""
+        """Return a rank's segments, newly shuffled and masked in each epoch."""
         return data.MaskedBatches(
             self.content.train,
             num_words=len(self.content.words),
@@ -90,7 +90,7 @@ class MaskedTask(LanguageTask):
         words, targets = batch
         return F.cross_entropy(model(words).flatten(0, 1), targets.flatten(), ignore_index=data.IGNORED_TARGET), None
 
-    def tested(self, rank: int, world_size: int) -> Tensor:
+    def test_sums(self, rank: int, world_size: int) -> Tensor:
         """Return (2,) sums: negative log-likelihood, masked words."""
         sums = self.zeros(2)
         masked = data.EvalMasked(
@@ -110,5 +110,5 @@ class MaskedTask(LanguageTask):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the whole batches of segments that an epoch has for each rank."""
+        """Return the number of full batches of segments of each rank in an epoch."""
         return num_train // need_setting(config, "sequence_length") // (config.world_size * config.batch_size)
