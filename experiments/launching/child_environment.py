@@ -1,4 +1,4 @@
-"""What the processes that this one starts need to know: where to import from, and how many cores there are."""
+"""The environment of child processes: import paths, and the number of cores."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How ranks fail, and which of several failures caused the others."""
+"""The failures of ranks, and which of several failures caused the others."""
 
 import re
 import signal
@@ -9,8 +9,8 @@ from pathlib import Path
 from experiments.config import errors
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
-_MAX_MESSAGE = 300  # characters of an error that still read as one line
-_SETTLE_S = 2  # a death this long after a rank's error follows from it: NCCL's abort, or SIGKILL at the shutdown
+_MAX_MESSAGE = 300  # characters of an error message in one line
+_SETTLE_S = 2  # a process killed this long after a rank's error was killed because of it: by NCCL, or at shutdown
 
 
 class Kind(IntEnum):
@@ -33,8 +33,8 @@ class Failure:
         message: One line, for the user.
         time: Seconds since the epoch.
         exit_code: Of the process; negative for a signal, None for a rank of another node.
-        log: The rank's standard error.
-        traceback: Of the error, where the rank reported one.
+        log: Path of the rank's standard error.
+        traceback: Of the error, None if the rank reported none.
     """
 
     rank: int
@@ -47,10 +47,10 @@ class Failure:
 
 
 class RankFailure(RuntimeError):
-    """A rank failed, and the run with it; the text is one line.
+    """A rank failed and made the run fail; the message is one line.
 
     Attributes:
-        failure: Of the rank that caused it.
+        failure: Of the rank that caused the others to fail.
         rank, message, exit_code, log: The same as in ``failure``.
     """
 
@@ -66,21 +66,21 @@ class RankFailure(RuntimeError):
 def root_cause(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    A process that died by a signal comes before a Python error, that before a bare exit code, and that before an error
-    of a collective, which only says that a peer is gone; the earliest of a kind comes first. The times alone do not
-    decide, because the ranks fail within milliseconds of each other.
+    The order is: a process killed by a signal, a Python error, an exit code without an error, an error of a collective
+    (which only says that a peer is gone). Within a kind the earliest comes first. Times alone are not enough, because
+    the ranks fail within milliseconds of each other.
     """
     first_error = min((failure.time for failure in failures if failure.kind == Kind.ERROR), default=float("inf"))
 
     def order(failure: Failure) -> tuple[Kind, float]:
-        followed = failure.kind == Kind.KILLED and failure.time > first_error + _SETTLE_S
-        return (Kind.STOPPED if followed else failure.kind), failure.time
+        is_consequence = failure.kind == Kind.KILLED and failure.time > first_error + _SETTLE_S
+        return (Kind.STOPPED if is_consequence else failure.kind), failure.time
 
     return min(failures, key=order)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether ``error`` says that another rank is gone, rather than that this one did something wrong."""
+    """Return whether ``error`` says that another rank is gone, and is no error of this rank."""
     if isinstance(error, ConnectionError) or any(kind.__name__ == "DistError" for kind in type(error).__mro__):
         return True
     if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
@@ -96,7 +96,7 @@ def kind_of_exit(exit_code: int) -> Kind:
 
 
 def describe_exit(exit_code: int, log: Path) -> str:
-    """Return in one line how a process ended: by which signal, or its exit code and the last line of its log."""
+    """Return one line on how a process ended: its signal, or its exit code and the last line of its log."""
     if exit_code < 0:
         return _describe_signal(-exit_code)
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []

@@ -1,8 +1,8 @@
-"""Start the ranks of a run on this node, watch over them, and say in one line why they failed.
+"""Start the ranks of a run on this node, supervise them, and report in one line why they failed.
 
-torch's elastic agent starts and supervises the processes. What it leaves to its user is done here: a signal stops the
-caller's sweep as well as the run, no worker outlives this process, the terminal stays quiet, and the rank that is
-blamed for a failure is the one that caused it.
+torch's elastic agent starts and supervises the processes. This module adds what the agent does not do: a signal stops
+the caller's sweep as well as the run, no rank outlives this process, the agent prints nothing on the terminal, and the
+reported rank is the one that caused the failure.
 """
 
 import logging
@@ -63,17 +63,17 @@ def launch(
         nnodes: Nodes that take part, this one included.
         rdzv_endpoint: ``host:port`` where the nodes meet, the host being one of them; port 0 takes a free one, for a
             single node.
-        run_id: The same on all nodes of a run, different for runs that meet at the same endpoint.
+        run_id: The same on all nodes of a run, and different for each run at the same endpoint.
         max_restarts: How often all ranks are started again, after one of them failed.
-        env: Environment variables of the workers, beside those of this process. Without OMP_NUM_THREADS in either,
-            the cores are shared out evenly.
+        env: Environment variables of the workers, added to those of this process. If OMP_NUM_THREADS is in neither,
+            each rank gets an equal share of the cores.
 
     Raises:
-        RankFailure: A rank failed; ``failure.json`` in the run folder tells about all that did.
+        RankFailure: A rank failed; ``failure.json`` in the run folder lists all failures.
         UserError: An argument is out of its range, or the nodes could not meet.
         KeyboardInterrupt: SIGINT was received; all ranks were stopped.
-        SystemExit: Another signal was received, with code 128 + its number; all ranks were stopped. Neither kind is an
-            Exception, so that a sweep that catches those does not start the next run.
+        SystemExit: Another signal was received, with code 128 + its number; all ranks were stopped. Neither is an
+            Exception, so a sweep that catches Exception does not start the next run.
     """
     _check(nproc_per_node, nnodes, rdzv_endpoint)
     run_dir = run_dir.resolve()
@@ -99,13 +99,13 @@ def launch(
         with _environment(_worker_variables(nproc_per_node, env or {})), _agent_log(folder), _signals(folder):
             elastic_launch(config, sys.executable)(*command)
     except SignalException as stop:
-        # SignalException is an Exception: a sweep would take it for one more failed run and go on.
+        # SignalException is an Exception: a sweep would count a failed run and start the next one.
         raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
     except RendezvousError as error:
         message = f"{nnodes} nodes could not meet at {rdzv_endpoint}: {short_line(str(error))}; check host and port"
         raise UserError(message) from None
     except ChildFailedError as error:
-        raise RankFailure(_settle(folder, error.failures)) from None
+        raise RankFailure(_record_failure(folder, error.failures)) from None
 
 
 class _RankLogs(LogsSpecs):
@@ -146,7 +146,7 @@ def _rank_folder(folder: RunFolder, rank: int) -> Path:
 
 
 def _clear_reports(folder: RunFolder) -> None:
-    """Forget the failure of an earlier launch in the same folder."""
+    """Remove the failure reports of an earlier launch in the same folder."""
     for path in (folder.failure_path, *folder.errors_path.glob("rank*.json")):
         path.unlink(missing_ok=True)
 
@@ -164,7 +164,7 @@ def _worker_variables(nproc_per_node: int, env: Mapping[str, str]) -> dict[str, 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, which the agent hands to its workers, for the length of the context."""
+    """Set variables of this process while the context lasts; the agent passes them to its workers."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -179,7 +179,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _agent_log(folder: RunFolder) -> Iterator[None]:
-    """Send what the agent has to say to ``ranks/launcher.log``: the user reads the same in one line."""
+    """Write the agent's log to ``ranks/launcher.log``: the user gets one line with the failure instead."""
     handler = logging.FileHandler(folder.ranks_path / "launcher.log", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in _AGENT_LOGGERS]
@@ -197,19 +197,19 @@ def _agent_log(folder: RunFolder) -> Iterator[None]:
 
 
 def _agent_signals() -> list[signal.Signals]:
-    """Return the signals that the agent is to answer: not SIGINT where the caller has an answer of its own."""
-    answered = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN, None)
-    return [number for number in _AGENT_SIGNALS if answered or number != signal.SIGINT]
+    """Return the signals that the agent handles: without SIGINT if the caller has its own handler for it."""
+    is_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN, None)
+    return [number for number in _AGENT_SIGNALS if is_default or number != signal.SIGINT]
 
 
 @contextmanager
 def _signals(folder: RunFolder) -> Iterator[None]:
-    """Pass SIGUSR1 on to the ranks; afterwards restore the handlers that the agent replaced."""
+    """Forward SIGUSR1 to the ranks; at the end restore the handlers that the agent replaced."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # the agent changes none either
+        yield  # the agent sets no handlers either
         return
     before = {number: signal.getsignal(number) for number in (*_AGENT_SIGNALS, signal.SIGUSR1)}
-    signal.signal(signal.SIGUSR1, lambda number, frame: _pass_on(folder, number))
+    signal.signal(signal.SIGUSR1, lambda number, frame: _forward(folder, number))
     try:
         yield
     finally:
@@ -217,7 +217,7 @@ def _signals(folder: RunFolder) -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-def _pass_on(folder: RunFolder, number: int) -> None:
+def _forward(folder: RunFolder, number: int) -> None:
     """Send a signal to the ranks that this process started."""
     for path in folder.ranks_path.glob("rank*/pid"):
         with suppress(OSError, ValueError):  # not written yet, or gone
@@ -226,7 +226,7 @@ def _pass_on(folder: RunFolder, number: int) -> None:
                 os.kill(pid, number)
 
 
-def _settle(folder: RunFolder, processes: Mapping[int, ProcessFailure]) -> Failure:
+def _record_failure(folder: RunFolder, processes: Mapping[int, ProcessFailure]) -> Failure:
     """Find the cause of a failed launch, write ``failure.json``, and return the cause."""
     reports = _reports(folder)
     failures = [_from_process(folder, rank, process) for rank, process in processes.items() if rank not in reports]
@@ -247,7 +247,7 @@ def _reports(folder: RunFolder) -> dict[int, dict[str, Any]]:
 
 
 def _reported_by_another_node(folder: RunFolder, known: set[int]) -> list[Failure]:
-    """Return the failures of ranks that only their own node could see, where it has written already."""
+    """Return the failures that another node has already written to ``failure.json``, without the known ranks."""
     rows = load_json(folder.failure_path).get("failures", ())
     return [Failure(**{**row, "kind": Kind[row["kind"].upper()]}) for row in rows if row["rank"] not in known]
 

@@ -1,4 +1,4 @@
-"""What measurements on several ranks share: the rows they return, a rank's device, the slowest rank's time."""
+"""Helpers of measurements on several ranks: start them, choose a rank's device, take the slowest rank's time."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Settings = dict[str, Any]
 
 
 def measure(work: Callable[[Settings], list[Row]], settings: Settings, nproc: int) -> list[Row]:
-    """Call ``work(settings)`` on ``nproc`` ranks, on GPUs where there are enough, and return what rank 0 returns.
+    """Call ``work(settings)`` on ``nproc`` ranks, on GPUs if each rank can have one, and return rank 0's rows.
 
     Raises:
         RankFailure: a rank failed.
@@ -28,13 +28,13 @@ def measure(work: Callable[[Settings], list[Row]], settings: Settings, nproc: in
 
 
 def own_device() -> torch.device:
-    """Return the device on which this rank measures: its own GPU in a group of nccl, else the CPU."""
+    """Return the device on which this rank measures: its own GPU with the backend nccl, else the CPU."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return torch.device("cpu")
 
 
 def slowest(value: float, device: torch.device) -> float:
-    """Return the largest of all ranks' values: a step lasts as long as its slowest rank."""
+    """Return the largest value of all ranks: a step lasts until its slowest rank is done."""
     mine = torch.tensor([value], dtype=torch.float64, device=device)
     return float(GroupComm(timed=False).gather_rows(mine).max())

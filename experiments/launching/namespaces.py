@@ -1,7 +1,7 @@
-"""Hosts on one machine: network namespaces joined by a bridge, each link shaped to a rate in both directions.
+"""Hosts on one machine: network namespaces joined by a bridge, each link limited to a rate in both directions.
 
-A host has an address, a name that all hosts know and a link of its own; cores, memory and disk are the machine's.
-Nothing of the machine's own network is touched. Needs Linux, root and iproute2.
+A host has its own address, link, and a name that all hosts can look up; it shares the machine's cores, memory and disk.
+The machine's own network is not changed. Needs Linux, root and iproute2.
 """
 
 import itertools
@@ -33,18 +33,18 @@ _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[kmg])bit")
 _SCALES = {"k": 1e3, "m": 1e6, "g": 1e9}
 _HEADER_BYTES = 66  # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12
 _BURST_S = 0.0021  # of the rate: long enough for a timer of 250 Hz on a fast link, and 256 KiB at 1 Gbit/s
-_LEAST_BURST_KB = 128  # below 64 KiB and headers the kernel would cut every packet that TCP hands over as one
-_LATENCY = "50ms"  # what may wait in the queue; only a limit, TCP keeps it shorter
-_SETTLE_S = 0.3  # after a barrier the last packets are still in the queues
+_LEAST_BURST_KB = 128  # with less than 64 KiB and headers the kernel would split each packet of TCP
+_LATENCY = "50ms"  # limit of the queue; TCP keeps it shorter
+_SETTLE_S = 0.3  # after a barrier the queues still hold the last packets
 _EXIT_S = 5.0
-# $PPID differs where the parent died before setpriv had set the signal of its death.
+# $PPID differs if the parent died before setpriv set the signal for that case.
 _OWNED_START = 'hostname "$0" && [ "$PPID" = "$1" ] && shift && exec "$@"'
 _serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process on a host ended: its exit code (negative for a signal), and what it wrote."""
+    """The exit code of a process on a host (negative for a signal), and its output."""
 
     code: int
     output: str
@@ -52,9 +52,9 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """What the kernel counted on a host's link: bytes and packets sent, headers included.
+    """The kernel's counters of a host's link: bytes and packets sent, headers included.
 
-    A packet here is what TCP hands over to the link, up to 64 KiB with one header.
+    A packet here is one that TCP gives to the link: up to 64 KiB with one header.
     """
 
     num_bytes: int
@@ -70,7 +70,7 @@ class Counter:
 
 
 def unavailable() -> str | None:
-    """Return in one line why this machine can have no hosts; None where it can, which is tried out."""
+    """Try to make a host; return in one line why this machine cannot, None if it can."""
     try:
         with Hosts(1, "1gbit") as hosts:
             (done,) = hosts.run([["hostname"]], timeout_s=_EXIT_S)
@@ -83,7 +83,7 @@ def bits_per_s(rate: str) -> float:
     """Return the bits per second of a rate such as 100mbit.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a rate.
     """
     found = _RATE.fullmatch(rate)
     if not found or not float(found["number"]):
@@ -92,9 +92,9 @@ def bits_per_s(rate: str) -> float:
 
 
 class Hosts:
-    """Some hosts, for the length of a ``with``; all that was made is removed at its end.
+    """Hosts that exist while a ``with`` lasts; everything is removed at its end.
 
-    What a killed process left behind is removed when the next hosts are made.
+    Leftovers of a killed process are removed when the next hosts are made.
 
     Attributes:
         names, addresses: of the hosts, in order. Every host can look up the names.
@@ -137,10 +137,10 @@ class Hosts:
         self._undo.close()
 
     def shape(self, rate: str | None) -> None:
-        """Set the rate of every link, in both directions; None takes the limit away.
+        """Set the rate of every link, in both directions; None removes the limit.
 
         Raises:
-            UserError: it is no rate.
+            UserError: it is not a rate.
         """
         limit = _limit(rate) if rate else None
         for number, space in enumerate(self._spaces):
@@ -158,14 +158,14 @@ class Hosts:
 
         Args:
             host: its number, from 0.
-            environment: beside this process's own.
-            settings: of subprocess.Popen.
+            environment: variables added to this process's own.
+            settings: further arguments of subprocess.Popen.
         """
         words = [*self.prefixes()[host], *command]
         return subprocess.Popen(words, env={**os.environ, **(environment or {})}, **settings)
 
     def prefixes(self) -> list[list[str]]:
-        """Return for each host the words before a command that run it there, as a child of this process.
+        """Return for each host the words that, before a command, run it there as a child of this process.
 
         The child is sent SIGTERM when this process ends.
         """
@@ -198,7 +198,7 @@ class Hosts:
             return [Exit(process.returncode, _content(log)) for process, log in zip(started, logs, strict=True)]
 
     def counters(self) -> list[Counter]:
-        """Return what each host has sent since its start; call it when the hosts have fallen silent."""
+        """Return what each host has sent since its start; call it when the hosts send nothing."""
         time.sleep(_SETTLE_S)
         found = []
         for space in self._spaces:
@@ -236,7 +236,7 @@ class Hosts:
 
 def _check_machine() -> None:
     if sys.platform != "linux":
-        raise UserError("hosts on one machine are Linux's network namespaces: this is no Linux")
+        raise UserError("hosts on one machine are Linux's network namespaces: this is not Linux")
     if os.geteuid() != 0:
         raise UserError("hosts on one machine are network namespaces, which only root can make: run as root")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -254,7 +254,7 @@ def _ip(space: str) -> tuple[str, ...]:
 
 
 def _tool(*words: str) -> str:
-    """Run a command of iproute2 and return what it writes."""
+    """Run a command of iproute2 and return its output."""
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"this machine can have no hosts: '{' '.join(words)}' failed: {' '.join(done.stderr.split())}")
@@ -267,7 +267,7 @@ def _content(log: Any) -> str:
 
 
 def _remove_leftovers() -> None:
-    """Remove the hosts of processes that are gone."""
+    """Remove the hosts of processes that have ended."""
     places = [*_NAMESPACES.glob("micro-*"), *_HOST_FILES.glob("micro-*")]
     for name in {place.name for place in places}:
         owner = _OWNED.match(name)
@@ -276,7 +276,7 @@ def _remove_leftovers() -> None:
 
 
 def _remove_space(name: str) -> None:
-    """Remove a namespace if it is there, with its links, and kill what runs inside."""
+    """Kill the processes in a namespace and remove it with its links, if it exists."""
     if (_NAMESPACES / name).exists():
         inside = subprocess.run(("ip", "netns", "pids", name), capture_output=True, text=True).stdout
         for pid in inside.split():
@@ -287,7 +287,7 @@ def _remove_space(name: str) -> None:
 
 
 def _start_of(pid: int) -> str:
-    """Return when a process started, in ticks since the machine did: with its number, a name that is never reused."""
+    """Return when a process started, in ticks since boot; with the process id this identifies the process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

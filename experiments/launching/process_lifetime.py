@@ -1,4 +1,4 @@
-"""How a process ends: with its parent, at once, or at SIGTERM as by an exception."""
+"""Ways to end a process: with its parent, at once, or at SIGTERM by an exception."""
 
 import ctypes
 import os
@@ -15,13 +15,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(parent: int | None = None, *, how: int = signal.SIGTERM) -> None:
-    """Ask Linux to end this process when its parent dies, even by SIGKILL; elsewhere do nothing.
+    """Have Linux end this process when its parent dies, even by SIGKILL; on other systems do nothing.
 
     Args:
-        how: The signal that ends it. A rank takes SIGKILL: it may hang in a collective, where Python handles no other
-            signal, and another attempt may be under way.
-        parent: Process id that the parent had when it started this process, to notice a parent that died before
-            this call; by default the parent of this moment.
+        how: The signal that ends it. A rank uses SIGKILL: it may hang in a collective, where Python handles no other
+            signal, while another attempt is already running.
+        parent: Process id of the parent when it started this process, to detect that it died before this call; by
+            default the current parent.
     """
     if sys.platform != "linux":
         return
@@ -32,7 +32,7 @@ def die_with_parent(parent: int | None = None, *, how: int = signal.SIGTERM) -> 
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without waiting for threads that may wait for a peer."""
+    """End this process without waiting for its threads, which may wait for a peer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -40,7 +40,7 @@ def leave(code: int) -> NoReturn:
 
 @contextmanager
 def exit_at_termination() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process as an exception does, so that what was made is removed."""
+    """Have SIGTERM and SIGHUP raise SystemExit in this context, so that cleanup code runs."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
@@ -53,7 +53,7 @@ def exit_at_termination() -> Iterator[None]:
 
 
 def kill_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Kill the processes that still run, and wait for the end of all."""
+    """Kill the processes that still run, and wait for all to end."""
     for process in processes:
         process.kill()
     for process in processes:

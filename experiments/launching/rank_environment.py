@@ -1,4 +1,4 @@
-"""Which rank this process is, as the environment variables of torchrun or srun say."""
+"""Read which rank this process is from the environment variables of torchrun or srun."""
 
 import os
 import re
@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 from experiments.config.errors import UserError
 
-LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each task that srun starts is to start the ranks of its node
+LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each srun task starts the ranks of its node
 
-_FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # slurm.h numbers the batch script, the interactive shell and others from here
+_FIRST_SPECIAL_STEP = (
+    0xFFFF_FFF0  # in slurm.h the batch script, the interactive shell and others have numbers from here
+)
 _FIRST_PORT, _NUM_PORTS = 20_000, 20_000
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The place of this process among the ranks of a run.
+    """The rank of this process in a run, and where the ranks meet.
 
     Attributes:
         rank: In [0, world_size).
@@ -43,13 +45,13 @@ class RankEnvironment:
 
 
 def read_rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment | None:
-    """Return the rank as which torchrun or srun started this process; None if it is to start the ranks itself.
+    """Return the rank that torchrun or srun gave this process; None if this process starts the ranks itself.
 
-    A batch script is not a rank, nor is a single srun task: both start their ranks. So does one task on each of
-    several nodes where MICRO_LAUNCH is ``node``.
+    A batch script and a single srun task are not ranks: they start the ranks. The same holds for the one task per node
+    of a job with MICRO_LAUNCH set to ``node``.
 
     Raises:
-        UserError: A variable of torchrun or SLURM is missing beside others, or is no number.
+        UserError: A variable of torchrun or SLURM is missing while others are set, or is not a number.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _from_torchrun(environ)
@@ -68,7 +70,7 @@ def whole_number(environ: Mapping[str, str], name: str) -> int:
     """Return the value of an environment variable.
 
     Raises:
-        UserError: It is no whole number.
+        UserError: It is not a whole number.
     """
     if not environ[name].isdecimal():
         raise UserError(f"environment variable {name} must be a whole number, got {environ[name]!r}")
@@ -103,7 +105,7 @@ def _num_tasks(environ: Mapping[str, str]) -> int:
 
 
 def _from_srun(environ: Mapping[str, str]) -> RankEnvironment:
-    # All tasks of a step compute the same port; two steps of a job, or two jobs on a host, rarely do.
+    # All tasks of a step compute the same port; two steps of a job, or two jobs on a host, rarely get the same.
     key = 16 * whole_number(environ, "SLURM_JOB_ID") + whole_number(environ, "SLURM_STEP_ID")
     defaults = {
         "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),

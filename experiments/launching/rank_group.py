@@ -1,4 +1,4 @@
-"""Worker processes that are the ranks of one torch.distributed group and call the same function at once."""
+"""Worker processes that are the ranks of one torch.distributed group and call the same function together."""
 
 import os
 import shutil
@@ -17,20 +17,20 @@ from experiments.launching.failures import Failure, Kind, RankFailure, root_caus
 from experiments.launching.process_lifetime import kill_all
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
 
-START_S = 100  # that processes get to import torch, all at once, and to meet
-COLLECTIVE_S = 600  # that a collective may take: a large vector on a slow link takes minutes
-GRACE_S = 5  # that the others get to answer once a rank has failed; they may wait for it in a collective
+START_S = 100  # time for all processes to import torch and to meet
+COLLECTIVE_S = 600  # time limit of a collective: a large vector on a slow link takes minutes
+GRACE_S = 5  # time for the others to answer after a rank failed; they may wait for it in a collective
 
 
 class RankGroup:
-    """``world_size`` ranks on this machine, for the length of a ``with``; they are killed at its end.
+    """``world_size`` ranks on this machine that live while a ``with`` lasts; they are killed at its end.
 
     Args:
-        backend: gloo, or nccl, where each rank has a GPU of its own.
-        prefixes: For each rank words before its command, such as those that enter a network namespace; each rank is
-            then on a host of its own.
-        env: Environment variables of the ranks. Without OMP_NUM_THREADS in it or in this process's environment the
-            cores are shared out evenly.
+        backend: gloo, or nccl if each rank has its own GPU.
+        prefixes: For each rank the words before its command, such as those that enter a network namespace; each rank
+            is then on its own host.
+        env: Environment variables of the ranks. If OMP_NUM_THREADS is neither in it nor in this process's environment,
+            each rank gets an equal share of the cores.
         collective_s: Time limit of a collective in seconds.
     """
 
@@ -52,7 +52,7 @@ class RankGroup:
         self._workers: list[WorkerProcess] = []
 
     def __enter__(self) -> Self:
-        """Start the ranks, without waiting until they have met: the first call does."""
+        """Start the ranks; the first call waits until they have met."""
         with ExitStack() as undo:
             self._folder = Path(tempfile.mkdtemp(prefix="micro-ranks-"))
             undo.callback(self._end)
@@ -88,7 +88,7 @@ class RankGroup:
         """Wait for the values of the oldest call and return them in rank order.
 
         Args:
-            timeout_s: Seconds that the call may take, unlimited where None.
+            timeout_s: Time limit of the call in seconds, None for no limit.
 
         Raises:
             RankFailure: A rank raised an exception, died, or did not answer in time. All ranks are killed, and their
@@ -164,7 +164,7 @@ class RankGroup:
 
 
 def _join(backend: str, store: Path, collective_s: float) -> None:
-    """Make this process the rank that its environment says."""
+    """Join the process group as the rank that the environment variables name."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""Main of a rank's process: it is tied to its launcher, and an error is reported in the run folder.
+"""Main of a rank's process: it ends with its launcher, and it reports an error in the run folder.
 
-``python -m experiments.launching.rank_process MODULE RUN_DIR`` is how the launcher starts a rank: it ties the process
-to the launcher before the first slow import, and then does what ``python -m MODULE RUN_DIR`` would.
+The launcher starts a rank as ``python -m experiments.launching.rank_process MODULE RUN_DIR``. Before the first slow
+import the process asks to end with the launcher; then it runs MODULE as ``python -m MODULE RUN_DIR`` would.
 """
 
 import os
@@ -26,10 +26,10 @@ LAUNCHER_PID = "MICRO_LAUNCHER_PID"
 
 @contextmanager
 def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
-    """Report an error of this rank in ``errors/rank<r>.json`` before it goes on its way.
+    """Report an error of this rank in ``errors/rank<r>.json``, then raise it.
 
-    The first error of a run makes all other ranks fail in their next collective; the report says which kind this is,
-    so that whoever reads it can tell the cause from the consequences.
+    The first error of a run makes all other ranks fail in their next collective. The report says whether the error is
+    that of a collective, so that its reader can find the cause.
     """
     try:
         yield
@@ -42,7 +42,7 @@ def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
 
 
 def pid_path(run_dir: Path, rank: int) -> Path:
-    """Return the file in which a rank leaves its process id, for the launcher to pass signals on."""
+    """Return the file of a rank's process id, with which the launcher forwards signals."""
     return RunFolder(run_dir).ranks_path / f"rank{rank}" / "pid"
 
 
@@ -59,22 +59,22 @@ def _report(error: Exception, rank: int) -> dict[str, object]:
 
 def _run_worker(module: str, run_dir: str) -> None:
     """Run ``python -m module run_dir`` as the program of this process, which the launcher started."""
-    launcher = os.environ.pop(LAUNCHER_PID, None)  # not for the processes that the worker starts
+    launcher = os.environ.pop(LAUNCHER_PID, None)  # the children of this rank must not see it
     die_with_parent(int(launcher) if launcher else None, how=signal.SIGKILL)
-    # Python's own answer to SIGINT waits for the end of a collective, which may never come.
+    # Python's own handler of SIGINT would wait for the end of a collective, which may hang.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [module, run_dir]
     rank = whole_number(os.environ, "RANK")
     write_atomic(pid_path(Path(run_dir), rank), f"{os.getpid()}\n")
     try:
-        # SIGTERM ends a worker that is not training; SIGUSR1 may come before it trains
-        # an import may fail before main's own does
+        # SIGTERM ends a rank that does not train yet; SIGUSR1 may arrive before that. Errors are recorded here too,
+        # because an import may fail before main records errors.
         with stop_signals.recorded(signal.SIGUSR1), recorded_errors(Path(run_dir), rank):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
         traceback.print_exc()
-        leave(1)  # a thread that waits for a peer would keep a normal exit waiting too
-    leave(0)  # gloo's threads can abort an interpreter that takes itself apart, after all work is done
+        leave(1)  # a normal exit would wait for threads, which may wait for a peer
+    leave(0)  # gloo's threads can abort the interpreter during its shutdown
 
 
 if __name__ == "__main__":

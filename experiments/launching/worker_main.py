@@ -1,4 +1,4 @@
-"""Main of a worker process: call the functions that its parent sends, and answer with what they return.
+"""Main of a worker process: call the functions that its parent sends, and return their values.
 
 ``WorkerProcess`` starts it as ``python -m experiments.launching.worker_main SOCKET PARENT SIGNAL``.
 """
@@ -35,7 +35,7 @@ def serve(parent: Connection) -> None:
     """Answer one call after another until the parent closes its end, or until a call raises an exception.
 
     A request is a pickled (function, arguments), an answer a pickled (True, value) or (False, ErrorReport). After an
-    exception the process ends at once: its peers notice that, and a normal exit would wait for threads.
+    exception the process ends at once: its peers detect that, and a normal exit would wait for threads.
     """
     with suppress(EOFError, ConnectionError):  # the parent has closed its end
         while True:
@@ -60,7 +60,7 @@ def _report(error: Exception) -> ErrorReport:
 
 
 if __name__ == "__main__":
-    from experiments.launching import worker_main  # its ErrorReport can be unpickled in the parent, __main__'s cannot
+    from experiments.launching import worker_main  # the parent can unpickle its ErrorReport, not that of __main__
 
     socket, parent, number = map(int, sys.argv[1:])
     die_with_parent(parent, how=number)

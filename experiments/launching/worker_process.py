@@ -1,4 +1,4 @@
-"""A worker process: a child that calls the functions that this process sends it, in turn, and answers."""
+"""A worker process: a child that calls the functions that this process sends, one by one, and returns their values."""
 
 import os
 import pickle
@@ -15,15 +15,15 @@ from experiments.launching.child_environment import child_environment
 from experiments.launching.failures import Kind, describe_exit, kind_of_exit
 from experiments.launching.worker_main import ErrorReport
 
-_EXIT_S = 30  # that a process gets to end by itself after it has closed its end of the connection
+_EXIT_S = 30  # time for a process to end after it closed its end of the connection
 
 
 class WorkerFailure(RuntimeError):
-    """A call raised an exception, or the process ended before it answered; the text is one line.
+    """A call raised an exception, or the process ended before it answered; the message is one line.
 
     Attributes:
-        report: Of the exception; None where the process ended.
-        exit_code: Of the process; None where it reported an exception.
+        report: Of the exception; None if the process ended without one.
+        exit_code: Of the process; None if it reported an exception.
     """
 
     def __init__(self, message: str, *, report: ErrorReport | None = None, exit_code: int | None = None) -> None:
@@ -47,11 +47,11 @@ class WorkerProcess:
 
     Attributes:
         process: The child.
-        connection: Where its answers come in: ``multiprocessing.connection.wait`` waits for one of several.
-        log: File with what it printed, and with the traceback of an exception.
+        connection: Receives its answers; ``multiprocessing.connection.wait`` waits for one of several connections.
+        log: File with its output and the traceback of an exception.
 
     Args:
-        env: Environment variables beside those of this process.
+        env: Environment variables added to those of this process.
         prefix: Words before the command, such as those that enter a network namespace; they must ``exec`` it.
         at_parent_death: The signal that ends it when this process dies.
     """
@@ -103,7 +103,7 @@ class WorkerProcess:
         return value
 
     def close(self) -> None:
-        """End the process: it finishes the call that it is in, unless it was killed before, and takes no other."""
+        """End the process after its current call, and wait for its end."""
         self.connection.close()
         self.process.wait()
 
