@@ -1,4 +1,4 @@
-"""What checks find: lines with a state, in sections; a check that fails is a line too."""
+"""The findings of checks: lines with a state, in sections; a failed check is a line too."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ class Finding:
     """One line of a report.
 
     Attributes:
-        name: what was looked at.
-        value: what is there.
-        note: what that is good for, or what to do.
-        state: absent is no error: something can then not be done here.
-        data: the same as plain values, where a program would want more than the text.
+        name: what was checked.
+        value: what was found.
+        note: what it is used for, or what to do.
+        state: absent is not an error, it says that something cannot be used here; failed is an error of the check.
+        data: the finding as plain values for programs.
     """
 
     name: str
@@ -38,12 +38,14 @@ class Section:
 
 
 def section(title: str, **checks: Check) -> Section:
-    """Carry out checks, each for itself: an error in one is a line under the check's name, and the others go on."""
-    return Section(title=title, findings=tuple(line for name, check in checks.items() for line in _tried(name, check)))
+    """Carry out each check; an error in one becomes a line under its name and does not stop the others."""
+    return Section(
+        title=title, findings=tuple(line for name, check in checks.items() for line in _carry_out(name, check))
+    )
 
 
-def _tried(name: str, check: Check) -> list[Finding]:
+def _carry_out(name: str, check: Check) -> list[Finding]:
     try:
         return list(check())
-    except Exception as error:  # whatever it is, it is what the report is for
+    except Exception as error:  # the report must show any error
         return [Finding(name=name, value="failed", note=one_line_with_type(error), state="failed")]

@@ -28,7 +28,7 @@ PACKAGES = {
     "submitit": "hydra's launcher for SLURM",
     "nbclient": "running the notebooks",
 }
-BUSY = 0.5  # load of a core from which a measurement is not to be trusted
+BUSY = 0.5  # load per core above which a measurement is not reliable
 CXX = ("g++", "clang++", "c++")
 
 
@@ -37,12 +37,12 @@ def versions() -> Iterator[Finding]:
     import torch
 
     yield Finding(name="python", value=platform.python_version(), note=sys.executable)
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU alone"
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     yield Finding(name="torch", value=torch.__version__, note=f"built for {built}")
 
 
 def packages() -> Iterator[Finding]:
-    """What is not needed by everything, and what it is for."""
+    """Optional packages, and what each is used for."""
     for name, purpose in PACKAGES.items():
         try:
             yield Finding(name=name, value=version(name), note=purpose)
@@ -51,7 +51,7 @@ def packages() -> Iterator[Finding]:
 
 
 def backends() -> Iterator[Finding]:
-    """What torch.distributed can send with."""
+    """The backends of torch.distributed."""
     import torch.distributed as dist
 
     there = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
@@ -61,7 +61,7 @@ def backends() -> Iterator[Finding]:
 
 
 def gpus(nproc: int) -> Iterator[Finding]:
-    """Names and memory, and whether each of ``nproc`` workers can have its own."""
+    """Names and memory of the GPUs, and whether each of ``nproc`` workers can have its own."""
     import torch
 
     count = torch.cuda.device_count()
@@ -90,15 +90,15 @@ def cores(nproc: int) -> Iterator[Finding]:
 
 
 def load() -> Iterator[Finding]:
-    """What else runs here: a measurement beside it is not the machine's own."""
+    """The load of other processes, which disturbs measurements."""
     recent = os.getloadavg()[0]
     busy = recent > BUSY * num_cores()
-    note = "others are at work: what is measured here is what they leave" if busy else "in the last minute"
+    note = "other processes are busy: measurements here will be too slow" if busy else "in the last minute"
     yield Finding(name="load", value=f"{recent:.1f}", note=note, state="absent" if busy else "here")
 
 
 def compilers() -> Iterator[Finding]:
-    """What compile=true needs."""
+    """The compilers that compile=true needs."""
     import torch
 
     named = os.environ.get("CXX")
@@ -114,7 +114,7 @@ def compilers() -> Iterator[Finding]:
 
 
 def kernels() -> Iterator[Finding]:
-    """Which scan selects on a CPU."""
+    """Whether the selection on a CPU is compiled."""
     import torch
 
     from micro import kernels

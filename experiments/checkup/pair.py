@@ -1,4 +1,4 @@
-"""Two ranks of this machine that measure, started early: they import while the caller does other things."""
+"""Two ranks on this machine that measure; they start early, so that they import while the caller works."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from experiments.launching.process_lifetime import exit_at_termination
 from experiments.launching.rank_group import RankGroup
 
 WORLD_SIZE = 2
-TIMEOUT_S = 100  # where kernels are not compiled yet, that takes longer than all the rest
+TIMEOUT_S = 100  # if kernels are not compiled yet, their compilation takes most of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +18,11 @@ class Measured:
     """What the two ranks measured.
 
     Attributes:
-        model: whose gradient was reduced.
-        numel: elements of it.
-        density: the target of MiCRO.
-        sizes, seconds: of an all-reduce between the two: bytes of the vector, and medians.
-        select_s: what a reduction of that gradient by MiCRO takes beside its collectives, on the slower rank.
+        model: the model whose gradient was reduced.
+        numel: number of its elements.
+        density: the target density of MiCRO.
+        sizes, seconds: all-reduces between the two ranks: bytes of the vectors, and median times.
+        select_s: time of a reduction of that gradient by MiCRO without its collectives, on the slower rank.
     """
 
     model: str
@@ -35,9 +35,9 @@ class Measured:
 
 @contextmanager
 def measuring_pair() -> Iterator[Callable[[], Measured]]:
-    """Start the two ranks; yields a function that waits for what they measure.
+    """Start the two ranks; yield a function that waits for their measurements.
 
-    It raises RuntimeError, in one line, where a rank failed or they took too long.
+    The function raises RuntimeError, in one line, if a rank failed or they took too long.
     """
     env = {"OMP_NUM_THREADS": "1"}
     with exit_at_termination(), RankGroup(WORLD_SIZE, env=env, collective_s=TIMEOUT_S) as ranks:
@@ -54,6 +54,6 @@ def _receive(ranks: RankGroup) -> Measured:
 
 
 def _measure() -> Measured:
-    from experiments.checkup.pair_measurement import measure  # it imports torch, which the caller need not have
+    from experiments.checkup.pair_measurement import measure  # imports torch, which the caller does not need
 
     return measure()

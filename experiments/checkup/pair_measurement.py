@@ -1,4 +1,4 @@
-"""What the two ranks of a pair measure: all-reduces, and MiCRO's reduction of a model's gradient."""
+"""The measurements of the two ranks: all-reduces, and MiCRO's reduction of a model's gradient."""
 
 import statistics
 import time
@@ -16,8 +16,8 @@ from micro.comm import GroupComm
 
 MODEL, SIZES_OF_DATA = "resnet18", {"in_channels": 3, "num_classes": 10}
 DENSITY = 0.01
-REPEATS = {64: 16, 2**12: 16, 2**16: 10, 2**20: 6, 2**22: 4, 2**24: 3}  # bytes of a vector: how often it is reduced
-WARMUP, STEPS = 2, 5  # of reductions
+REPEATS = {64: 16, 2**12: 16, 2**16: 10, 2**20: 6, 2**22: 4, 2**24: 3}  # bytes of a vector: number of timed all-reduces
+WARMUP, STEPS = 2, 5  # numbers of reductions
 
 
 def measure() -> Measured:
@@ -26,7 +26,7 @@ def measure() -> Measured:
     seconds = [
         _median_s(partial(comm.all_reduce_, torch.zeros(size // 4)), repeats, comm) for size, repeats in REPEATS.items()
     ]
-    with torch.device("meta"):  # its shapes are enough
+    with torch.device("meta"):  # only the shapes are needed
         numel = sum(p.numel() for p in models.build(MODEL, sizes=SIZES_OF_DATA).parameters())
     return Measured(
         model=MODEL,
@@ -51,7 +51,7 @@ def _median_s(call: Callable[[], object], repeats: int, comm: GroupComm) -> floa
 
 
 def _select_s(numel: int, comm: GroupComm) -> float:
-    """Return the median seconds that MiCRO spends outside of collectives in a reduction of (numel,)."""
+    """Return the median seconds of a MiCRO reduction of (numel,) without its collectives."""
     kernels.prepare()
     reducer = micro.SparseReducer(micro.Micro(), density=DENSITY)
     gradient = torch.randn(numel, generator=torch.Generator().manual_seed(comm.rank))

@@ -32,7 +32,7 @@ def show_rich(section: Section) -> None:
 
 
 def show_plain(section: Section) -> None:
-    """Print a section as lines that a program can search."""
+    """Print a section as plain lines."""
     names = max((len(line.name) for line in section.findings), default=0)
     values = max((len(line.value) for line in section.findings), default=0)
     print(section.title)
@@ -42,7 +42,7 @@ def show_plain(section: Section) -> None:
 
 
 def to_json(sections: list[Section]) -> str:
-    """Return the report as a document; what is infinite is null there."""
+    """Return the report as one JSON document; NaN and infinity become null."""
     found = {section.title: [asdict(line) for line in section.findings] for section in sections}
     return json.dumps({"format": FORMAT, "sections": _finite(found)}, indent=1)
 

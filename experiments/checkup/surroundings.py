@@ -1,4 +1,4 @@
-"""What a run meets outside of its process: a scheduler, a tracking server's key, disks, data sets."""
+"""The environment of a run: the scheduler, the key of the tracking server, disks, data sets."""
 
 import netrc
 import os
@@ -33,7 +33,7 @@ def slurm() -> Iterator[Finding]:
 
 
 def wandb() -> Iterator[Finding]:
-    """Whether records can be mirrored; of a key only that there is one."""
+    """Whether records can be mirrored; a key is only reported to exist."""
     if find_spec("wandb") is None:
         yield Finding(name="wandb", value="not installed", note="records stay in the run folders", state="absent")
         return
@@ -65,7 +65,7 @@ def disks() -> Iterator[Finding]:
         at = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
         free = shutil.disk_usage(at).free
         if not os.access(at, os.W_OK):
-            yield Finding(name=f"{folder}/", value="not writable", note=f"{at} belongs to another", state="absent")
+            yield Finding(name=f"{folder}/", value="not writable", note=f"{at} belongs to another user", state="absent")
             continue
         note = "" if free >= SCARCE_BYTES else "little for data sets and checkpoints"
         yield Finding(
@@ -78,7 +78,7 @@ def disks() -> Iterator[Finding]:
 
 
 def datasets() -> Iterator[Finding]:
-    """Data sets that were prepared; whether their files are whole is for `data.prepare` and a run to check."""
+    """Data sets that were prepared; their files are checked by `data.prepare` and by a run, not here."""
     from data import imagenet
     from data.catalogue import CATALOGUE
 

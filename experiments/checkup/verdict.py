@@ -13,23 +13,23 @@ from micro.planning.volumes import calls_of
 
 ELEMENT_BYTES = 4
 ASSUMED = (
-    "a link for each worker, ring all-reduce, nothing overlaps with backward; of GPUs, and of links between machines, "
-    "python -m experiments.profile link and select measure more"
+    "each worker has its own link, ring all-reduce, no overlap with backward; for GPUs and for links between machines "
+    "use python -m experiments.profile link and select"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a reduction of one model's gradient takes on one link.
+    """The time of a reduction of one model's gradient on one link.
 
     Attributes:
-        link: what it is called.
-        latency_s, bits_per_s: of it; per message, and of what travels and is added up.
-        dense_s: a dense all-reduce, by ring.
-        select_s: MiCRO beside its collectives, measured here.
-        exchange_s: MiCRO's collectives.
-        break_even_bits_per_s: at this latency MiCRO takes less time below this rate; 0 where it never does, infinite
-            where it always does.
+        link: name of the link.
+        latency_s, bits_per_s: latency per message, and rate of sending and summing.
+        dense_s: time of a dense ring all-reduce.
+        select_s: time of MiCRO without its collectives, measured here.
+        exchange_s: time of MiCRO's collectives.
+        break_even_bits_per_s: at this latency MiCRO takes less time below this rate; 0 if it never does, infinite if
+            it always does.
     """
 
     link: str
@@ -56,7 +56,7 @@ class Verdict:
 
 
 def measured_link(measured: Measured) -> costs.Link:
-    """Return the link on which two ranks would take what they took."""
+    """Return the link that fits the measured times of the two ranks."""
     curve = Curve(sizes=tuple(measured.sizes), seconds=tuple(measured.seconds))
     return costs.scaled(curve.alpha_s, curve.beta_s, WORLD_SIZE)
 
@@ -87,13 +87,13 @@ def findings(links: Mapping[str, costs.Link], measured: Measured, world_size: in
             state="here" if verdict.pays else "absent",
             data=asdict(verdict),
         )
-    yield Finding(name="taken for granted", value="", note=ASSUMED)
+    yield Finding(name="assumptions", value="", note=ASSUMED)
 
 
 def judge(name: str, link: costs.Link, measured: Measured, world_size: int) -> Verdict:
-    """Return what ``world_size`` workers, each with such a link of its own, have from sparsifying.
+    """Compare MiCRO with dense for ``world_size`` workers, each with its own link of this kind.
 
-    The selection is the one that two workers measured; of more workers each searches less.
+    The time of the selection was measured with two workers; with more workers each of them searches less.
     """
     dense_s = _dense_s(link, measured.numel, world_size)
     exchange_s = _exchange_s(link, measured, world_size)
@@ -113,7 +113,7 @@ def judge(name: str, link: costs.Link, measured: Measured, world_size: int) -> V
 
 
 def in_words(verdict: Verdict) -> str:
-    """Say it in a few sentences."""
+    """Return the verdict as a few sentences."""
     if verdict.world_size == 1:
         return "One worker sends nothing: there is nothing to save."
     gradient = f"The gradient of {verdict.model} among {verdict.world_size} workers"
@@ -126,7 +126,7 @@ def in_words(verdict: Verdict) -> str:
 
 
 def human_rate(bits_per_s: float) -> str:
-    """Write a rate in the unit that suits it: ``100 Mbit/s``."""
+    """Return a rate with a suitable unit: ``100 Mbit/s``."""
     if math.isinf(bits_per_s):
         return "any rate"
     return f"{bits_per_s / 1e9:.3g} Gbit/s" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:.3g} Mbit/s"
@@ -144,7 +144,7 @@ def _can(verdict: Verdict) -> str:
 
 def _border(verdict: Verdict) -> str:
     if verdict.break_even_bits_per_s == 0:
-        return "It pays at no rate: it sends no fewer bytes."
+        return "It pays at no rate: it does not send fewer bytes."
     if math.isinf(verdict.break_even_bits_per_s):
         return "It pays at any rate."
     return f"It pays below {human_rate(verdict.break_even_bits_per_s)}."
@@ -161,7 +161,7 @@ def _exchange_s(link: costs.Link, measured: Measured, world_size: int) -> float:
 
 
 def _break_even(latency_s: float, measured: Measured, world_size: int) -> float:
-    """Return the rate where both take the same time: both are straight lines over the seconds of a byte."""
+    """Return the rate at which both take the same time; both times are linear in the seconds per byte."""
     start, byte = costs.Link(latency_s, 0.0), costs.Link(0.0, 1.0)
     later_s = measured.select_s + _exchange_s(start, measured, world_size) - _dense_s(start, measured.numel, world_size)
     fewer_bytes = _dense_s(byte, measured.numel, world_size) - _exchange_s(byte, measured, world_size)

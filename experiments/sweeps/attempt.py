@@ -1,4 +1,4 @@
-"""Carry out one run of a sweep, so that its failure is a line for the user and not the end of the sweep."""
+"""Carry out one run of a sweep: a failure becomes one line for the user and does not end the sweep."""
 
 import signal
 import traceback
@@ -15,10 +15,10 @@ from micro import NonFiniteGradient
 
 
 def attempt(config: TrainConfig, folder: RunFolder, watcher: Watcher) -> str | None:
-    """Carry out a run to its end; return in one line why it failed, None if it did not.
+    """Carry out a run to its end; return the reason of a failure in one line, None after a success.
 
     Raises:
-        SystemExit: a signal stopped the run, which is saved.
+        SystemExit: a signal stopped the run, after it was saved.
     """
     try:
         execute(config, watcher, folder=folder)
@@ -26,7 +26,7 @@ def attempt(config: TrainConfig, folder: RunFolder, watcher: Watcher) -> str | N
         return f"rank {error.rank} failed: {error.message}"
     except (UserError, NonFiniteGradient) as error:
         return str(error)
-    except Exception as error:  # too little memory, say: the other runs may have enough
+    except Exception as error:  # for instance out of memory: the other runs may need less
         traceback.print_exc()
         return one_line_with_type(error)
     return None

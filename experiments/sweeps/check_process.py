@@ -1,4 +1,4 @@
-"""Check the runs of a study in a process of its own, so that the command that submits them does not import torch.
+"""Check the runs of a study in a separate process, so that the command that submits them does not import torch.
 
 ``python -m experiments.sweeps.check_process`` reads pickled configurations from its standard input.
 """
@@ -15,7 +15,7 @@ from experiments.launching.child_environment import child_environment
 
 
 def check_in_process(configs: Sequence[TrainConfig]) -> None:
-    """Build the parts of each run and look at its data, as before a training. Raises: UserError."""
+    """Check the parts and the data of each run, as before a training. Raises: UserError."""
     done = subprocess.run(
         [sys.executable, "-m", "experiments.sweeps.check_process"],
         input=pickle.dumps(list(configs)),

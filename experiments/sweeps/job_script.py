@@ -1,7 +1,7 @@
 """A study as arrays of SLURM jobs: a script and a file of runs for each shape of cluster.
 
-Task N of an array runs line N of its file of runs. The file never changes once it is written: its folder is named by
-what it holds, so that a study that is submitted again, whole or in part, finds the same lines under the same numbers.
+Task N of an array runs line N of its file of runs. The file never changes: the name of its folder is a hash of
+its content. So a study that is submitted again, whole or in part, has the same run in the same line.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from experiments.runs.run_folder import folder_of
 from experiments.runs.stop_signals import EXIT_SAVED
 from experiments.sweeps.num_jobs import num_processes
 
-_MAX_ROWS = 1000  # SLURM takes array numbers up to 1000 where the site says nothing else
+_MAX_ROWS = 1000  # SLURM's default limit of array indices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """Runs that ask for the same nodes.
+    """Runs that request the same resources.
 
     Attributes:
-        study: what the runs belong to.
-        config: of any of the runs: cluster and output are the same for all.
+        study: the name of the study.
+        config: the configuration of one run; cluster and output are the same for all.
         runs: the folder's name of each run.
         words: the overrides of each run.
     """
@@ -39,7 +39,7 @@ class Array:
 
     @property
     def rows(self) -> str:
-        """The lines of the file of runs: for each run its folder's name and its overrides as bash reads them."""
+        """The lines of the file of runs: for each run its folder's name and its overrides, quoted for bash."""
         pairs = zip(self.runs, self.words, strict=True)
         return "".join(f"{run} {shlex.join(words)}\n" for run, words in pairs)
 
@@ -62,7 +62,7 @@ class Array:
 
 
 def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> list[Array]:
-    """Return the arrays that a study needs: runs that ask for other nodes cannot share one. A run counts once."""
+    """Return the arrays that a study needs: runs with different resources cannot share one. Each run counts once."""
     found = {folder_of(config).path: (config, tuple(words)) for words, config in zip(jobs, configs, strict=True)}
     shapes: dict[tuple[str, ...], list[tuple[TrainConfig, tuple[str, ...]]]] = {}
     for config, words in found.values():
@@ -78,9 +78,9 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
     """Return the job script that runs some lines of an array.
 
     Args:
-        rows: their numbers, from 1, ascending.
-        python: the interpreter; by default this one, or with lines of setup the one that they make available.
-        working: the folder to start in, by default this process's.
+        rows: the numbers of these lines, from 1, ascending.
+        python: the interpreter; by default this one, or ``python`` on the PATH if there are setup lines.
+        working: the working directory, by default this process's.
     """
     slurm = array.config.cluster.slurm
     python = python or ("python" if slurm.setup else shlex.quote(sys.executable))
@@ -104,7 +104,7 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
 
 
 def ranges(rows: list[int]) -> str:
-    """Return ascending numbers as SLURM writes them: 1,3-5."""
+    """Return ascending numbers in SLURM's notation: 1,3-5."""
     parts = []
     for _, group in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0]):
         numbers = [row for _, row in group]

@@ -1,4 +1,4 @@
-"""Show how far the runs of a sweep are, where several go on at the same time."""
+"""Show the progress of a sweep's runs when several run at the same time."""
 
 import time
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ _LINES_EVERY_S = 10.0
 
 @dataclass
 class _RunningRun:
-    """A run under way."""
+    """A run that has started and not ended."""
 
     reader: RunReader
     snapshot: Snapshot
@@ -30,13 +30,13 @@ class _RunningRun:
 
 
 class LiveTable:
-    """A line per run under way and one of totals: a table on a terminal, plain lines now and then elsewhere.
+    """One line per running run and one of totals: a table on a terminal, plain lines at intervals elsewhere.
 
     Args:
         console: Where to draw.
         total: Runs of the sweep.
-        done: Those of them that were finished before.
-        num_at_once: Runs that go on at the same time.
+        done: Runs that were finished before.
+        num_at_once: Number of runs at the same time.
     """
 
     def __init__(self, console: Console, *, total: int, done: int, num_at_once: int) -> None:
@@ -55,7 +55,7 @@ class LiveTable:
         self._running[name] = _RunningRun(RunReader(run_dir, total_steps, name), empty, time.monotonic())
 
     def done(self, name: str) -> None:
-        """Take a finished run off the table."""
+        """Remove a finished run from the table."""
         run = self._running.pop(name)
         run.refresh()
         self._num_done += 1
@@ -63,13 +63,13 @@ class LiveTable:
         self.say(f"done: {run.snapshot.line()}")
 
     def failed(self, name: str, why: str) -> None:
-        """Take a failed run off the table."""
+        """Remove a failed run from the table."""
         del self._running[name]
         self._num_failed += 1
         self.say(f"failed: {name}: {why}")
 
     def stopped(self, name: str) -> None:
-        """Take a run that a signal stopped off the table; it is waiting again."""
+        """Remove a run that a signal stopped from the table; it counts as waiting again."""
         del self._running[name]
         self.say(f"stopped: {name}")
 
@@ -78,7 +78,7 @@ class LiveTable:
         print_plain(self._console, line)
 
     def draw(self) -> None:
-        """Draw again, if it is time to do so."""
+        """Redraw the table if the interval has passed."""
         every_s = _REDRAW_S if self._live else _LINES_EVERY_S
         if time.monotonic() - self._drawn < every_s:
             return
@@ -93,7 +93,7 @@ class LiveTable:
         self.say(self.totals())
 
     def totals(self) -> str:
-        """Return what is done and what is left, in words."""
+        """Return a line with the numbers of runs in each state and the time left."""
         waiting = self._total - self._num_done - self._num_failed - len(self._running)
         left_s = self._left_s(waiting)
         counts = {"done": self._num_done, "failed": self._num_failed, "running": len(self._running), "waiting": waiting}
@@ -102,18 +102,18 @@ class LiveTable:
         return f"{self._total} runs: {', '.join(words)}{left}"
 
     def _left_s(self, waiting: int) -> float | None:
-        """Return the seconds left of all runs, from those that ended and from the pace of those under way."""
+        """Return the seconds left of all runs, from the ended runs and the speed of the running ones."""
         now = time.monotonic()
         lefts = [run.snapshot.left_s for run in self._running.values()]
-        paced = [
+        estimates = [
             now - run.started + run.snapshot.left_s for run in self._running.values() if run.snapshot.left_s is not None
         ]
-        known = [*self._durations, *paced]
+        known = [*self._durations, *estimates]
         if not known:
             return None
         mean = sum(known) / len(known)
-        under_way = [mean if left is None else left for left in lefts]
-        return max([(sum(under_way) + waiting * mean) / self._num_at_once, *under_way])
+        lefts_or_mean = [mean if left is None else left for left in lefts]
+        return max([(sum(lefts_or_mean) + waiting * mean) / self._num_at_once, *lefts_or_mean])
 
     def _table(self) -> Group:
         table = Table("run", "step", "loss", "measure", "left", box=None)

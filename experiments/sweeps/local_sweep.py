@@ -1,4 +1,4 @@
-"""Carry out a study on this machine: the runs that are not finished, one after another or several at once."""
+"""Carry out a study on this machine: the unfinished runs, one after another or several at once."""
 
 from rich.console import Console
 
@@ -12,12 +12,12 @@ from experiments.sweeps.sequential_runs import run_one_by_one
 
 
 def run_all(configs: list[TrainConfig], console: Console, *, jobs: str = "auto", on_error: str = "continue") -> Outcome:
-    """Run what is not finished.
+    """Carry out the runs that are not finished.
 
     Args:
-        configs: The runs of the study, each with a folder of its own.
-        jobs: How many at once, see ``num_at_once``.
-        on_error: continue, or stop: after a failure none is started, and those under way go on to their end.
+        configs: The runs of the study, each with its own folder.
+        jobs: How many run at once, see ``num_at_once``.
+        on_error: continue, or stop: after a failure no run is started, and running ones are completed.
 
     Raises:
         UserError: ``jobs`` is out of its range.

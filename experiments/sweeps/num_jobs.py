@@ -1,4 +1,4 @@
-"""How many runs of a local sweep go on at the same time."""
+"""Choose how many runs of a local sweep run at the same time."""
 
 import os
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from experiments.launching.child_environment import num_cores
 
 
 def num_at_once(configs: list[TrainConfig], jobs: str) -> int:
-    """Return how many runs go on at the same time.
+    """Return how many runs run at the same time.
 
     Args:
-        jobs: A number, or auto: as many as the cores carry, counting each worker's process (simulated workers are one
-            process) with cluster.num_threads or OMP_NUM_THREADS threads, 1 where neither is set; one on a GPU, and one
-            across nodes.
+        jobs: A number, or auto. With auto each process of a run counts cluster.num_threads or else OMP_NUM_THREADS
+            cores, or 1 if neither is set, and the cores limit the number of runs (simulated workers are one process).
+            Auto is 1 if a run uses a GPU or several nodes.
 
     Raises:
-        UserError: no such number, or several runs of several nodes, which would not meet.
+        UserError: the number is out of range, or runs on several nodes would run at the same time.
     """
     check_jobs(jobs)
     several_nodes = any(config.cluster.nnodes > 1 for config in configs)
@@ -33,7 +33,7 @@ def num_at_once(configs: list[TrainConfig], jobs: str) -> int:
 
 
 def check_jobs(jobs: str) -> None:
-    """Refuse what is neither auto nor a number of runs. Raises: UserError."""
+    """Raise UserError unless ``jobs`` is auto or a number of runs."""
     if jobs != "auto" and not (jobs.isdecimal() and int(jobs) >= 1):
         raise UserError(f"--jobs must be auto or a whole number of at least 1, got '{jobs}'")
 
@@ -44,7 +44,7 @@ def num_processes(config: TrainConfig) -> int:
 
 
 def threads_per_process(config: TrainConfig, at_once: int) -> int | None:
-    """Return the share of the cores of each process of a run; None where OMP_NUM_THREADS says otherwise."""
+    """Return the number of cores for each process of a run; None if OMP_NUM_THREADS sets it."""
     if os.environ.get("OMP_NUM_THREADS"):
         return None
     return max(1, num_cores() // (at_once * num_processes(config)))

@@ -11,7 +11,7 @@ ON_ERROR = ("continue", "stop")  # what a sweep does after a run failed
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """A run that failed: its name, why in one line, and the file that says more, if there is one."""
+    """A run that failed: its name, the reason in one line, and the log file if there is one."""
 
     run: str
     why: str

@@ -1,4 +1,4 @@
-"""Carry out several runs of a sweep at once, each in a process of its own."""
+"""Carry out several runs of a sweep at once, each in its own process."""
 
 import itertools
 import signal
@@ -30,7 +30,7 @@ class _Slot:
     """A worker process that carries out one run after another.
 
     Attributes:
-        folder: Of the run under way, None while the process waits for one.
+        folder: Of the current run, None if there is none.
     """
 
     worker: WorkerProcess
@@ -38,11 +38,11 @@ class _Slot:
 
 
 class ParallelSweep:
-    """Keep ``at_once`` runs going in as many processes, so that each has threads, memory and signals of its own.
+    """Carry out ``at_once`` runs at a time, each in a process with its own threads, memory and signals.
 
-    A process takes the next run when one is done, because importing torch takes longer than many a run; one that died
-    is replaced. A signal that asks this process to stop goes to all runs, and none is started after it. A second
-    Ctrl-C kills them.
+    A process carries out many runs, because importing torch may take longer than a run. A process that died is
+    replaced. A stop signal to this process is forwarded to all runs, and no run is started after it. A second Ctrl-C
+    kills the runs.
     """
 
     def __init__(self, configs: list[TrainConfig], table: LiveTable, *, at_once: int, on_error: str) -> None:
@@ -58,7 +58,7 @@ class ParallelSweep:
         self._killing = False
 
     def run(self) -> Outcome:
-        """Carry out the runs; return what became of them."""
+        """Carry out the runs; return the outcome."""
         with TemporaryDirectory(prefix="micro-sweep-") as logs, self._signals_handled():
             self._logs = Path(logs)
             while True:
@@ -84,30 +84,30 @@ class ParallelSweep:
             slot = self._free_slot()
             slot.folder = folder
             slot.worker.send(carry_out, Job(config=config, folder=folder, command=sys.argv, threads=threads))
-            if self._signal:  # received before the run was on the list
-                self._pass_on()
+            if self._signal:  # received before the slot had a folder
+                self._forward_signal()
 
     def _may_start(self) -> bool:
-        given_up = self._outcome.failures and self._on_error == "stop"
+        is_aborted = self._outcome.failures and self._on_error == "stop"
         num_busy = sum(slot.folder is not None for slot in self._slots)
-        return bool(self._waiting) and num_busy < self._at_once and not (self._signal or given_up)
+        return bool(self._waiting) and num_busy < self._at_once and not (self._signal or is_aborted)
 
     def _free_slot(self) -> _Slot:
         free = next((slot for slot in self._slots if slot.folder is None), None)
         if free is None:
             log = self._logs / f"worker{next(self._serial)}.log"
-            free = _Slot(WorkerProcess(log, at_parent_death=signal.SIGTERM))  # on which a run saves its state
+            free = _Slot(WorkerProcess(log, at_parent_death=signal.SIGTERM))  # at SIGTERM a run saves its state
             self._slots.append(free)
         return free
 
     def _collect(self, busy: list[_Slot]) -> None:
-        """Wait a moment for answers of the processes, or for their ends."""
+        """Wait at most ``_POLL_S`` until processes answer or end, and record the results."""
         ready = wait([slot.worker.connection for slot in busy], _POLL_S)
         for slot in busy:
             if slot.worker.connection in ready:
-                self._settle(slot)
+                self._record_result(slot)
 
-    def _settle(self, slot: _Slot) -> None:
+    def _record_result(self, slot: _Slot) -> None:
         """Record how a run ended."""
         folder, slot.folder = slot.folder, None
         assert folder is not None
@@ -134,7 +134,7 @@ class ParallelSweep:
             yield
         finally:
             for slot in self._slots:
-                if slot.folder:  # after an error of the sweep itself
+                if slot.folder:  # an error of the sweep itself interrupted this run
                     slot.worker.process.terminate()
                 slot.worker.close()
             for number, handler in before.items():
@@ -143,10 +143,10 @@ class ParallelSweep:
     def _record(self, number: int, frame: FrameType | None) -> None:
         self._killing = number == self._signal == signal.SIGINT
         self._signal = number
-        self._pass_on()
+        self._forward_signal()
 
-    def _pass_on(self) -> None:
-        """Have the runs save and stop; their processes are of no terminal, so Ctrl-C reaches them here alone."""
+    def _forward_signal(self) -> None:
+        """Make the runs save and stop; their processes have no terminal, so Ctrl-C reaches only this process."""
         number = signal.SIGUSR1 if self._signal == signal.SIGUSR1 else signal.SIGTERM
         for slot in self._slots:
             if slot.folder:
@@ -154,6 +154,6 @@ class ParallelSweep:
 
 
 def _is_stopped(exit_code: int | None) -> bool:
-    """Return whether a process ended because a signal asked it to."""
-    unhandled = {-number for number in STOP_SIGNALS}  # it was starting: there was nothing to save
+    """Return whether a process ended because of a stop signal."""
+    unhandled = {-number for number in STOP_SIGNALS}  # no handler was set yet: there was nothing to save
     return exit_code in {128 + signal.SIGTERM, EXIT_SAVED, *unhandled}

@@ -1,4 +1,4 @@
-"""Show the progress of runs that follow one another, and what is left of all of them."""
+"""Show the progress of runs one after another, and the time left for all of them."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class SweepProgress:
     """Show the progress of one run after another.
 
     Args:
-        total_runs: Runs of the sweep, those to be skipped included.
+        total_runs: Runs of the sweep, including those to be skipped.
         console: Where to draw.
     """
 
@@ -36,14 +36,14 @@ class SweepProgress:
         started = time.monotonic()
         with follow(RunReader(run_dir, total_steps, place, sweep_left_s=self.left_s), self._console):
             yield
-        self._durations.append(time.monotonic() - started)  # not of a run that failed: it may have ended early
+        self._durations.append(time.monotonic() - started)  # not for a failed run, which may have ended early
 
     def left_s(self, elapsed_s: float, run_left_s: float | None) -> float | None:
-        """Return the seconds left of all runs, None as long as unknown.
+        """Return the seconds left for all runs, None if unknown.
 
         Args:
-            elapsed_s: Seconds of the run that is under way.
-            run_left_s: Seconds left of it, if known.
+            elapsed_s: Seconds since the current run started.
+            run_left_s: Seconds left of the current run, None if unknown.
         """
         known = list(self._durations)
         if run_left_s is not None:

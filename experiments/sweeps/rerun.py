@@ -1,4 +1,4 @@
-"""Run again what a run folder says, in a folder of its own."""
+"""Repeat a run with the configuration in its folder; the new run has its own folder."""
 
 import itertools
 import signal
@@ -14,16 +14,16 @@ from experiments.training.runner import show_progress
 
 
 def rerun(run: str, overrides: list[str], *, output: Path) -> tuple[RunFolder, Outcome]:
-    """Run exactly the configuration of a run again, in ``NAME-rerun-K`` beside it; the run itself is only read.
+    """Repeat a run with the same configuration in ``NAME-rerun-K`` beside it; the run itself is only read.
 
-    A rerun that was broken off goes on.
+    An interrupted rerun is resumed.
 
     Args:
         run: The run's folder, or its name under ``output``.
-        overrides: KEY=VALUE of what says where, not what: the root of the data, another output.
+        overrides: KEY=VALUE of settings that do not change the result, such as the root of the data or the output.
 
     Raises:
-        UserError: no such run, a configuration that this code does not know, or an override that would change the run.
+        UserError: no such run, a configuration that this version cannot read, or an override that changes the result.
     """
     original = find_run(run, output)
     config = saved_config(original, overrides)

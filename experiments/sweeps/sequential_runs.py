@@ -16,7 +16,7 @@ from experiments.training.runner import label, num_steps
 
 
 def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) -> Outcome:
-    """Run what is not finished, and show the progress; arguments are those of ``local_sweep.run_all``."""
+    """Carry out the unfinished runs and show the progress; arguments are those of ``local_sweep.run_all``."""
     progress, outcome = SweepProgress(len(configs), console), Outcome()
     waiting = deque(configs)
     with saving_at_interrupt() as interrupted:
@@ -36,7 +36,7 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
             if why:
                 print_plain(console, f"failed: {folder.path.name}: {why}")
                 outcome.add_failure(folder, why)
-            if stop_signals.number:  # received when the last step was done
+            if stop_signals.number:  # received after the last step
                 outcome.stopped = 128 + stop_signals.number if stop_signals.number == signal.SIGTERM else EXIT_SAVED
                 break
             if why and on_error == "stop":

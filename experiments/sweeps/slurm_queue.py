@@ -1,4 +1,4 @@
-"""Queue a study at SLURM, and say what of it waits or runs there."""
+"""Submit a study to SLURM, and find its runs in the queue."""
 
 import shutil
 import subprocess
@@ -15,16 +15,16 @@ _ANSWER_S = 60
 
 
 def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> str:
-    """Queue the runs of a study that are neither finished nor in the queue; return lines for the user.
+    """Submit the runs of a study that are neither finished nor in the queue; return lines for the user.
 
     Args:
         name: of the study.
         jobs: the overrides of each run.
-        configs: what they make, checked.
-        dry_run: only show the scripts and the runs; nothing is written or queued.
+        configs: the checked configuration of each run.
+        dry_run: only return the scripts and the runs; nothing is written or submitted.
 
     Raises:
-        UserError: sbatch is not there or refuses; an array that was queued before it is named.
+        UserError: sbatch is missing or refuses; the message names the arrays submitted before.
     """
     arrays = arrays_of(name, jobs, configs)
     for array in arrays:
@@ -45,10 +45,10 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
 
 
 def in_queue(output: Path) -> set[str]:
-    """Return the runs of an output folder that wait, run or end in SLURM's queue, by their folders' names.
+    """Return the folder names of the runs of an output folder that are in SLURM's queue, in any state.
 
     Raises:
-        UserError: squeue is not there or does not answer.
+        UserError: squeue is missing or does not answer.
     """
     folder = arrays_folder(output)
     found: set[str] = set()
@@ -62,7 +62,7 @@ def in_queue(output: Path) -> set[str]:
 
 
 def check_gpus(config: TrainConfig) -> None:
-    """Refuse a job whose workers would find too few GPUs.
+    """Refuse a job that requests too few GPUs for its workers.
 
     Raises:
         UserError: fewer GPUs than workers on a node.
@@ -92,7 +92,7 @@ def _submit(array: Array, rows: list[int], lines: list[str]) -> str:
 
 
 def _partitions(refusal: str) -> str:
-    """Return which partitions there are, where a refusal is about that."""
+    """Return a hint with the known partitions if sbatch refused the partition, else an empty text."""
     if "partition" not in refusal:
         return ""
     try:
@@ -103,7 +103,7 @@ def _partitions(refusal: str) -> str:
 
 
 def _in_queue_if_any(array: Array) -> set[str]:
-    """Return what is in the queue; nothing on a machine without SLURM, where a script can be looked at all the same."""
+    """Return the runs in the queue; none on a machine without SLURM, where a dry run still shows the script."""
     try:
         return in_queue(Path(array.config.output))
     except UserError:
@@ -111,7 +111,7 @@ def _in_queue_if_any(array: Array) -> set[str]:
 
 
 def _run(*command: str) -> str:
-    """Return what a command of SLURM prints."""
+    """Run a command of SLURM and return its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except FileNotFoundError:

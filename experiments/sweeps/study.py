@@ -1,4 +1,4 @@
-"""A study: the runs of its grid, from a file of conf/sweep or from one of the user's own."""
+"""A study: the runs of its grid, from a file of conf/sweep or from the user's own file."""
 
 import itertools
 from pathlib import Path
@@ -19,15 +19,15 @@ def studies() -> list[str]:
 def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
     """Return one list of words per run of a study: the product of its grid.
 
-    A value of the grid that is a list of words stands for all of them, whatever its key: so two settings can change
-    together.
+    A value of the grid may be a list of words: all of them are then set together, and the key is only a label. So two
+    settings can change together.
 
     Args:
-        name: of a file of conf/sweep, or the path of a yaml file.
-        overrides: words for every run, after the study's own.
+        name: name of a file of conf/sweep, or path of a yaml file.
+        overrides: words for every run, added after the study's own.
 
     Raises:
-        UserError: no such study, or its file is not one.
+        UserError: no such study, or its file has the wrong form.
     """
     path = _path_of(name)
     study = read_yaml(path)
@@ -56,10 +56,10 @@ def _words(key: str, value: Any) -> list[str]:
 
 
 def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[list[str]], list[TrainConfig]]:
-    """Return each run once: a method that sends everything is one run at every density of the grid.
+    """Return each run once: for a method that sends everything, all densities of the grid are the same run.
 
     Raises:
-        UserError: two other runs would share a folder.
+        UserError: two runs of another method would share a folder.
     """
     first: dict[Path, int] = {}
     for number, config in enumerate(configs):

@@ -17,7 +17,7 @@ from experiments.sweeps.outcome import FailedRun
 from experiments.tracking.progress import is_terminal
 
 _STYLES = {State.DONE: "green", State.RUNNING: "cyan", State.FAILED: "red", State.STOPPED: "yellow", State.NEW: "dim"}
-_WIDE = 10_000  # columns where no screen limits them: a row stays one line
+_WIDE = 10_000  # width in characters outside a terminal, so that a row stays one line
 Kind = tuple[str, str, str, str, str]
 
 
@@ -36,17 +36,17 @@ def plan_table(name: str, configs: list[TrainConfig]) -> Table:
     table = Table(title=f"{name}: {len(configs)} runs", show_footer=True)
     for heading in ("model", "dataset", "method", "density", "workers"):
         table.add_column(heading, overflow="fold")
-    for heading in ("done", "to go on with", "to run", "running"):
+    for heading in ("done", "to resume", "to run", "running"):
         if sums[heading] or heading != "running":
             table.add_column(heading, str(sums[heading]), justify="right")
     for kind, counts in plans.items():
-        shown = ("done", "to go on with", "to run", *(["running"] if sums["running"] else []))
+        shown = ("done", "to resume", "to run", *(["running"] if sums["running"] else []))
         table.add_row(*kind, *(str(counts[heading] or "") for heading in shown))
     return table
 
 
 def status_table(configs: list[TrainConfig]) -> Table:
-    """Return a row for each run: its state, the steps recorded, and a few words on it."""
+    """Return a row for each run: its state, the steps recorded, and its measure, failure or checkpoint."""
     folders = [folder_of(config) for config in configs]
     counts = Counter(state_of(folder) for folder in folders)
     table = Table("run", "state", "step", "", title=count_states(counts))
@@ -72,7 +72,7 @@ def failure_table(failures: Iterable[FailedRun]) -> Table:
 
 
 def removal_table(folders: list[RunFolder]) -> Table:
-    """Return what would be lost: run, state, steps recorded, and a few words on it."""
+    """Return the folders to remove: run, state, steps recorded, and its measure, failure or checkpoint."""
     table = Table("run", "state", "steps", "", title=f"{len(folders)} to remove")
     for folder in folders:
         words = Text(describe(folder), overflow="fold")
@@ -81,7 +81,7 @@ def removal_table(folders: list[RunFolder]) -> Table:
 
 
 def describe(folder: RunFolder) -> str:
-    """Return a run in a few words: its measure, why it failed, or where it goes on."""
+    """Return a short description of a run: its measure, the reason of its failure, or where it resumes."""
     state = state_of(folder)
     if state in (State.DONE, State.RUNNING):
         return in_words(LastRow(folder.epochs_path).read())
@@ -90,7 +90,7 @@ def describe(folder: RunFolder) -> str:
     if state == State.NEW:
         return ""
     step = saved_step(folder)
-    return "no checkpoint: begins anew" if step is None else f"goes on from step {step}"
+    return "no checkpoint: starts from step 0" if step is None else f"resumes from step {step}"
 
 
 def _kind(config: TrainConfig) -> Kind:
@@ -102,11 +102,11 @@ def _plan(folder: RunFolder) -> str:
     state = state_of(folder)
     if state in (State.DONE, State.RUNNING):
         return str(state)
-    return "to run" if saved_step(folder) is None else "to go on with"
+    return "to run" if saved_step(folder) is None else "to resume"
 
 
 def _steps(folder: RunFolder) -> str:
-    """Return the steps recorded and those of the run, where its manifest has them."""
+    """Return the steps recorded and those of the run, if its manifest has them."""
     total = load_json(folder.manifest_path).get("steps")
     done = last_step(folder)
     return f"{done}/{total}" if total else (str(done) if done else "")

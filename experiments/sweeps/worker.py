@@ -16,13 +16,13 @@ from experiments.sweeps.attempt import attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run that a process is to carry out.
+    """A run for a worker process.
 
     Attributes:
         config: The run, checked.
-        folder: Where it leaves its records.
+        folder: The run folder.
         command: What the user typed, for the manifest.
-        threads: Of each process of the run; None leaves OMP_NUM_THREADS in force.
+        threads: Threads of each process of the run; None keeps OMP_NUM_THREADS.
     """
 
     config: TrainConfig
@@ -32,20 +32,20 @@ class Job:
 
 
 def carry_out(job: Job) -> str | None:
-    """Carry out a run in this process; return in one line why it failed, None if it did not.
+    """Carry out a run in this process; return the reason of a failure in one line, None after a success.
 
     A signal that stops the run ends the process, with the exit code of ``execute``.
     """
     sys.argv = job.command
     if job.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(job.threads)  # of the ranks
+        os.environ["OMP_NUM_THREADS"] = str(job.threads)  # for the ranks
         torch.set_num_threads(job.threads)
     return attempt(job.config, job.folder, _logged)
 
 
 @contextmanager
 def _logged(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
-    """Send what the run and its libraries print to a file of its folder."""
+    """Redirect the output of the run and its libraries to a file of its folder."""
     path = run_log(folder)
     path.parent.mkdir(exist_ok=True)
     before = os.dup(1), os.dup(2)

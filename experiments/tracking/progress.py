@@ -1,7 +1,7 @@
-"""Show how far a run is, from the records it writes.
+"""Show the progress of a run from its records.
 
-The ranks print into files, so the process that started them reads their records and draws. On a terminal this is a
-bar; elsewhere a plain line now and then, for a log.
+The output of ranks goes into files, so the process that started them reads their records and shows the progress: a bar
+on a terminal, a plain line at intervals elsewhere.
 """
 
 import threading
@@ -26,16 +26,16 @@ SweepLeft = Callable[[float, float | None], float | None]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How far a run is.
+    """The progress of a run at one moment.
 
     Attributes:
-        label: What the user calls the run.
+        label: The name of the run for the user.
         done: Steps finished.
         total: Steps of the run.
         loss: Of the last step, None before the first.
-        measured: On the test set in the last epoch that has it, in words, ``accuracy 0.93``; empty before.
-        left_s: Seconds to the end of the run, None as long as unknown.
-        sweep_left_s: Seconds to the end of all runs, None as long as unknown or for a single run.
+        measured: Text of the last measure on the test set, ``accuracy 0.93``; empty before the first.
+        left_s: Seconds to the end of the run, None if unknown.
+        sweep_left_s: Seconds to the end of all runs, None if unknown or for a single run.
     """
 
     label: str
@@ -47,7 +47,7 @@ class Snapshot:
     sweep_left_s: float | None = None
 
     def figures(self) -> str:
-        """Return what was measured and what is left, in words."""
+        """Return a text with the measurements and the time left."""
         parts = [
             None if self.loss is None else f"loss {self.loss:.4g}",
             self.measured,
@@ -68,8 +68,8 @@ def watch(run_dir: Path, *, total_steps: int, label: str, console: Console) -> I
 
     Args:
         run_dir: Folder of the run; its records may not exist yet.
-        total_steps: Steps from the first to the last, those before a resume included.
-        label: What to call the run.
+        total_steps: Steps of the whole run, including those before a resume.
+        label: The name of the run for the user.
         console: Where to draw, usually ``Console(stderr=True)``.
     """
     with follow(RunReader(run_dir, total_steps, label), console):
@@ -80,8 +80,8 @@ class RunReader:
     """Turn the records of a run into snapshots; arguments are those of the function ``watch``.
 
     Args:
-        sweep_left_s: Returns the seconds left of all runs of a sweep, from the seconds since this one began and those
-            left of it.
+        sweep_left_s: Returns the seconds left for all runs of a sweep, from the elapsed and the remaining seconds of
+            this run.
     """
 
     def __init__(self, run_dir: Path, total_steps: int, label: str, sweep_left_s: SweepLeft | None = None) -> None:
@@ -91,11 +91,11 @@ class RunReader:
         self._sweep_left_s = sweep_left_s
         self._empty = Snapshot(label, done=0, total=total_steps)
         self._started = time.monotonic()
-        self._first: tuple[float, int] | None = None  # when the first row was seen, and the steps done by then
+        self._first: tuple[float, int] | None = None  # time when a row was first read, and its number of steps
         self._measured = ""
 
     def read(self) -> Snapshot:
-        """Return how far the run is now."""
+        """Return the current progress of the run."""
         row = self._steps.read()
         now = time.monotonic()
         done = int(row.get("step", -1)) + 1
@@ -111,7 +111,7 @@ class RunReader:
         )
 
     def _left_s(self, now: float, done: int) -> float | None:
-        """Return the seconds left at the pace since the first row: the start-up and a resume do not count."""
+        """Return the seconds left at the speed since a row was first read, so without start-up and resume."""
         if done == 0:
             return None
         self._first = self._first or (now, done)
@@ -123,7 +123,7 @@ class RunReader:
 
 @contextmanager
 def follow(reader: RunReader, console: Console) -> Iterator[None]:
-    """Draw what ``reader`` reads in a thread while the context lasts, and once more at its end."""
+    """Show the snapshots of ``reader`` from a thread while the context lasts, and once more at its end."""
     stop = threading.Event()
     draw, every_s = (_draw_bar, _REDRAW_S) if is_terminal(console) else (_draw_lines, _LINE_EVERY_S)
     thread = threading.Thread(target=draw, args=(reader, console, stop, every_s), name="progress", daemon=True)
@@ -160,17 +160,17 @@ def _draw_bar(reader: RunReader, console: Console, stop: threading.Event, every_
 
 
 def print_plain(console: Console, line: str) -> None:
-    """Print a line as it is, however long."""
+    """Print a line without markup and without wrapping."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def is_terminal(console: Console) -> bool:
-    """Return whether a bar can be redrawn. Variables such as FORCE_COLOR make rich say so of a file as well."""
+    """Return whether a bar can be redrawn. rich alone would say yes for a file if FORCE_COLOR is set."""
     return console.file.isatty() and not console.is_dumb_terminal
 
 
 def duration(seconds: float) -> str:
-    """Return a span of time in words, ``2 h 05 min``."""
+    """Return a duration as text, ``2 h 05 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

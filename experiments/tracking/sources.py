@@ -1,7 +1,7 @@
 """Read runs from their folders, from files of W&B, or from its server, into the same tidy tables.
 
-W&B keeps numbers as JSON has them, so 1.0 comes back as 1, and a row's keys without their order: ``frames.tidy`` brings
-all sources to one form, and the tables of a run are equal whichever it is read from.
+W&B stores numbers as JSON, so 1.0 is read back as 1, and the keys of a row lose their order. ``frames.tidy`` converts
+all sources to one form, so the tables of a run are the same from each source.
 """
 
 import json
@@ -42,7 +42,7 @@ class _Mirror:
         return {key: value for key, value in self.mirrored_config.items() if key not in ("_wandb", "manifest")}
 
     def rows(self, kind: str) -> list[Row]:
-        return [_own(row, kind) for row in self.history() if row.get(f"{kind}/step") is not None]
+        return [_recorded_row(row, kind) for row in self.history() if row.get(f"{kind}/step") is not None]
 
     def place(self, kind: str) -> str:
         return f"{self.where} ({kind})"
@@ -65,7 +65,7 @@ def from_wandb_files(root: Path | str, selection: Selection | None = None) -> Fr
         raise UserError(f"{root} holds no file of W&B (*.wandb): name a folder of runs made with tracking=wandb")
     with ThreadPoolExecutor(max_workers=min(8, num_cores())) as pool:
         read = list(pool.map(_read_file, paths))
-    runs = {name: mirror for name, mirror, _ in read}  # of several files of a run the newest, which is last
+    runs = {name: mirror for name, mirror, _ in read}  # of several files of a run the last one, which is the newest
     finished = {name: is_finished for name, _, is_finished in read}
     return tidy(_finished(runs, finished, str(root)), selection)
 
@@ -99,10 +99,10 @@ SOURCES: dict[str, Callable[[str, Selection | None], Frames]] = {
 
 
 def read(source: list[str], selection: Selection | None = None) -> Frames:
-    """Read finished runs from what ``--source`` names: its kind, and where.
+    """Read finished runs from the source that ``--source`` names by its kind and its place.
 
     Raises:
-        UserError: no such kind, or as its function does.
+        UserError: no such kind, or as the function of the source.
     """
     kind, *where = source
     if kind not in SOURCES:
@@ -140,7 +140,7 @@ def _read_file(path: Path) -> tuple[str, _Mirror, bool]:
 
 
 def _inspect(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, as wandb's own reader prints them: one JSON object a line."""
+    """Yield the records of a file, as wandb's own reader prints them: one JSON object per line."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -153,14 +153,14 @@ def _scan(run: Any) -> Callable[[], Iterable[Row]]:
     @cache
     def history() -> Iterable[Row]:
         try:
-            return list(run.scan_history(use_cache=False))  # a run that was made again has other rows
+            return list(run.scan_history(use_cache=False))  # a run that was mirrored again has other rows
         except Exception as error:
             raise UserError(f"cannot read the history of W&B run {run.id}: {one_line(error)}") from None
 
     return history
 
 
-def _own(row: Row, kind: str) -> Row:
-    """Return the part of a history's row that belongs to one kind of record, as it was recorded."""
-    own = {key.partition("/")[2]: value for key, value in row.items() if key.startswith(f"{kind}/")}
-    return {key: NOT_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in own.items()}
+def _recorded_row(row: Row, kind: str) -> Row:
+    """Return the part of a history's row of one kind of record, as the run recorded it."""
+    recorded = {key.partition("/")[2]: value for key, value in row.items() if key.startswith(f"{kind}/")}
+    return {key: NOT_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in recorded.items()}

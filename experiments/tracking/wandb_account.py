@@ -1,4 +1,4 @@
-"""What W&B needs on this machine: its package, and for its server a key."""
+"""Check what W&B needs on this machine: its package, and an API key for its server."""
 
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
@@ -24,11 +24,11 @@ def require_wandb(needed_by: str) -> None:
 
 
 def require_key(needed_by: str, otherwise: str) -> None:
-    """Check that a key of W&B is known, where wandb itself would prompt for one. Raises: UserError.
+    """Check without a prompt that wandb finds an API key. Raises: UserError.
 
     Args:
         needed_by: The setting or option that needs the key.
-        otherwise: What to do without a key.
+        otherwise: What the user can do without a key.
     """
     import wandb
 

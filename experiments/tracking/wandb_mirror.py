@@ -1,4 +1,4 @@
-"""A mirror of a run at Weights & Biases, made from the run's folder alone; it can be made again at any time."""
+"""A mirror of a run at Weights & Biases, made only from the run's folder; it can be made again at any time."""
 
 import json
 import re
@@ -17,14 +17,14 @@ RECORDS = ("steps", "epochs")
 
 
 def mirror(folder: RunFolder, tracking: TrackingConfig, wait: Callable[[], bool] = lambda: True) -> str:
-    """Mirror a run from its first row on, until it is over.
+    """Mirror a run from its first row until it ends.
 
     Args:
-        folder: of a run; its ranks may not have begun yet.
-        wait: waits a little; returns whether the run is over, so that the rows read next are its last.
+        folder: the run folder; its ranks may not have started yet.
+        wait: waits for a short time; returns whether the run has ended, so that the rows read next are its last.
 
     Returns:
-        Where the mirror is: a folder, or an address; empty where the run never began.
+        The folder or the address of the mirror; empty if the run never started.
     """
     is_over = False
     while not folder.manifest_path.exists():
@@ -43,13 +43,13 @@ def group_of(name: str) -> str:
 
 
 def _mirror_attempt(folder: RunFolder, tracking: TrackingConfig, wait: Callable[[], bool]) -> str | None:
-    """Mirror the run until it is over, or until its ranks are started again from an earlier step.
+    """Mirror the run until it ends, or until its ranks are started again from an earlier step.
 
-    The manifest is written after the records are taken back to a checkpoint, and before rows are added: rows that were
-    read while it stayed the same belong to its attempt.
+    Each attempt writes the manifest after the records are rewound to a checkpoint and before rows are added. So rows
+    that were read while the manifest stayed the same belong to that attempt.
 
     Returns:
-        Where the mirror is; None where the ranks were started again.
+        The folder or the address of the mirror; None if the ranks were started again.
     """
     attempt_id = _attempt_id(folder)
     run = _begin(folder, tracking)
@@ -58,7 +58,9 @@ def _mirror_attempt(folder: RunFolder, tracking: TrackingConfig, wait: Callable[
     try:
         while not is_over:
             is_over = wait()
-            rows = {kind: tails[kind].read() for kind in reversed(RECORDS)}  # an epoch's row comes after its steps'
+            rows = {
+                kind: tails[kind].read() for kind in reversed(RECORDS)
+            }  # epochs first: an epoch's row is written after those of its steps
             if _attempt_id(folder) != attempt_id:
                 return None
             _log(run, rows)
@@ -75,7 +77,7 @@ def _begin(folder: RunFolder, tracking: TrackingConfig) -> Any:
 
     name = folder.path.name
     for earlier in (folder.path / "wandb").glob(f"*run-*-{name}"):
-        shutil.rmtree(earlier, ignore_errors=True)  # resumed or made again: one mirror, without rows twice
+        shutil.rmtree(earlier, ignore_errors=True)  # a resumed run has one mirror, without repeated rows
     manifest = json.loads(folder.manifest_path.read_text())
     config = yaml.safe_load(folder.config_path.read_text())
     run = wandb.init(

@@ -1,7 +1,7 @@
-"""The process that mirrors a run at W&B while the run goes on.
+"""The process that mirrors a run at W&B while it runs.
 
 ``python -m experiments.tracking.wandb_process RUN_FOLDER`` mirrors until its standard input has something to read, or
-is closed. It is a process beside the run, so that the run never waits for W&B and never fails because of it.
+is closed. It is a separate process, so that W&B can neither delay the run nor make it fail.
 """
 
 import os
@@ -23,12 +23,12 @@ from experiments.runs.run_folder import RunFolder
 from experiments.tracking.wandb_mirror import mirror
 
 _POLL_S = 1.0
-_STOPPED_S = 5.0  # how long a run that was stopped waits for its mirror, which is made anew when the run is resumed
+_STOPPED_S = 5.0  # how long a stopped run waits for its mirror, which is made again when the run is resumed
 
 
 @contextmanager
 def mirrored(tracking: TrackingConfig, folder: RunFolder) -> Iterator[None]:
-    """Mirror the run that writes into ``folder`` while the context lasts; a failure is one warning at its end."""
+    """Mirror the run that writes into ``folder`` while the context lasts; a failure prints one warning at the end."""
     if tracking.name == "none":
         yield
         return
@@ -47,9 +47,9 @@ def mirrored(tracking: TrackingConfig, folder: RunFolder) -> Iterator[None]:
 
 
 def main(run_dir: str) -> int:
-    """Mirror the run of a folder until it is over; the last line printed says why that failed, if it did."""
+    """Mirror the run of a folder until it ends; after a failure the last printed line is the reason."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the run; the mirror ends when the run does
+        signal.signal(number, signal.SIG_IGN)  # they stop the run; the mirror ends after the run
     try:
         folder = RunFolder(Path(run_dir))
         settings = yaml.safe_load(folder.config_path.read_text())["tracking"]
@@ -67,7 +67,7 @@ def _start(folder: RunFolder) -> "subprocess.Popen[bytes]":
     with path.open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "experiments.tracking.wandb_process", str(folder.path.resolve())],
-            stdin=subprocess.PIPE,  # a line, or its end, says that the run is over
+            stdin=subprocess.PIPE,  # a line, or the end of the input, means that the run has ended
             stdout=log,
             stderr=log,
             env=child_environment(WANDB_ERROR_REPORTING="false"),
@@ -76,7 +76,7 @@ def _start(folder: RunFolder) -> "subprocess.Popen[bytes]":
 
 
 def _end(process: "subprocess.Popen[bytes]", seconds: float) -> str:
-    """Have the process finish the mirror and wait for it; return what failed, an empty text if nothing did."""
+    """Make the process finish the mirror and wait for it; return the failure, empty after a success."""
     assert process.stdin is not None
     with suppress(OSError):  # it may have died
         process.stdin.write(b"\n")
@@ -96,7 +96,7 @@ def _end(process: "subprocess.Popen[bytes]", seconds: float) -> str:
 
 
 def _wait() -> bool:
-    """Wait until the run is over, but not for long; return whether it is."""
+    """Wait at most ``_POLL_S`` for the end of the run; return whether it has ended."""
     return bool(select.select([sys.stdin], [], [], _POLL_S)[0])
 
 

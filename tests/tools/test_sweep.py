@@ -55,9 +55,9 @@ FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
     "stopped": (
         {"checkpoints/step-000000012/CHECKPOINT.json": {}, "checkpoints/step-000000009/CHECKPOINT.json": {}},
         State.STOPPED,
-        "goes on from step 12",
+        "resumes from step 12",
     ),
-    "killed": ({"checkpoints/step-000000012/rank0.pt": ""}, State.STOPPED, "no checkpoint: begins anew"),
+    "killed": ({"checkpoints/step-000000012/rank0.pt": ""}, State.STOPPED, "no checkpoint: starts from step 0"),
 }
 
 
@@ -108,7 +108,7 @@ def test_the_plan_counts_what_is_done_what_goes_on_and_what_is_to_run(tmp_path: 
     lines = text_of(plan_table("study", configs)).splitlines()
     assert "study: 5 runs" in lines[0]
     (micro,) = [line.split() for line in lines if " micro " in line]
-    assert [word for word in micro if word.isdecimal()] == ["2", "1", "1", "2"]  # workers, done, to go on with, to run
+    assert [word for word in micro if word.isdecimal()] == ["2", "1", "1", "2"]  # workers, done, to resume, to run
     sums = [word for word in lines[-2].split() if word.isdecimal()]
     assert sums == ["1", "1", "3"]
     status = text_of(status_table(configs))
