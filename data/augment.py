@@ -13,7 +13,7 @@ DEGREES = 15.0  # to either side: the CIFAR-100 recipe in the public code of MiC
 AREA = (0.08, 1.0)  # of the image: Szegedy et al., CVPR 2015, arXiv 1409.4842, section 6
 ASPECT = (3 / 4, 4 / 3)  # width / height: likewise
 TRIES = 10  # at an area and an aspect that fit into the image, as in torchvision's RandomResizedCrop
-DRAW_RANGE = 2**31  # draws are below it
+DRAW_RANGE = 2**31  # random integers are in [0, DRAW_RANGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Augmentation:
 
     Attributes:
         apply: (batch, channels, height, width) images, which it does not modify, (batch, num_draws) int64 draws in
-            [0, DRAW_RANGE) on the same device, and height and width of what comes out -> images.
+            [0, DRAW_RANGE) on the same device, and height and width of the result -> images.
         num_draws: random integers per image.
     """
 
@@ -42,14 +42,14 @@ def none(images: Tensor, draws: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def crop_flip(images: Tensor, draws: Tensor, size: tuple[int, int]) -> Tensor:
-    """Crop each image out of its zero-padded self and mirror every other one, at random.
+    """Pad each image with zeros, crop it at a random place, and mirror it with probability 1/2.
 
     The augmentation of He et al., CVPR 2016, arXiv 1512.03385, section 4.2.
 
     Args:
-        images: (batch, channels, height, width); the middle counts of images larger than size. Not modified.
+        images: (batch, channels, height, width); of images larger than size only the middle is used. Not modified.
         draws: (batch, 3) random integers: row and column of the crop, and whether to mirror.
-        size: height and width of what comes out.
+        size: height and width of the result.
     Returns:
         new images of the same type.
     """
@@ -67,7 +67,7 @@ def crop_flip_rotate(images: Tensor, draws: Tensor, size: tuple[int, int]) -> Te
     Args:
         images: as for `crop_flip`.
         draws: (batch, 4) random integers: those of `crop_flip`, and the angle.
-        size: height and width of what comes out.
+        size: height and width of the result.
     Returns:
         new images of the same type.
     """
@@ -81,16 +81,16 @@ def crop_flip_rotate(images: Tensor, draws: Tensor, size: tuple[int, int]) -> Te
 
 
 def resized_crop(images: Tensor, draws: Tensor, size: tuple[int, int]) -> Tensor:
-    """Stretch a random rectangle of each image to size, and mirror every other one.
+    """Stretch a random rectangle of each image to size, and mirror it with probability 1/2.
 
     The augmentation of Szegedy et al., CVPR 2015, arXiv 1409.4842, section 6: the rectangle has an AREA of the image
     and an ASPECT, uniform in logarithm. Differences from torchvision's RandomResizedCrop: bilinear without
-    anti-aliasing, and after TRIES rectangles that do not fit the largest square that does.
+    anti-aliasing; if none of TRIES rectangles fits, the largest square of the image.
 
     Args:
         images: (batch, channels, height, width). Not modified.
         draws: (batch, 3 + 2 * TRIES) random integers: row, column, whether to mirror; areas; aspects.
-        size: height and width of what comes out.
+        size: height and width of the result.
     Returns:
         new float32 images in the units of the given ones.
     """
@@ -117,7 +117,7 @@ def _rectangles(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor,
 
 
 def _places(start: Tensor, length: Tensor, num: int) -> Tensor:
-    """Return (batch, num) places, in pixels, at which to read length pixels from start as num pixels."""
+    """Return (batch, num) coordinates, in pixels, that resample the length pixels from start to num pixels."""
     steps = torch.arange(num, device=start.device, dtype=torch.float64) + 0.5
     inside = steps * length.view(-1, 1) / num - 0.5
     return start.view(-1, 1) + inside.clamp(min=0).minimum(length.view(-1, 1) - 1.0)

@@ -9,7 +9,7 @@ from data.augment import AUGMENTATIONS, DRAW_RANGE
 from data.seeding import generator
 from data.sharding import check_ranks, samples_of_rank, shard_of
 
-EPOCH_DRAWS = 3  # random integers per image that are drawn for a whole epoch; what needs more draws it batch by batch
+EPOCH_DRAWS = 3  # random integers per image drawn for a whole epoch at once; further ones are drawn batch by batch
 
 
 class ShardedBatches:
@@ -17,8 +17,8 @@ class ShardedBatches:
 
     All ranks shuffle by (seed, epoch) alike and take disjoint shares of equal size: together the ranks' batches of
     one step are the next world_size * batch_size samples of the shuffled order, whatever the world size. The tail that
-    fills no such step, fewer than world_size * batch_size samples, is left out of that epoch; other samples are
-    in it next time. Augmentation is drawn from (seed, epoch, rank) and, where that does not suffice, step.
+    fills no such step, fewer than world_size * batch_size samples, is left out of that epoch; each epoch leaves out
+    others. Augmentation is drawn from (seed, epoch, rank), and from the step where it needs more random numbers.
 
     Args:
         inputs: (num, channels, height, width) uint8 or float32, in memory, on a device, or a memory-mapped file; kept
@@ -29,11 +29,10 @@ class ShardedBatches:
         world_size: number of ranks.
         seed: the run's seed.
         augment: one of `data.augment.AUGMENTATIONS`.
-        image_size: side of the images that come out, at most that of the inputs; None keeps their height and width.
+        image_size: side of the images in a batch, at most that of the inputs; None keeps their height and width.
         mean: per channel, as in `Classification`.
         std: per channel, as in `Classification`.
-        device: where batches are wanted; they are gathered where the inputs are, moved, and changed there. None: where
-            the inputs are.
+        device: of the batches; each is gathered on the inputs' device, moved, then augmented. None: the inputs' device.
 
     Raises:
         ValueError: a setting is out of range, or there are too few samples for one step.
@@ -83,7 +82,7 @@ class ShardedBatches:
 
         Args:
             epoch: number of the epoch, from 0.
-            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+            start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
         draws = self._draws(epoch).to(self._device)
         for step, chosen in enumerate(self.indices(epoch)[start:].to(self._inputs.device), start):
@@ -108,8 +107,8 @@ class ShardedBatches:
 class EvalBatches:
     """One rank's share of the test set, in order, without overlap and without a sample left out.
 
-    Shares differ by at most one sample, so ranks may have different numbers of batches, even none: sum the counts of
-    right answers and of samples over the ranks after the loop, never inside it.
+    Shares differ by at most one sample, so ranks may have different numbers of batches, even none: sum over the ranks
+    after the loop, never inside it.
 
     Args:
         inputs: (num, channels, height, width) uint8 or float32; kept where it is, never modified.
@@ -119,7 +118,7 @@ class EvalBatches:
         world_size: number of ranks.
         mean: per channel, as in `Classification`.
         std: per channel, as in `Classification`.
-        device: where batches are wanted; None: where the inputs are.
+        device: of the batches; None: the inputs' device.
 
     Raises:
         ValueError: a setting is out of range.
@@ -182,7 +181,7 @@ class _Normalise:
 
 
 def _size(inputs: Tensor, image_size: int | None) -> tuple[int, int]:
-    """Return height and width of the images that come out."""
+    """Return height and width of the images in a batch."""
     height, width = inputs.shape[2:]
     if image_size is None:
         return height, width

@@ -7,7 +7,7 @@ from data.cifar import CIFAR10, CIFAR100, Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """What is downloaded: a .tar.gz or .zip that unpacks to the set's folder, or a plain file of that folder.
+    """A file to download: a .tar.gz or .zip that unpacks to the set's folder, or a plain file of that folder.
 
     Attributes:
         url: where its publisher, or a mirror, offers it.
@@ -25,12 +25,12 @@ class Archive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """What is read in the end.
+    """A file of a prepared data set.
 
     Attributes:
         name: in the set's folder.
         checksum: ``md5:`` or ``sha1:`` and the sum; None where none is published.
-        also: other names that unpacked copies go by.
+        also: other names that the file has in some copies.
     """
 
     name: str

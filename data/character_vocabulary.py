@@ -1,4 +1,4 @@
-"""How words are written, for models that read characters."""
+"""The characters of words as numbers, for models that read characters."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PADDING, START, END = 0, 1, 2  # what is no character; those of the text follow, in the order of their code points
+PADDING, START, END = 0, 1, 2  # no characters; the text's characters follow, in the order of their code points
 FIRST = 3
 
-MAX_LENGTH = 65  # numbers of a word at most, start and end included; longer words are cut behind
+MAX_LENGTH = 65  # most numbers of a word, start and end included; a longer word loses its last characters
 
 
 def characters_of_words(words: Sequence[str]) -> Tensor:
     """Return the characters of every word as numbers, padded to the longest word.
 
-    The start of the word, its characters, its end, and padding up to word_length. A word of more than
+    A row holds the start mark, the word's characters, the end mark, and padding up to word_length. A word of more than
     ``MAX_LENGTH - 2`` characters keeps its first ones.
 
     Args:
@@ -31,7 +31,7 @@ def characters_of_words(words: Sequence[str]) -> Tensor:
     cut = np.array([word[: MAX_LENGTH - 2] for word in words])
     lengths = np.char.str_len(cut)
     codes = np.ascontiguousarray(cut).view(np.uint32).reshape(len(words), lengths.max())
-    characters = np.unique(codes[codes > 0])  # 0 fills up what numpy keeps in rows of one length
+    characters = np.unique(codes[codes > 0])  # numpy fills the rest of a row with 0
     letters = np.full((len(words), lengths.max() + 2), PADDING, dtype=np.int64)
     letters[:, 0] = START
     letters[:, 1:-1] = np.where(codes > 0, np.searchsorted(characters, codes) + FIRST, PADDING)

@@ -18,7 +18,7 @@ ROW = 3 * 32 * 32  # bytes of one image: all red, then green, then blue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What differs between the two sets.
+    """The files of one of the two data sets.
 
     Attributes:
         name: of the data set, here.
@@ -81,8 +81,8 @@ class Cifar10:
         num_train, num_test: take only so many, the first of the files; None takes all. For studies at small scale.
 
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, technical report, University of Toronto,
-    2009. The files are read here and not by torchvision, which refuses every copy whose MD5 sums are not the official
-    archive's and lets a file run code; whether the sums are official stands in the checksums instead.
+    2009. torchvision is not used: it refuses a copy whose MD5 sums are not those of the official archive, and its
+    unpickling can run code of a file. Here the checksums record whether the sums are the official ones.
     """
 
     LAYOUT: ClassVar[Layout] = CIFAR10

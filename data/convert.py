@@ -15,15 +15,15 @@ import numpy as np
 
 from data.imagenet import SPLITS
 
-Report = Callable[[int, int], None]  # gets the number of images that are done, and of all
+Report = Callable[[int, int], None]  # called with the number of images that are done, and the number of all
 SUFFIXES = (".jpeg", ".jpg", ".png")
-START_METHOD = "spawn"  # not fork: this process may hold threads, which a fork would lose
-CHUNK = 128  # images that a process decodes before it reports; as many are done again after a crash
+START_METHOD = "spawn"  # not fork: this process may have threads, which a forked one lacks
+CHUNK = 128  # images that a process decodes before it reports; after a crash an unfinished chunk is decoded again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A few images, and where they go.
+    """Some images of a split, and the rows of the array that they are written to.
 
     Attributes:
         source: folder of the split.
@@ -39,19 +39,19 @@ class Chunk:
 
 
 def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report: Report | None = None) -> None:
-    """Convert source/train/CLASS/* and source/val/CLASS/* to arrays in folder; go on where an earlier call stopped.
+    """Convert source/train/CLASS/* and source/val/CLASS/* to arrays in folder; continue where an earlier call stopped.
 
     Writes ``train_images.npy`` (num, 3, size, size) uint8, ``train_labels.npy`` (num,) int64, the same for val, and
     ``classes.json``. Images are in the order of their names; a class's label is its place among the sorted names.
 
     Args:
         source: holds the folders train and val.
-        folder: written to; what it holds of the same images and size is kept.
+        folder: of the arrays; images that an earlier call wrote at this size are kept.
         size: side of the stored images: the shorter side is resized to it, the longer one cropped at both ends.
-        processes: that decode; 1 decodes in this one.
+        processes: number of processes that decode; with 1, this process decodes.
         report: called with the number of images that are done, and of all.
     Raises:
-        ValueError: the layout is another one, an image cannot be decoded, or Pillow is not installed.
+        ValueError: source has another layout, an image cannot be decoded, or Pillow is not installed.
         OSError: the files cannot be written.
     """
     _require_pillow()
@@ -118,7 +118,7 @@ def _begin(folder: Path, listings: dict[str, list[str]], classes: list[str], siz
 
 
 def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Create an array on disk; a full disk is met here, where it is an error, and not while writing to the mapping."""
+    """Create an array on disk and reserve its space: a full disk is an error here, and would end the process later."""
     np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     try:
         with path.open("r+b") as file:
@@ -139,7 +139,7 @@ def _remaining(source: Path, folder: Path, listings: dict[str, list[str]]) -> It
 
 
 def _done(path: Path) -> set[str]:
-    """Return the marks of the chunks that are finished; a line torn by a crash is no mark."""
+    """Return the marks of the finished chunks; a line without its newline was torn by a crash and does not count."""
     return (
         {line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")} if path.exists() else set()
     )
@@ -154,7 +154,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _decode_all(chunks: Iterator[Chunk], marks: Path, total: int, processes: int, report: Report) -> None:
-    """Decode what remains, marking each chunk once its pixels are in the file."""
+    """Decode the remaining chunks, and mark each one once its pixels are in the file."""
     waiting = list(chunks)
     done = total - sum(len(chunk.names) for chunk in waiting)
     report(done, total)

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-TIMEOUT_S = 30.0  # for an answer, and for each piece of it
+TIMEOUT_S = 30.0  # to connect, and between two pieces of the answer
 CHUNK = 1 << 20
 
 
 def download(url: str, path: Path, checksum: str) -> None:
-    """Download ``url`` to ``path``, where the file appears when it is whole and verified.
+    """Download ``url`` to ``path``; the file appears there when it is complete and verified.
 
     A file that is there already with this checksum is not downloaded again. On a terminal a bar shows the progress.
 
@@ -23,7 +23,7 @@ def download(url: str, path: Path, checksum: str) -> None:
     """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise ValueError(f"url must begin with http:// or https://, got '{url}'")
-    import pooch  # here: loading a data set needs neither
+    import pooch  # not at the top: loading a data set needs neither package
     from requests import HTTPError, RequestException
 
     pooch.get_logger().setLevel(logging.WARNING)

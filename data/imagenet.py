@@ -25,11 +25,11 @@ STD = (0.229, 0.224, 0.225)
 class ImageNet:
     """About 1.28 million training and 50,000 validation photographs in 1,000 classes, as square uint8 images.
 
-    The files are those of ``python -m data.prepare imagenet --from DIR``. Nothing is read until a batch asks for it:
+    The files are those of ``python -m data.prepare imagenet --from DIR``. Pixels are read when a batch needs them:
     the inputs are views of the files. They are read-only: writing to them ends the process.
 
     Args:
-        image_size: side of the images a model sees, in pixels. The test images are the centres of the stored ones;
+        image_size: side of the model's input images, in pixels. The test images are the centres of the stored ones;
             the training images are stored whole, and the augmentation cuts out of them.
 
     Source: Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, IJCV 2015, arXiv 1409.0575.
@@ -106,8 +106,8 @@ class ImageNet:
 
 def _mapped(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
-        # Torch warns that it cannot keep anybody from writing. A mapping that may be written to would do without the
-        # warning, but the kernel counts its whole size as memory.
+        # Torch warns because it cannot prevent writes to the array. A writable mapping would avoid the warning, but the
+        # kernel would count its whole size as memory.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
         return torch.from_numpy(array)
 

@@ -1,4 +1,4 @@
-"""Batches of users and items: pairs of a user and an item that it took, each with some that it did not take."""
+"""Batches of (user, item) pairs: positive ones, each followed by its negatives."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ class InteractionBatches:
     holds positives and negatives 1:negatives. Together the ranks' positives of one step are the next ones of the
     shuffled order, whatever the world size; the tail that fills no such step is left out of that epoch. Negatives are
     drawn from (seed, epoch, rank, step), uniformly and with replacement, among the items that the user did not take in
-    training. The held-out item is one of those, since training cannot know it.
+    training. The held-out item may be drawn too, because training must not know it.
 
     Args:
         content: kept, never modified.
@@ -27,7 +27,7 @@ class InteractionBatches:
         rank: this rank, global over all nodes.
         world_size: number of ranks.
         seed: the run's seed.
-        device: where batches are wanted; None leaves them where content is.
+        device: of the batches; None: the device of content.
 
     Raises:
         ValueError: a setting is out of range, there are too few pairs for one step, or a user took every item.
@@ -87,7 +87,7 @@ class InteractionBatches:
 
         Args:
             epoch: number of the epoch, from 0.
-            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+            start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
         labels = torch.zeros(self._positives, self._negatives + 1, device=self._users.device)
         labels[:, 0] = 1
@@ -112,7 +112,7 @@ class EvalUsers:
         batch_size_users: users per batch; the last one may be smaller.
         rank: this rank, global over all nodes.
         world_size: number of ranks.
-        device: where batches are wanted; None leaves them where content is.
+        device: of the batches; None: the device of content.
 
     Raises:
         ValueError: a setting is out of range.
@@ -154,17 +154,17 @@ class EvalUsers:
 
 
 def ranking_sums(scores: Tensor, top: int = 10) -> Tensor:
-    """Return what the hit ratio and NDCG are made of, so that it can be summed over batches and ranks.
+    """Return the sums that HR and NDCG are computed from; add them up over batches and ranks.
 
-    An item that scores the same as the held-out one is ranked before it, and so is one that scores NaN: a model that
-    scores all alike gets nothing as long as there are top negatives. A held-out item that scores NaN is a miss.
+    An item whose score equals that of the held-out one, or is NaN, is ranked before it: a model that gives all items
+    one score has no hit where there are at least ``top`` negatives. A held-out item whose score is NaN is a miss.
 
     Args:
         scores: (users, 1 + num_negatives), the held-out item first. Not modified.
-        top: length of the list in which the held-out item is looked for.
+        top: length of the list that the held-out item must be in.
     Returns:
         (3,) float64: users whose held-out item is in the list, the sum of 1 / log2(2 + its place from 0) over these,
-        and users. The first two over the third are HR@top and NDCG@top.
+        and the number of users. The first two divided by the third are HR@top and NDCG@top.
     Raises:
         ValueError: scores are not of that shape, or top is less than 1.
 

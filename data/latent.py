@@ -1,4 +1,4 @@
-"""Interactions drawn from a model of latent factors: a recommender's data without a file."""
+"""Interactions drawn from a model of latent factors: data for a recommender without a download."""
 
 import math
 from dataclasses import dataclass, fields
@@ -30,8 +30,8 @@ class Latent:
         num_factors: entries of the latent vectors.
         strength: standard deviation of the taste; 0 leaves popularity alone.
         popularity: Zipf's exponent; 0 makes all items equally popular.
-        num_negatives: items that a user never took, which the held-out one is ranked against.
-        draw: number of the drawing. The run's seed does not matter: runs that differ in it learn from the same data.
+        num_negatives: items that a user never took; the held-out item is ranked against them.
+        draw: seed of the data. The run's seed does not matter: runs of different seeds learn from the same data.
 
     Raises:
         ValueError: a setting is out of range, or there are too few items.

@@ -1,4 +1,4 @@
-"""The leave-one-out split of users' interactions, and what the held-out items are ranked against."""
+"""The leave-one-out split of users' interactions, and the items that each held-out one is ranked against."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from data.negative_sampling import NegativeSampler
 from data.source import Interactions
 
 NEGATIVES_SEED = 1708_05031  # not the run's seed: runs that differ in seed are measured on the same items
-USERS_AT_ONCE = 1024  # part of the rule: the generator serves the users block by block
+USERS_AT_ONCE = 1024  # another value gives other negatives: the generator draws for one block of users at a time
 
 
 def leave_one_out(
@@ -23,7 +23,7 @@ def leave_one_out(
 
     Args:
         users: (num,) int64, ascending.
-        items: (num,) int64, each user's in the order they were taken, without repetition.
+        items: (num,) int64, each user's in the order in which it took them, without repetition.
         num_users, num_items: both are numbered from 0.
         num_negatives: items to rank the held-out one against.
         checksums: what was read -> its sha256.
@@ -51,9 +51,9 @@ def leave_one_out(
 
 
 def tested_users(users: Tensor, *, num_users: int, num_items: int, num_negatives: int) -> Tensor:
-    """Return the users that are tested, ascending: those with two items or more, and num_negatives never taken.
+    """Return the users that are tested, ascending: they took two items or more, and did not take num_negatives or more.
 
-    All items of the others are for training.
+    Other users' items are all for training.
 
     Raises:
         ValueError: there are none.

@@ -1,4 +1,4 @@
-"""MovieLens: who rated which film, as implicit feedback."""
+"""MovieLens: the films that each user rated, as implicit feedback."""
 
 import contextlib
 import hashlib
@@ -39,12 +39,12 @@ class Layout:
 class _Movielens:
     """Every rating, whatever its stars, is a film that the user took; the latest of each user is held out.
 
-    Users and films are numbered from 0 in the order of their ids. Of equal times the later line is the later; a film
-    rated twice counts once, at its latest time. The sorted pairs are kept beside the file, in a cache named after the
-    file's sha256; where that folder cannot be written, the file is parsed each time.
+    Users and films are numbered from 0 in the order of their ids. Of ratings with equal times, that of the later
+    line counts as later; a film rated twice counts once, at its latest time. The sorted pairs are kept beside the file,
+    in a cache named after the file's sha256; where that folder cannot be written, the file is parsed each time.
 
     Args:
-        num_negatives: films that a user never rated, which the held-out one is ranked against. Users who rated fewer
+        num_negatives: films that a user never rated; the held-out film is ranked against them. Users who rated fewer
             than two films, or left fewer than num_negatives, are not tested.
 
     Source: Harper & Konstan, The MovieLens Datasets, ACM TiiS 5(4), 2015; the protocol is that of He et al., Neural
@@ -62,7 +62,7 @@ class _Movielens:
             raise ValueError(f"num_negatives must be an integer of at least 1, got {self.num_negatives!r}")
 
     def load(self, root: str | None, seed: int) -> Interactions:
-        """Read the pairs and draw what the held-out ones are ranked against; the seed does not matter."""
+        """Read the pairs and draw the negatives of the test; the seed does not matter."""
         path = self._path(root)
         checksum = self._checksum(path)
         users, items = self._pairs(path, checksum)
@@ -110,7 +110,7 @@ class _Movielens:
         layout = self.layout
         try:
             with path.open(encoding="latin1") as file, warnings.catch_warnings():
-                warnings.simplefilter("error")  # that nothing is in the file is only a warning to numpy
+                warnings.simplefilter("error")  # numpy only warns when the file is empty
                 if layout.header is not None and file.readline().strip() != layout.header:
                     raise ValueError(f"its first line is not {layout.header}")
                 table = np.loadtxt(
@@ -172,7 +172,7 @@ def _in_time(user_ids: np.ndarray, item_ids: np.ndarray, times: np.ndarray) -> n
 
 
 def _read_cache(path: Path) -> np.ndarray | None:
-    """Return what `_in_time` returned, or None where the file is missing, torn or something else."""
+    """Return what `_in_time` returned, or None where the file is missing, torn or of another kind."""
     try:
         pairs = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError):
@@ -188,7 +188,7 @@ def _read_cache(path: Path) -> np.ndarray | None:
 
 
 def _write_cache(path: Path, pairs: np.ndarray) -> None:
-    """Write the cache whole or not at all; a folder that cannot be written goes without."""
+    """Write the cache whole or not at all; where the folder cannot be written, there is none."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # ranks may write at the same time
     try:
         with part.open("xb") as file:

@@ -5,11 +5,11 @@ from torch import Tensor
 
 
 class NegativeSampler:
-    """Draws items that a user did not take. For each user they are numbered from 0 in ascending order.
+    """Draws items that a user did not take: the untaken items, numbered from 0 in ascending order.
 
-    The n-th of them is n plus the number of taken items below it, and the taken item of place k among a user's sorted
-    items is below it when item - k <= n: one search in a sorted vector. So a uniform number gives a uniform item that
-    the user did not take: nothing is rejected, and no table of users by items is kept, only 8 bytes per pair.
+    Untaken item n is n plus the number of taken items below it. The k-th taken item, in ascending order, is below it
+    when item - k <= n, so one search in a sorted vector finds that number. A uniform number thus gives a uniform
+    untaken item: no draw is rejected, and memory is 8 bytes per pair instead of a table of users by items.
 
     Args:
         users: (num,) users of the taken pairs, ascending.
@@ -52,7 +52,7 @@ class NegativeSampler:
         """Return (len(users), num) int64 untaken items, all different within a row, every set equally likely.
 
         Every user must have at least num of them. Source: Floyd's algorithm, in Bentley & Floyd, Programming Pearls:
-        A Sample of Brilliance, Communications of the ACM 30(9), 1987; it needs no retries however few are left over.
+        A Sample of Brilliance, Communications of the ACM 30(9), 1987; it never draws again, however few items are left.
         """
         numbers = torch.full((num, len(users)), -1)
         top = self.counts[users] - num

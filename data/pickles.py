@@ -1,4 +1,4 @@
-"""Unpickle arrays from a file that someone else wrote, without running what it asks for."""
+"""Unpickle arrays from a file of somebody else, without running code that the file names."""
 
 import io
 import pickle
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# numpy's own rebuilding functions, asked of numpy itself: their modules moved between numpy 1 and 2.
+# The functions by which numpy rebuilds arrays. numpy itself names them, because their modules moved between 1 and 2.
 _REBUILD: tuple[Any, ...] = (
     np.empty(0).__reduce__()[0],
     np.empty(0).__reduce_ex__(5)[0],

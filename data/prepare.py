@@ -5,8 +5,8 @@
     python -m data.prepare wikitext2 --from DIR
     python -m data.prepare imagenet --from DIR [--size 256]
 
-A set appears in the root when it is whole. Until then its files are in ``.prepare`` beside it, where archives that were
-downloaded whole are found again.
+A set appears in the root when it is complete. Until then its files are in the root's ``.prepare``; an archive that was
+downloaded completely is used again.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def _list(root: Path) -> None:
         print(f"{name:<15} {state:<6} {abouts[name]}")
 
 
-# Where a set comes from
+# Download, or copy from a folder
 
 
 def _download_all(entry: Entry, work: Path, staged: Path, url: str | None) -> None:
@@ -189,7 +189,7 @@ def _open(entry: Entry, archive: Path, staged: Path) -> None:
 
 
 def _copy_from(entry: Entry, origin: Path, staged: Path) -> None:
-    """Copy a set out of a folder: from its archive, or else those of its files that are there."""
+    """Copy a set from a folder: unpack its archive if it is there, else copy the unpacked files that are there."""
     archives = [origin / archive.name for archive in entry.archives]
     if archives[0].suffix != ".txt" and archives[0].is_file():
         found, published = _checksum(archives[0], entry.archives[0].checksum), entry.archives[0].checksum
@@ -217,7 +217,7 @@ def _first(folder: Path, alternatives: Sequence[str]) -> Path | None:
     return next((folder / name for name in alternatives if (folder / name).is_file()), None)
 
 
-# What is known of a set's files
+# Checksums of a set's files
 
 
 def _record(entry: Entry, folder: Path) -> None:
@@ -303,12 +303,12 @@ def _emptied(folder: Path) -> Path:
     return folder
 
 
-# What is printed
+# Output
 
 
 @contextmanager
 def _progress(label: str) -> Iterator[Report]:
-    """Yield a function to report to: a bar on a terminal, a line a minute elsewhere."""
+    """Yield a function that shows the progress: as a bar on a terminal, elsewhere as a line a minute."""
     terminal = sys.stderr.isatty()
     with tqdm(desc=label, mininterval=0.1 if terminal else 60, maxinterval=60) as bar:
 

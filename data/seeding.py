@@ -1,4 +1,4 @@
-"""One rule from a tuple of integers to a stream of random numbers."""
+"""Random generators that are seeded by a tuple of integers."""
 
 import hashlib
 import operator

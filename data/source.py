@@ -1,4 +1,4 @@
-"""What a data set is, to the rest of the program."""
+"""The contents of a data set, and the protocols that data sets and batches implement."""
 
 import hashlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Classification:
         test_targets: (num_test,) int64.
         num_classes: number of classes.
         in_channels: channels of an image.
-        checksums: what was read -> its sha256, for the record of a run; remarks on them beside.
+        checksums: what was read -> its sha256, for the record of a run; it may hold remarks as well.
         mean: per channel, of the training pixels; uint8 pixels count as pixel / 255.
         std: standard deviation, in the units of mean.
     """
@@ -54,14 +54,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interactions:
-    """Who took what, with one item of each user held out.
+    """The items that each user took, with one item of each user held out.
 
     Attributes:
         users, items: (num_train,) int32, the positive pairs to learn from, sorted by user and then by item.
         num_users, num_items: both are numbered from 0.
         test_items: (num_users,) int32, each user's held-out item; -1 where a user has too few to hold one out.
-        test_negatives: (num_users, num_negatives) int32, items that the user never took, which the held-out one is
-            ranked against; the same in every run.
+        test_negatives: (num_users, num_negatives) int32, items that the user never took; the held-out item is
+            ranked against them. The same in every run.
         checksums: what was read -> its sha256.
     """
 
@@ -121,7 +121,7 @@ class Batches(Protocol):
 
         Args:
             epoch: number of the epoch, from 0.
-            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+            start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
 
 

@@ -1,4 +1,4 @@
-"""Images drawn at random, for tests and benchmarks that need a size rather than a meaning."""
+"""Images drawn at random, for tests and benchmarks that need data of a given size."""
 
 from dataclasses import dataclass, fields
 

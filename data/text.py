@@ -19,11 +19,11 @@ SPLITS = ("train", "valid", "test")
 
 # Every vocabulary begins with these two, so that their numbers are the same in all texts.
 SPECIAL = ("<unk>", "<eos>")
-UNKNOWN = 0  # replaces words outside the vocabulary; masked language modelling uses it as the mask as well
-END = 1  # follows every line, or of every paragraph where lines are wrapped
+UNKNOWN = 0  # replaces words outside the vocabulary; masked language modelling also uses it as the mask
+END = 1  # follows every line, or every paragraph where lines are wrapped
 
 WORD = re.compile(r"\w+|[^\w\s]")
-RULE = re.compile(r"^([^\w\s])\1+$", re.MULTILINE)  # what underlines a heading
+RULE = re.compile(r"^([^\w\s])\1+$", re.MULTILINE)  # the line under a heading
 BLANK = re.compile(r"\n\s*\n")
 HELD_OUT = 10  # every tenth paragraph of the manual is for the test
 
@@ -109,14 +109,14 @@ class _Files:
 class WikiText2(_Files):
     """Articles of Wikipedia, about two million words, with rare words already replaced by ``<unk>``.
 
-    The vocabulary is that of the words to learn from: 33,278 with the official training file. Words of the test that
-    are not in it become ``<unk>``.
+    The vocabulary is that of the training text: 33,278 words with the official file. Other words of the test text
+    become ``<unk>``.
 
     Args:
         train: which split to learn from: train, valid or test.
         test: which split to measure on. The default is valid because that is the split whose perplexity the authors
             of MiCRO report as their test.
-        lower: turn everything into lower case.
+        lower: convert the text to lower case.
         max_words: keep only so many words, the most frequent; None keeps all.
         num_train, num_test: take only so many words, the first of the files; None takes all. For studies at small
             scale: the vocabulary shrinks with num_train, so that perplexities compare only between equal settings.
@@ -155,11 +155,12 @@ class Ptb(_Files):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manuals:
-    """The topics of Python's ``help()``, which every Python brings along: English text without a download.
+    """The topics of Python's ``help()``: English text without a download.
 
-    Topics in the order of their names, in lower case, words and punctuation marks apart, ``<eos>`` after every
-    paragraph. A paragraph that several topics share is taken once, so that none of the test was learned; every tenth is
-    the test. The text and its checksum differ from one Python version to the next: compare runs of one version.
+    Topics are in the order of their names and in lower case; a punctuation mark is a word; ``<eos>`` follows every
+    paragraph. A paragraph that several topics share is taken once, so that training and test share none. Every tenth
+    paragraph is for the test. The text and its checksum differ from one Python version to the next: compare runs of one
+    version.
 
     Args:
         max_words: keep only so many words, the most frequent; None keeps all.
@@ -199,7 +200,7 @@ class Manuals:
 
 
 def vocabulary(words: Sequence[str], max_words: int | None = None) -> tuple[str, ...]:
-    """Return ``<unk>``, ``<eos>``, then the words by falling frequency, equally frequent ones in order of the alphabet.
+    """Return ``<unk>``, ``<eos>``, then the words, the most frequent first, equally frequent ones sorted.
 
     Args:
         words: the text to learn from.

@@ -13,18 +13,18 @@ NUM_COLUMNS = 32  # of the test text, whatever the world size
 IGNORED_TARGET = -100  # where no word is to be predicted: the value that torch's cross_entropy ignores by default
 PREDICTED = 0.15  # fraction of the words that the model is to predict
 MASKED = 0.8  # fraction of those that the input replaces by the mask
-RANDOM = 0.1  # fraction of those that the input replaces by a random word; the rest it shows as they are
+RANDOM = 0.1  # fraction of those that the input replaces by a random word; the rest are unchanged
 EVAL_SEED = 15  # not the run's seed: runs that differ in seed are measured on the same masks
 
 
 class TextBatches:
-    """One rank's share of a text, to be read on from batch to batch.
+    """One rank's share of a text; each batch continues where the last one stopped.
 
     The text is cut into world_size * batch_size columns of equal length, each of them contiguous; a rank has batch_size
-    neighbouring ones. Batch i of an epoch goes on in every column where batch i - 1 stopped, so that a recurrent model
-    may carry its state along. Nothing is random: all epochs are equal, and the ranks' batches of one step together
-    follow from world_size * batch_size alone. Left out are fewer than world_size * batch_size words at the end of the
-    text, and fewer than sequence_length + 1 at the end of each column.
+    neighbouring ones. Batch i of an epoch continues every column where batch i - 1 stopped, so that a recurrent model
+    can carry its state along. Nothing is random: all epochs are equal, and world_size * batch_size alone determines
+    the batches that the ranks together have in a step. Left out are fewer than world_size * batch_size words at the
+    end of the text, and fewer than sequence_length + 1 at the end of each column.
 
     Args:
         tokens: (num,) int64 words in the order of the text; not modified.
@@ -32,7 +32,7 @@ class TextBatches:
         sequence_length: words per column and batch.
         rank: this rank, global over all nodes.
         world_size: number of ranks.
-        device: where batches are wanted; None leaves them with the tokens.
+        device: of the batches; None: the tokens' device.
 
     Raises:
         ValueError: a setting is out of range, or there are too few words for one step.
@@ -64,29 +64,29 @@ class TextBatches:
         """Yield (batch_size, sequence_length) int64 inputs, and as targets the words one place further on.
 
         Args:
-            epoch: number of the epoch; it does not matter.
-            start: batches to leave out at the beginning.
+            epoch: not used: all epochs are equal.
+            start: number of batches to skip.
         """
         for batch in range(start, self.num_batches):
             yield _window(self._columns, batch * self._sequence_length, self._sequence_length)
 
 
 class EvalColumns:
-    """One rank's share of the test text, to be read on from batch to batch.
+    """One rank's share of the test text; each batch continues where the last one stopped.
 
-    The text is cut into a fixed number of contiguous columns, of which each rank takes neighbouring ones: the words
-    to predict and those before them are the same at every world size, so that sums over the ranks are as well. Shares
-    differ by at most one column, and with more ranks than columns some have nothing: sum losses and counts over the
+    The text is cut into a fixed number of contiguous columns, of which each rank takes neighbouring ones. The words to
+    predict, and the words before them, are the same at every world size, and so are sums over the ranks. Shares
+    differ by at most one column, and with more ranks than columns some have none: sum losses and counts over the
     ranks after the loop, never inside it. Left out are fewer than num_columns words at the end of the text; the first
     word of a column is never predicted.
 
     Args:
         tokens: (num,) int64 words in the order of the text; not modified.
         num_columns: columns over all ranks.
-        sequence_length: words per column and batch; the last batch is shorter where they do not fit.
+        sequence_length: words per column and batch; the last batch may be shorter.
         rank: this rank, global over all nodes.
         world_size: number of ranks.
-        device: where batches are wanted; None leaves them with the tokens.
+        device: of the batches; None: the tokens' device.
 
     Raises:
         ValueError: a setting is out of range, or there are fewer than two words for each column.
@@ -142,7 +142,7 @@ class MaskedBatches:
         rank: this rank, global over all nodes.
         world_size: number of ranks.
         seed: the run's seed.
-        device: where batches are wanted; None leaves them with the tokens.
+        device: of the batches; None: the tokens' device.
 
     Raises:
         ValueError: a setting is out of range, or there are too few words for one step.
@@ -188,7 +188,7 @@ class MaskedBatches:
 
         Args:
             epoch: number of the epoch, from 0.
-            start: batches to leave out at the beginning; the rest are those of the whole epoch, bit for bit.
+            start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
         segments = self._segments[self.indices(epoch).flatten()]
         random = generator(self._seed, epoch, self._rank)
@@ -201,7 +201,7 @@ class MaskedBatches:
 class EvalMasked:
     """One rank's share of the test text in order, in segments with words to be predicted.
 
-    Segments and masks are the same in every run and at every world size, so that sums over the ranks are as well.
+    Segments and masks are the same in every run and at every world size, and so are sums over the ranks.
     Shares differ by at most one segment, so ranks may have different numbers of batches, even none: sum losses and
     counts over the ranks after the loop, never inside it. Left out are fewer than sequence_length words at the end of
     the text.
@@ -214,7 +214,7 @@ class EvalMasked:
         sequence_length: words of a segment.
         rank: this rank, global over all nodes.
         world_size: number of ranks.
-        device: where batches are wanted; None leaves them with the tokens.
+        device: of the batches; None: the tokens' device.
 
     Raises:
         ValueError: a setting is out of range, or the text is shorter than one segment.

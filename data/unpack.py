@@ -1,4 +1,4 @@
-"""Unpack archives that someone else made."""
+"""Unpack archives without trusting their contents."""
 
 import gzip
 import stat

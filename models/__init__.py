@@ -1,6 +1,6 @@
 """Networks as plain ``nn.Module``: `build` one by name, `names` lists them.
 
-Adding a model means adding a file here whose function carries ``@register(kind)``; the files are found, not listed.
+Adding a model means adding a file here whose function carries ``@register(kind)``; no list names the files.
 """
 
 import importlib

@@ -42,18 +42,18 @@ def bert_base(
     max_length: int = 128,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """BERT-base with its masked-word head, whose decoder is the word embedding again.
+    """BERT-base with its masked-word head, whose decoder shares the word embedding's weight.
 
     109,514,298 parameters for the paper's 30,522 word pieces and 512 positions, 109,219,386 for 128 positions.
 
     Args:
         hidden: width of the embeddings and of every layer.
         intermediate: width inside a layer's feed-forward half.
-        max_length: positions that are learnt, so the longest row.
+        max_length: number of learnt positions, and so the longest row.
         dropout: share of values and of attention weights set to zero in training.
 
-    Differences from the paper: no next-sentence head and nothing that only it needs; all rows are of the first
-    segment. There is no padding: every row is full.
+    Differences from the paper: no next-sentence head and no layers that only it needs; all rows have the first
+    segment's embedding. There is no padding: every row is full.
 
     Raises:
         ValueError: a setting out of range, or transformers is not installed.
@@ -77,6 +77,6 @@ def bert_base(
         max_position_embeddings=max_length,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
-        pad_token_id=None,  # the default, 0, would keep word 0 from learning
+        pad_token_id=None,  # the default, 0, would exclude word 0 from training
     )
     return MaskedLanguageModel(BertForMaskedLM(config), max_length)

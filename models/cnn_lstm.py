@@ -1,4 +1,4 @@
-"""The character-aware language model: it reads the letters of a word, and predicts words.
+"""The character-aware language model: it reads words as characters and predicts words.
 
 Source: Kim, Jernite, Sontag & Rush, Character-Aware Neural Language Models, AAAI 2016, arXiv 1508.06615.
 """
@@ -16,7 +16,7 @@ Carry = tuple[Tensor, Tensor]  # the hidden and the cell states, (num_layers, ba
 CHARACTER_WIDTH = 15  # of a character's embedding; table 2
 NUM_LSTM_LAYERS = 2  # table 2
 INITIAL_RANGE = 0.05  # of all parameters; the paper's paragraph on optimisation
-GATE_BIAS = -2.0  # a gate that is mostly shut: highways start by carrying their inputs on
+GATE_BIAS = -2.0  # gates start nearly closed: a highway first passes its input on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ class WordReader(nn.Module):
 
     def forward(self, letters: Tensor) -> Tensor:
         """Map (num, word_length) int64 characters, 0 behind a word's end, to (num, width)."""
-        missing = max(0, self.widest - letters.shape[1])  # the widest convolution needs as many letters
+        missing = max(0, self.widest - letters.shape[1])  # the widest convolution needs at least that many
         signals = self.embedding(F.pad(letters, (0, missing))).transpose(1, 2)
-        # tanh rises, so the largest value may be taken before it, of fewer numbers.
+        # tanh is increasing, so the maximum can be taken first, which leaves fewer values for tanh.
         features = [torch.tanh(convolution(signals).amax(dim=2)) for convolution in self.convolutions]
         return self.highways(torch.cat(features, dim=1))
 
@@ -75,7 +75,7 @@ class CharacterLanguageModel(nn.Module):
 
     Attributes:
         spelling: (num_words, word_length) int64 buffer, the characters of every word; 0 is padding. It is zero until
-            it is filled, and no part of the state_dict, since it is of the data and not learnt.
+            it is filled, and not part of the state_dict, since it comes from the data set and is not learnt.
     """
 
     spelling: Tensor

@@ -57,7 +57,7 @@ class Inception(nn.Module):
 
 
 class AuxiliaryHead(nn.Module):
-    """A classifier on features from halfway: pooled to 4x4, a 1x1 convolution, two linear layers."""
+    """A classifier on intermediate features: pooled to 4x4, a 1x1 convolution, two linear layers."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
@@ -126,12 +126,12 @@ def googlenet(*, in_channels: int, num_classes: int, auxiliary: bool = False) ->
     6,998,552 parameters in 116 tensors for 3 channels and 1000 classes; 13,378,280 in 128 with the auxiliary heads.
 
     Args:
-        auxiliary: add the two classifiers on features from halfway, which count in training only.
+        auxiliary: add the two classifiers on intermediate features, which are used in training only.
 
-    Differences from the paper: a model is one map from images to logits, so the auxiliary heads cannot have losses of
+    Differences from the paper: a model maps images to logits only, so the auxiliary heads cannot have losses of
     their own. Their logits, weighted by 0.3 as the paper weights the losses, are added to the main ones in training:
-    gradients have the paper's sizes and take its time, but what is learnt is not the same. The heads pool to 4x4 at
-    any image size.
+    gradients have the sizes and the computation of the paper's, but the network learns something else. The heads
+    pool to 4x4 at any image size.
 
     Raises:
         ValueError: auxiliary is neither true nor false.

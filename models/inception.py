@@ -1,4 +1,4 @@
-"""Inception-v4: timm's, with a stem for small images beside the paper's.
+"""Inception-v4 of timm, with the paper's stem or one for small images.
 
 Source: Szegedy, Ioffe, Vanhoucke & Alemi, Inception-v4, Inception-ResNet and the Impact of Residual Connections on
 Learning, AAAI 2017, arXiv 1602.07261, figures 3 to 9.
@@ -11,7 +11,10 @@ from torch import nn
 from models.registry import register
 
 DROPOUT = 0.2  # figure 9 keeps 0.8
-SMALLEST_IMAGE = {"imagenet": 75, "cifar": 23}  # pixels of a side: what unpadded convolutions and poolings leave alive
+SMALLEST_IMAGE = {
+    "imagenet": 75,
+    "cifar": 23,
+}  # pixels of a side: of smaller images, unpadded convolutions and poolings leave nothing
 
 
 @register("images")

@@ -1,8 +1,8 @@
-"""The recurrent language model: an embedding, LSTM layers and a decoder that is the embedding again.
+"""The recurrent language model: an embedding, LSTM layers, and a decoder that shares the embedding's weight.
 
-Source: Zaremba, Sutskever & Vinyals, Recurrent Neural Network Regularization, 2014, arXiv 1409.2329, for where the
-dropout is; Press & Wolf, Using the Output Embedding to Improve Language Models, EACL 2017, arXiv 1608.05859, for the
-tied decoder.
+Source: Zaremba, Sutskever & Vinyals, Recurrent Neural Network Regularization, 2014, arXiv 1409.2329, for the
+places of dropout; Press & Wolf, Using the Output Embedding to Improve Language Models, EACL 2017, arXiv 1608.05859,
+for the tied decoder.
 """
 
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class LanguageModel(nn.Module):
             hidden,
             num_layers,
             batch_first=True,
-            dropout=dropout if num_layers > 1 else 0.0,  # a single layer has no between, and torch warns of one
+            dropout=dropout if num_layers > 1 else 0.0,  # with one layer there is nowhere to put it, and torch warns
         )
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Linear(hidden, num_words)
@@ -58,7 +58,7 @@ def lstm(
     Args:
         hidden: width of the embedding and of every layer.
         dropout: share of values set to zero in training.
-        tied: let the decoder's weight be the embedding's.
+        tied: let the decoder share the embedding's weight.
 
     Initialised as the word language model of PyTorch's examples: embedding and decoder uniform in +-0.1, the decoder's
     bias zero, the layers as `torch.nn.LSTM` is.

@@ -23,7 +23,7 @@ class NeuMF(nn.Module):
 
     def __init__(self, *, num_users: int, num_items: int, factors: int, layers: Sequence[int], dropout: float) -> None:
         super().__init__()
-        # The gradients are dense: a sparsifier sees all rows, and selects among them.
+        # The embeddings' gradients are dense, so a sparsifier selects among all rows.
         self.user_factors = nn.Embedding(num_users, factors)
         self.item_factors = nn.Embedding(num_items, factors)
         self.user_features = nn.Embedding(num_users, layers[0] // 2)
@@ -66,8 +66,8 @@ def neumf(
         layers: widths along the perceptron; the first is that of its input, a user's and an item's embedding in a row.
         dropout: share of values set to zero in training, behind every layer of the perceptron.
 
-    Differences from the paper: both halves are trained together from the start, the paper also trains them apart first.
-    Dropout.
+    Differences from the paper: both halves are trained together from the start; the paper also trains each by itself
+    first. Dropout is added.
 
     Raises:
         ValueError: a setting out of range.

@@ -77,9 +77,9 @@ def build(name: str, *, sizes: Mapping[str, int], **settings: object) -> nn.Modu
         sizes: of the data set, such as in_channels and num_classes, each at least 1; more than needed is fine.
         settings: of this model, such as ``hidden`` of the mlp.
     Returns:
-        a module that is called as its kind says.
+        a module; its kind says how it is called.
     Raises:
-        ValueError: the name, a setting or a value is not one that exists, or a size that the model needs is missing.
+        ValueError: the name, a setting or a value is unknown, or a size that the model needs is missing.
     """
     entry = _entry(name)
     needed = [size for size in SIZES if size in entry.parameters]

@@ -188,7 +188,7 @@ def resnet152(*, in_channels: int, num_classes: int, stem: str = "imagenet") -> 
 
 @register("images")
 def resnet8(*, in_channels: int, num_classes: int) -> nn.Module:
-    """The family of `resnet20` with n = 1, for 8x8 digits and for quick runs on a CPU.
+    """ResNet-8: the family of `resnet20` with n = 1, for 8x8 digits and for quick runs on a CPU.
 
     75,002 parameters for 1 channel and 10 classes. The paper has no network this small.
     """
@@ -217,8 +217,8 @@ def resnet56(*, in_channels: int, num_classes: int) -> nn.Module:
 def resnet110(*, in_channels: int, num_classes: int) -> nn.Module:
     """The same family with n = 18.
 
-    1,727,962 parameters for 3 channels and 10 classes (the paper's 1.7 million). The paper warms it up at a learning
-    rate of 0.01, because 0.1 is too large to begin with.
+    1,727,962 parameters for 3 channels and 10 classes (the paper's 1.7 million). The paper starts with a
+    learning rate of 0.01, because 0.1 is too large at first.
     """
     return _cifar_resnet(in_channels, num_classes, blocks=18)
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from models.registry import positive, register
 from models.resnet import ResNet, cifar_stem
 
-REDUCTION = 16  # how much narrower the bottleneck of the weights is than the block; the paper's choice
+REDUCTION = 16  # the block's channels over those of the bottleneck between the two linear layers; the paper's choice
 
 
 class SqueezeExcitation(nn.Module):

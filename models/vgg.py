@@ -12,7 +12,7 @@ SMALLEST_IMAGE = 32  # pixels of a side: five max-poolings leave one
 
 
 class VGG(nn.Module):
-    """Convolutions with batch normalisation, and one linear head on what their mean over the image leaves.
+    """Convolutions with batch normalisation, their mean over the image, and one linear head.
 
     Initialised as in He et al., ICCV 2015, arXiv 1502.01852: convolutions by the fan-out rule, biases to zero.
     """
