@@ -1,4 +1,4 @@
-"""Build the parts that a configuration names: model, reducer, schedule. Checks that need the parts stand here too.
+"""Build the parts that a configuration names: model, reducer, schedule. Checks that need these parts are here too.
 
 The only module of this package that imports torch and micro.
 """
@@ -48,7 +48,7 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
     """Return the reducer that the configuration describes.
 
     Args:
-        steps_per_epoch: what a density policy counts epochs in.
+        steps_per_epoch: converts the epochs of a density policy to steps.
 
     Raises:
         UserError: a part that does not exist, a value out of range, or parts that do not go together.
@@ -101,7 +101,7 @@ def _density(config: TrainConfig, steps_per_epoch: int) -> micro.Density[Any]:
 
 
 def _in_steps(policy: dict[str, Any], config: TrainConfig, steps_per_epoch: int) -> dict[str, Any]:
-    """Return a policy's settings in steps and densities, from epochs and factors on the density asked for."""
+    """Return a policy's settings in steps and densities, from epochs and factors of the configured density."""
     settings = dict(policy)
     if "interval_epochs" in settings:
         settings["interval"] = max(1, round(settings.pop("interval_epochs") * steps_per_epoch))
@@ -123,17 +123,17 @@ def _refuse_second_momentum(config: TrainConfig, reducer: micro.Reducer) -> None
 
 
 def _feedback(config: TrainConfig) -> Any:
-    """Return what stays on each worker: the sparsifier's word for it, unless the momentum is put before it."""
+    """Return the feedback: the sparsifier's own, or a local momentum with optimizer.momentum_at=gradient."""
     given, chosen = config.sparsifier.feedback, config.optimizer
     if chosen.momentum_at == "update":
         return given
     if part_name(given) != "residual":
         raise UserError(
-            f"optimizer.momentum_at=gradient takes the place of feedback residual, got '{part_name(given)}': "
+            f"optimizer.momentum_at=gradient replaces feedback residual, got '{part_name(given)}': "
             "use momentum_at=update"
         )
     if chosen.nesterov == "published":
-        raise UserError("optimizer.nesterov=published is a step of the average: use momentum_at=update")
+        raise UserError("optimizer.nesterov=published works on the averaged gradient: use momentum_at=update")
     return {"name": "momentum", "momentum": chosen.momentum, "nesterov": chosen.nesterov == "pytorch"}
 
 
@@ -144,7 +144,7 @@ def _refuse_parts(config: TrainConfig) -> None:
         if getattr(parts, part) != getattr(SparsifierConfig, part):
             raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
     if config.optimizer.momentum_at == "gradient":
-        raise UserError(f"optimizer.momentum_at=gradient needs a residual, which {name} has not: use update")
+        raise UserError(f"optimizer.momentum_at=gradient needs a residual, and {name} has none: use update")
 
 
 def _check_schedule(config: TrainConfig, reducer: micro.Reducer) -> None:
@@ -158,7 +158,7 @@ def _check_schedule(config: TrainConfig, reducer: micro.Reducer) -> None:
     if config.cluster.simulated:
         raise UserError(f"schedule={config.schedule.name} needs real workers, simulated ones have one bucket: use auto")
     if not schedule.runs:
-        raise UserError(f"schedule {schedule.name} can be planned and simulated, but not be carried out by DDP")
+        raise UserError(f"schedule {schedule.name} can be planned and simulated, but DDP cannot carry it out")
     for name in ("trace", "link"):
         if (getattr(config.schedule, name) is None) == schedule.is_planned:
             wrong = "is missing: measure it with experiments.profile" if schedule.is_planned else "means nothing here"

@@ -1,4 +1,4 @@
-"""Check the settings of a run, as far as can be without building or reading anything."""
+"""Check the settings of a run, without building parts or reading files."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,7 @@ from experiments.config.slurm_settings import check_slurm
 from experiments.config.tracking_settings import check_tracking
 
 DEVICES = ("auto", "cpu", "cuda")
-FILES = ("trace", "link", "select")  # of a schedule
+FILES = ("trace", "link", "select")  # keys of a schedule that name files
 SCALES = ("paper", "small")
 SHAPES = ("steps", "linear", "cosine")
 PRECISIONS = ("float32", "bfloat16")
@@ -18,15 +18,15 @@ RESIZES = ("refuse", "average")
 
 
 def check_settings(config: TrainConfig, *, joined_world_size: int | None = None) -> None:
-    """Check every setting, and fill in the world size, the density of methods that send all, and the home folder.
+    """Check every setting; fill in the world size, the density of methods that send everything, and the home folder.
 
     Args:
-        joined_world_size: the number of ranks this process is one of, when something else started them.
+        joined_world_size: the number of ranks, if torchrun or srun started this process as one of them.
 
     Raises:
         UserError: a value out of its range, or settings that contradict each other.
     """
-    _settle_cluster(config.cluster, joined_world_size)
+    _complete_cluster(config.cluster, joined_world_size)
     if config.sparsifier.sends_everything:
         config.density = 1.0
     _expand_home(config)
@@ -42,7 +42,7 @@ def _expand_home(config: TrainConfig) -> None:
             setattr(holder, key, str(Path(given).expanduser()))
 
 
-def _settle_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> None:
+def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> None:
     """Check the numbers of the cluster and fill in its world size."""
     _at_least("cluster.nproc_per_node", cluster.nproc_per_node, 1)
     _at_least("cluster.nnodes", cluster.nnodes, 1)
@@ -92,9 +92,9 @@ def _check_numbers(config: TrainConfig) -> None:
     for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():
         check_choice(key, known, getattr(config, key))
     if config.lr_shape != "steps" and config.lr_milestones:
-        raise UserError(f"lr_milestones are of lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")
+        raise UserError(f"lr_milestones are for lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")
     if config.resize != "refuse" and config.start_from is None:
-        raise UserError(f"resize={config.resize} needs start_from: name the run to go on from")
+        raise UserError(f"resize={config.resize} needs start_from: name the run to start from")
     check_optimizer(config.optimizer)
     check_tracking(config.tracking)
 

@@ -16,7 +16,7 @@ MISTAKE, INTERRUPTED = 2, 130
 NONE = "none"
 T = TypeVar("T")
 _KINDS: dict[object, str] = {int: "whole numbers", float: "numbers"}
-# Messages of argparse, and how the errors of this project are put.
+# Messages of argparse, and their form in this project.
 _WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"invalid int value: (.*)", r"must be a whole number, got \1"),
     (r"invalid float value: (.*)", r"must be a number, got \1"),
@@ -80,10 +80,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
-    """Return the exit code of a command: 2 for a mistake, which is told in one line, 130 after Ctrl-C.
+    """Return the exit code of a command: 2 after a UserError, which is printed in one line, and 130 after Ctrl-C.
 
     Args:
-        stopped: what to tell the user after Ctrl-C.
+        stopped: a line to print after Ctrl-C.
     """
     try:
         return work()

@@ -17,15 +17,15 @@ from experiments.config.values import set_value_, to_dataclass
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
     "at", lambda paper, small, *, _root_: small if _root_.scale == "small" else paper, replace=True
-)  # in an experiment: the paper's value beside the laptop's
+)  # in an experiment: ${at:PAPER,SMALL} chooses one of two values by the key scale
 
 
 def compose_run(words: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
-    """Return the configuration that ``words`` describe, with every setting checked by itself.
+    """Return the configuration that ``words`` describe, with its settings checked.
 
     Args:
         words: GROUP=CHOICE and KEY=VALUE.
-        joined_world_size: the number of ranks this process is one of, when something else started them.
+        joined_world_size: the number of ranks, if torchrun or srun started this process as one of them.
 
     Raises:
         UserError: a word that cannot be read, a setting that does not exist or a value out of its range.
@@ -34,7 +34,7 @@ def compose_run(words: list[str], *, joined_world_size: int | None = None) -> Tr
 
 
 def compose_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
-    """Return the configurations of all jobs; see compose_run. Raises: UserError, for the first that is wrong."""
+    """Return the configurations of all jobs; see compose_run. Raises: UserError, for the first wrong one."""
     return [compose_run(job, joined_world_size=joined_world_size) for job in jobs]
 
 
@@ -48,7 +48,7 @@ def composed_values(words: list[str]) -> Values:
 
 
 def typed(values: Values, *, joined_world_size: int | None = None) -> TrainConfig:
-    """Return plain values as dataclasses, checked as far as can be without building anything.
+    """Return plain values as dataclasses, checked without building parts or reading files.
 
     Raises:
         UserError: a key that does not exist, a value that is missing, of another type or out of its range.

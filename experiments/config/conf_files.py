@@ -1,7 +1,7 @@
 """Compose the settings of a run from the files of conf/: the layers of conf/train.yaml, in Hydra's order.
 
-Hydra composes one configuration in about 0.1 s; a study has up to a hundred. This reads each file once and handles what
-the files of conf/ use of Hydra's defaults lists: NAME (another file of the same group), {GROUP: NAME},
+Hydra composes one configuration in about 0.1 s; a study has up to a hundred. This module reads each file once. Of
+Hydra's defaults lists it supports what conf/ uses: NAME (another file of the same group), {GROUP: NAME},
 {override /GROUP: NAME} and _self_. A test compares it with Hydra for every file of conf/.
 """
 
@@ -19,13 +19,13 @@ from experiments.config.paths import CONF
 from experiments.config.values import defaults_of_schema
 
 Values = dict[str, Any]
-_WHOLE = ("model", "dataset")  # groups that an experiment does not change where the command line names a choice
+_WHOLE = ("model", "dataset")  # an experiment does not change these groups if the command line sets them
 _GLOBAL = "# @package _global_"  # the header of a file whose keys are those of the run, not of its group
 
 
 @cache
 def read_yaml(path: Path) -> Values:
-    """Return what a file of conf/ holds; the caller must not change it. Raises: UserError, it cannot be read."""
+    """Return what a file of conf/ holds; the caller must not change it. Raises: UserError: it cannot be read."""
     try:
         content = yaml.load(path.read_text(), Loader=_Loader) or {}
     except (OSError, yaml.YAMLError) as error:
@@ -41,7 +41,7 @@ def choices_of(group: str) -> list[str]:
 
 
 def compose_layers(chosen: Mapping[str, str]) -> Values:
-    """Return the settings of a run before its values are changed, as plain values; interpolations stay as they are.
+    """Return the settings of a run before single values are set, as plain values with unresolved interpolations.
 
     Args:
         chosen: the choice of each group that the command line names.
@@ -55,7 +55,7 @@ def _layers(chosen: tuple[tuple[str, str], ...]) -> Values:
     choices = {**_listed(primary), **own}
     experiment = choices.pop("experiment", None)
     files = list(_with_bases("experiment", experiment)) if experiment else []
-    for file in files:  # the later the file, the more it decides
+    for file in files:  # a later file overrides an earlier one
         choices.update({group: name for group, name in _overridden(file).items() if group not in own})
     values = defaults_of_schema()
     for group, name in choices.items():
@@ -71,7 +71,7 @@ def _layers(chosen: tuple[tuple[str, str], ...]) -> Values:
 
 
 def merge_(values: Values, more: Mapping[str, Any]) -> None:
-    """Merge mappings into mappings; anything else of ``more`` replaces what was there."""
+    """Merge ``more`` into ``values``: mappings are merged, other values are replaced."""
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(values.get(key), dict):
             merge_(values[key], value)
@@ -114,7 +114,7 @@ def _own_keys(file: Values) -> Values:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML as Hydra reads it: 1e-3 is a number, and nothing is a date."""
+    """YAML as Hydra reads it: 1e-3 is a number, and a date is a string."""
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -1,6 +1,6 @@
 """Every group, choice and key of the configuration in words, read from the comments of conf/ and the dataclasses.
 
-Nothing here composes a configuration or imports torch: help texts and the pages of docs/ are made from it.
+The help text and the pages of docs/ are made from it. Nothing here composes a configuration or imports torch.
 """
 
 import ast
@@ -15,8 +15,8 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from experiments.config.paths import CONF
 
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
-_HIDDEN = ("defaults", "hydra")  # keys that steer hydra and belong to no run
-_HEADERS = ("# @package", "# label:", "# drawn:", "# order:")  # comments that are read by programs, not by people
+_HIDDEN = ("defaults", "hydra")  # keys for Hydra, not settings of a run
+_HEADERS = ("# @package", "# label:", "# drawn:", "# order:")  # comments for programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Key:
 
     Attributes:
         name: dotted, from the top of the file.
-        value: as the file has it.
-        comment: what stands behind it in the file; empty where nothing does.
+        value: as written in the file.
+        comment: the comment behind the value in the file; empty without one.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Choice:
     Attributes:
         comment: the lines that open the file.
         keys: in the order of the file; a mapping written on one line is one key.
-        base: the choice whose values it starts from, if any.
+        base: the choice whose values this one extends, None without one.
     """
 
     name: str
@@ -55,9 +55,9 @@ class Field:
     """One field of a dataclass.
 
     Attributes:
-        type: as the source has it; the name of a dataclass where the field holds keys of its own.
-        default: as the source has it; None where a configuration must give a value.
-        comment: what the docstring of the dataclass says of it; empty where it says nothing.
+        type: as written in the source; the name of a dataclass if the field has keys itself.
+        default: as written in the source; None if a configuration must give a value.
+        comment: the text for it in the docstring of the dataclass; empty without one.
     """
 
     type: str
@@ -67,19 +67,19 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """A dataclass of experiments/config: what its docstring says of it, and its fields by name."""
+    """A dataclass of experiments/config: the text of its docstring, and its fields by name."""
 
     about: str
     fields: dict[str, Field]
 
 
 def train_keys() -> tuple[Key, ...]:
-    """Return the keys of conf/train.yaml, which belong to no group."""
+    """Return the keys of conf/train.yaml, which are in no group."""
     return read(CONF / "train.yaml").keys
 
 
 def default_choices() -> dict[str, str]:
-    """Return the choice that a run has in each group where none is named."""
+    """Return the default choice of each group."""
     entries = yaml.safe_load((CONF / "train.yaml").read_text())["defaults"]
     pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
     return {group: choice for group, choice in pairs if group in GROUPS}
@@ -92,10 +92,10 @@ def choices(group: str) -> dict[str, Choice]:
 
 
 def described(group: str) -> list[Key]:
-    """Return every key of a group in words: of its dataclass, explained there or by a comment in one of its files.
+    """Return every key of a group: the fields of its dataclass, described there or by a comment in one of its files.
 
-    The value is the one that a run has where nothing is chosen. Settings of one model, data set or schedule alone
-    stand in its file, and are left out.
+    The value is the default of a run. Settings of a single model, data set or schedule are in its file, and are not
+    returned here.
     """
     commented = _commented(group)
     default = default_choices().get(group)
@@ -110,7 +110,7 @@ def described(group: str) -> list[Key]:
 
 
 def _commented(group: str) -> dict[str, str]:
-    """Return the comment of each key in a group's files: in the default choice if it is there, else in the first."""
+    """Return the comment of each key in a group's files: from the default choice, else from the first file."""
     default = default_choices().get(group)
     in_order = sorted(choices(group).values(), key=lambda choice: choice.name != default)
     found: dict[str, str] = {}
@@ -122,7 +122,7 @@ def _commented(group: str) -> dict[str, str]:
 
 
 def _flat(name: str, prefix: str = "") -> Iterator[tuple[str, Field]]:
-    """Yield the fields of a dataclass with their dotted names, those of the dataclasses in it in their place."""
+    """Yield the fields of a dataclass with dotted names; a field that is a dataclass is replaced by its fields."""
     known = dataclasses()
     if name not in known:
         return
@@ -134,7 +134,7 @@ def _flat(name: str, prefix: str = "") -> Iterator[tuple[str, Field]]:
 
 
 def read(path: Path) -> Choice:
-    """Return what a yaml file says."""
+    """Read a yaml file: its opening comment, keys and base."""
     text = path.read_text()
     lines = text.splitlines()
     root = yaml.compose(text)
@@ -178,14 +178,14 @@ def _text(value: Node, lines: list[str]) -> str:
 
 
 def _comment(key: Node, value: Node, lines: list[str]) -> str:
-    """Return the comment behind a value, or behind its key where the value is a block of its own."""
+    """Return the comment behind a value, or behind its key if the value is a block."""
     end = value.end_mark if value.end_mark.line == value.start_mark.line else key.end_mark
     return lines[end.line][end.column :].partition("#")[2].strip()
 
 
 @cache
 def dataclasses() -> dict[str, Documented]:
-    """Return what the dataclasses of this folder say of themselves, by name."""
+    """Return the dataclasses of this folder with their descriptions, by name."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         for node in ast.parse(path.read_text()).body:
@@ -206,7 +206,7 @@ def _documented(node: ast.ClassDef) -> Documented:
 
 
 def _default(value: ast.expr | None) -> str | None:
-    """Return a field's default as a yaml file would have it."""
+    """Return a field's default as it would be written in yaml."""
     if value is None:
         return None
     source = ast.unparse(value)
@@ -215,7 +215,7 @@ def _default(value: ast.expr | None) -> str | None:
 
 
 def _attributes(section: str) -> dict[str, str]:
-    """Return what the lines under ``Attributes:`` say, by name; several names may share a line."""
+    """Return the texts under ``Attributes:`` by name; several names may share a text."""
     comments: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():

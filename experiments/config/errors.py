@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and how each is put in one line."""
+"""Errors that a user can cause, and functions that write an error in one line."""
 
 import difflib
 from collections.abc import Iterable

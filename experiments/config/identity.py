@@ -6,18 +6,18 @@ import json
 
 from experiments.config.schema import TrainConfig
 
-NEUTRAL = frozenset(  # settings that say where or how a run goes on, not what it computes
+NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {
         *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "cluster.slurm"),
         "cluster.num_threads",
         *("checkpoint", "save_weights", "tracking", "measure_residual_every"),
-        "scale",  # the values that it chose are settings themselves
+        "scale",  # the values that it chooses are in the hash themselves
     }
 )
 
 
 def is_neutral(key: str) -> bool:
-    """Return whether a dotted key is a neutral setting, or lies below one."""
+    """Return whether a dotted key is a neutral setting, or part of one."""
     parts = key.split(".")
     return any(".".join(parts[:length]) in NEUTRAL for length in range(1, len(parts) + 1))
 

@@ -1,4 +1,4 @@
-"""Settings of the optimizer, and the check of them."""
+"""Settings of the optimizer, and their check."""
 
 import math
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ CHOICES = {
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
-    """Raise UserError for a setting that is out of its range or has no effect beside another one."""
+    """Raise UserError for a setting that is out of its range or has no effect with the others."""
     for key, known in CHOICES.items():
         check_choice(f"optimizer.{key}", known, getattr(config, key))
     if not 0 <= config.momentum < 1:
@@ -66,13 +66,13 @@ def check_optimizer(config: OptimizerConfig) -> None:
     if len(config.betas) != 2 or not all(0 <= beta < 1 for beta in config.betas):
         raise UserError(f"optimizer.betas must be two numbers in [0, 1), got {config.betas}")
     if config.clip is not None and not config.clip > 0:
-        raise UserError(f"optimizer.clip must be positive, got {config.clip}: leave it out to clip nothing")
+        raise UserError(f"optimizer.clip must be positive, got {config.clip}: leave it out to disable clipping")
     if config.clip is None and config.clip_at != OptimizerConfig.clip_at:
         raise UserError(f"optimizer.clip_at={config.clip_at} needs a clip: set optimizer.clip, or leave it out")
     if config.name == "adam":
         _refuse_settings_of_sgd(config)
     elif list(config.betas) != OptimizerConfig(name="adam").betas:
-        raise UserError(f"optimizer.betas are of adam, got {config.betas} for {config.name}: leave them out")
+        raise UserError(f"optimizer.betas are for adam, got {config.betas} for {config.name}: leave them out")
     if config.nesterov == "pytorch" and not config.momentum:
         raise UserError("optimizer.nesterov=pytorch needs a momentum above 0, got 0")
     if config.momentum_at == "gradient" and not config.momentum:
@@ -82,4 +82,4 @@ def check_optimizer(config: OptimizerConfig) -> None:
 def _refuse_settings_of_sgd(config: OptimizerConfig) -> None:
     for key in ("momentum", "nesterov", "momentum_at", "lr_at"):
         if getattr(config, key) != getattr(OptimizerConfig, key):
-            raise UserError(f"optimizer.{key} is of sgd, got {getattr(config, key)} for adam: leave it out")
+            raise UserError(f"optimizer.{key} is for sgd, got {getattr(config, key)} for adam: leave it out")

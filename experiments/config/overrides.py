@@ -14,16 +14,16 @@ from experiments.config.conf_files import choices_of
 from experiments.config.errors import UserError, check_choice
 from experiments.config.paths import CONF
 
-TOOLS = {  # groups of conf/ that set no training, and what each is for
+TOOLS = {  # groups of conf/ that are not settings of a training, and their use
     "network": "describes a link for simulated steps: python -m experiments.simulate --network {}",
     "paper": "lists the parts of a paper's study: python -m experiments.reproduce {}",
     "sweep": "lists the runs of a study: python -m experiments.sweep {}",
 }
-_HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # which Hydra's grammar does not read without quotes
+_HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # a path with ~, which Hydra's grammar reads only in quotes
 
 
 def parse(words: Iterable[str]) -> list[Override]:
-    """Return words as Hydra's grammar reads them. Raises: UserError: one is no KEY=VALUE."""
+    """Return words as Hydra's grammar reads them. Raises: UserError: a word is not KEY=VALUE."""
     return [_parsed(word) for word in words]
 
 
@@ -36,17 +36,17 @@ def _parsed(word: str) -> Override:
     except HydraException:
         key, _, value = word.partition("=")
         raise UserError(
-            f"cannot read '{word}': put a value that has spaces or signs of the grammar in quotes, \"{key}='{value}'\""
+            f"cannot read '{word}': put a value with spaces or special characters in quotes, \"{key}='{value}'\""
         ) from None
 
 
 def is_of_hydra(word: str) -> bool:
-    """Return whether a word sets Hydra itself, such as hydra/launcher=submitit_slurm, and not a run."""
+    """Return whether a word is a setting of Hydra, such as hydra/launcher=submitit_slurm, and not of a run."""
     return word.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 
 def expand(words: list[str], *, multirun: bool) -> list[list[str]]:
-    """Return one list of words per run: the product of all choices under -m, the words themselves otherwise.
+    """Return one list of words per run: with -m all combinations of the given values, otherwise the words themselves.
 
     Raises:
         UserError: a word is not KEY=VALUE.
@@ -65,10 +65,10 @@ def _choices(override: Override) -> Iterable[str]:
 
 
 def split(overrides: Sequence[Override]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
-    """Return the choices of groups and the values of settings, each checked by itself.
+    """Return the choices of groups and the values of settings.
 
     Raises:
-        UserError: an added or deleted key, several values, no such choice, or a group that sets no training.
+        UserError: an added or deleted key, several values, no such choice, or a group that is not of a training.
     """
     chosen: dict[str, str] = {}
     values = []
@@ -80,7 +80,7 @@ def split(overrides: Sequence[Override]) -> tuple[dict[str, str], list[tuple[str
             raise UserError(f"'{given}' names several values: run them all with -m, or choose one")
         value = override.value()
         if key in TOOLS:
-            raise UserError(f"{key} is no setting of a training, it {TOOLS[key].format(value)}")
+            raise UserError(f"{key} is not a setting of a training, it {TOOLS[key].format(value)}")
         if "." not in key and (CONF / key).is_dir():
             if isinstance(value, str | int | float) or key != "experiment":
                 check_choice(key, choices_of(key), str(plain(value)))

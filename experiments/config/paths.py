@@ -1,4 +1,4 @@
-"""Where the repository lies."""
+"""The paths of the repository and of its configuration files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The settings of a run as dataclasses: names and types. The values stand in conf/."""
+"""The settings of a run as dataclasses: names and types. The values are in conf/."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +76,7 @@ class SparsifierConfig:
 
     @property
     def sends_everything(self) -> bool:
-        """Whether every element is in the update: the density is 1, whatever is asked for."""
+        """Whether every element is in the update: the density is then 1, whatever is configured."""
         return part_name(self.reducer) in ("dense", "powersgd") or part_name(self.selector) == "everything"
 
 
@@ -149,7 +149,7 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """One run. The values stand in conf/; see conf/train.yaml for what each means."""
+    """One run. The values are in conf/; see conf/train.yaml for what each means."""
 
     model: ModelConfig
     dataset: DatasetConfig
@@ -192,7 +192,7 @@ class TrainConfig:
 
 
 def part_name(spec: Any) -> str | None:
-    """Return the name of a part that is given as a name or as a mapping."""
+    """Return the name of a part, which is a name or a mapping with a name."""
     return spec.get("name") if isinstance(spec, dict) else spec
 
 

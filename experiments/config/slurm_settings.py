@@ -1,13 +1,13 @@
-"""What a SLURM site needs to know of a job: its queue, its limits, and what to do before Python starts."""
+"""Settings of a SLURM job: its queue, its limits, and the shell lines before Python starts."""
 
 import re
 from dataclasses import dataclass, field
 
 from experiments.config.errors import UserError
 
-IN_JOB = "slurm"  # as cluster.rdzv_endpoint: the nodes meet at the first of the job, which the job script knows
+IN_JOB = "slurm"  # a value of cluster.rdzv_endpoint: the nodes meet at the first node of the job
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")
-_LAST_SIGNAL_S = 65_535  # sbatch takes no more
+_LAST_SIGNAL_S = 65_535  # the largest value of sbatch
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class SlurmConfig:
 
 
 def check_slurm(slurm: SlurmConfig) -> None:
-    """Refuse what sbatch would refuse, or take for something else.
+    """Refuse settings that sbatch would refuse or misread.
 
     Raises:
         UserError: a value is out of range, or not written as sbatch reads it.
@@ -71,8 +71,8 @@ def check_slurm(slurm: SlurmConfig) -> None:
 def _seconds(time_limit: str) -> int:
     """Return a time limit in seconds.
 
-    Of all that sbatch takes this is one form: 10:00 would be minutes there, and YAML reads 1:00:00 without quotes as
-    the number 3600, which would be minutes too.
+    Only one of sbatch's formats is accepted. sbatch would read 10:00 as minutes; YAML reads 1:00:00 without quotes as
+    the number 3600, which sbatch would read as minutes too.
     """
     found = _TIME.fullmatch(time_limit)
     if not found:

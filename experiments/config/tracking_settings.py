@@ -1,4 +1,4 @@
-"""Settings of tracking, and the check of them."""
+"""Settings of tracking, and their check."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Plain values and the dataclasses of schema.py: set one, and turn all of them into a typed configuration."""
+"""Plain values of a configuration: set one, and convert all of them to the dataclasses of schema.py."""
 
 import dataclasses
 import types
@@ -16,7 +16,7 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def defaults_of_schema(kind: type = TrainConfig) -> dict[str, Any]:
-    """Return every setting of a dataclass and of those in it with its default, MISSING where it has none."""
+    """Return the default of every setting of a dataclass and of its inner dataclasses, MISSING without one."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         inner = _type_of(kind, field.name)
@@ -33,7 +33,7 @@ def defaults_of_schema(kind: type = TrainConfig) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def groups_of_settings() -> frozenset[str]:
-    """Return the dotted names that hold settings of their own: model, density_warmup, cluster.slurm, ..."""
+    """Return the dotted names of groups of settings: model, density_warmup, cluster.slurm, ..."""
     return frozenset(_groups(TrainConfig, ""))
 
 
@@ -46,24 +46,24 @@ def _groups(kind: type, prefix: str) -> typing.Iterator[str]:
 
 
 def set_value_(values: dict[str, Any], key: str, value: Any) -> None:
-    """Give the setting with a dotted name a value. Raises: UserError: no such setting, or it holds settings."""
+    """Set the value of a setting by its dotted name. Raises: UserError: no such setting, or it is a group."""
     *parents, last = key.split(".")
     node = values
     for depth, name in enumerate(parents):
-        _need(node, name, parents[:depth])
+        _check_key(node, name, parents[:depth])
         if not isinstance(node[name], dict):
             raise UserError(_no_settings(".".join(parents[: depth + 1]), node[name], key, value))
         node = node[name]
-    _need(node, last, parents)
-    _put_(node, last, value, key)
+    _check_key(node, last, parents)
+    _replace_(node, last, value, key)
 
 
-def _put_(node: dict[str, Any], name: str, value: Any, key: str) -> None:
+def _replace_(node: dict[str, Any], name: str, value: Any, key: str) -> None:
     old = node[name]
     if isinstance(old, dict) and isinstance(value, dict):
         for inner, given in value.items():
-            _need(old, inner, key.split("."))
-            _put_(old, inner, given, f"{key}.{inner}")
+            _check_key(old, inner, key.split("."))
+            _replace_(old, inner, given, f"{key}.{inner}")
         return
     if key in groups_of_settings():
         known, first = ", ".join(old), f"{key}.{next(iter(old))}"
@@ -71,7 +71,7 @@ def _put_(node: dict[str, Any], name: str, value: Any, key: str) -> None:
     node[name] = value
 
 
-def _need(node: dict[str, Any], name: str, parents: list[str]) -> None:
+def _check_key(node: dict[str, Any], name: str, parents: list[str]) -> None:
     if name not in node:
         where, keys = ".".join(parents) or "the configuration", [str(key) for key in node]
         allowed = f"which has {', '.join(keys)}" if keys else "which has none"

@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(tmp_path: Path) -> 
     only_link = {"link": files["link"]}
     assert "schedule.trace is missing" in refusal(words_with(only_link, "sparsifier=dense"))
     assert "schedule.trace means nothing here" in refusal(words_with(files, "sparsifier=dense", schedule="layerwise"))
-    assert "can be planned and simulated, but not be carried out" in refusal([*WORDS, "schedule=dear"])
+    assert "can be planned and simulated, but DDP cannot carry it out" in refusal([*WORDS, "schedule=dear"])
     assert "schedule=single needs real workers" in refusal([*WORDS, "schedule=single", "cluster=simulated"])
     assert "was measured with 2 workers, the run has 3" in refusal(words_with(files, "cluster.nproc_per_node=3"))
     another = refusal(words_with(files, "model=mlp", "model.settings={hidden: 4}"))

@@ -298,9 +298,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, name: str, 
 def test_sizes_are_positive_and_those_that_a_model_needs() -> None:
     with pytest.raises(ValueError, match=r"num_classes must be an integer of at least 1, got 0"):
         models.build("mlp", sizes={"in_channels": 1, "num_classes": 0, "image_size": 8})
-    with pytest.raises(
-        ValueError, match=r"model 'resnet8' is for images and needs in_channels, the data set has num"
-    ):
+    with pytest.raises(ValueError, match=r"model 'resnet8' is for images and needs in_channels, the data set has num"):
         models.build("resnet8", sizes={"num_words": 9})
 
 

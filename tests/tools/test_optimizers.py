@@ -89,13 +89,13 @@ def test_weight_decay_is_of_what_it_says(decay_of: str, free: set[str]) -> None:
     ("settings", "message"),
     [
         ({"name": "rmsprop"}, "optimizer.name must be one of sgd, adam, got 'rmsprop'"),
-        ({"name": "adam", "momentum": 0.9}, "optimizer.momentum is of sgd, got 0.9 for adam"),
-        ({"name": "adam", "lr_at": "gradient"}, "optimizer.lr_at is of sgd"),
+        ({"name": "adam", "momentum": 0.9}, "optimizer.momentum is for sgd, got 0.9 for adam"),
+        ({"name": "adam", "lr_at": "gradient"}, "optimizer.lr_at is for sgd"),
         ({"name": "sgd", "nesterov": "pytorch"}, "needs a momentum above 0"),
         ({"name": "sgd", "momentum_at": "gradient"}, "needs a momentum above 0"),
         ({"name": "sgd", "clip": 0.0}, "optimizer.clip must be positive"),
         ({"name": "sgd", "betas": [0.9]}, "betas must be two numbers"),
-        ({"name": "sgd", "betas": [0.25, 0.5]}, "betas are of adam"),
+        ({"name": "sgd", "betas": [0.25, 0.5]}, "betas are for adam"),
         ({"name": "sgd", "clip_at": "update"}, "clip_at=update needs a clip"),
         ({"name": "sgd", "nesterov": "publishd"}, "did you mean 'published'"),
         ({"name": "sgd", "weight_decay": -1.0}, "weight_decay must be at least 0"),
@@ -112,9 +112,9 @@ def test_momentum_before_the_residual_is_momentum_correction(tmp_path: Path) -> 
     reducer = build_reducer(configured(tmp_path, *IMAGES, *words))
     assert isinstance(reducer, micro.SparseReducer)
     assert reducer.feedback == micro.MomentumCorrection(momentum=0.9, nesterov=True)
-    with pytest.raises(UserError, match="takes the place of feedback residual, got 'none'"):
+    with pytest.raises(UserError, match="replaces feedback residual, got 'none'"):
         configured(tmp_path, *IMAGES, *words[:2], "sparsifier=randomk_unbiased")
-    with pytest.raises(UserError, match="needs a residual, which dense has not"):
+    with pytest.raises(UserError, match="needs a residual, and dense has none"):
         configured(tmp_path, *IMAGES, "sparsifier=dense", words[1])
 
 
@@ -167,7 +167,7 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         configured(tmp_path, *IMAGES, "precision=float16")
     with pytest.raises(UserError, match="simulated ones have none"):
         configured(tmp_path, *IMAGES, "cluster.max_restarts=1")
-    with pytest.raises(UserError, match="lr_milestones are of lr_shape=steps"):
+    with pytest.raises(UserError, match="lr_milestones are for lr_shape=steps"):
         configured(tmp_path, *IMAGES, "lr_shape=cosine", "lr_milestones=[1]")
 
 
