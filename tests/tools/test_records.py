@@ -6,10 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +14,7 @@ from experiments.config.errors import UserError
 from experiments.runs.atomic_files import RecordError, write_atomic, write_json
 from experiments.runs.json_lines import RecordWriter, read_records
 from experiments.runs.run_folder import RunFolder
+from tests.crashes import Crash, crash_at
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -333,15 +331,19 @@ def test_a_row_that_cannot_be_placed_is_named(tmp_path: Path, line: str) -> None
     assert run.rewind(0) is not None  # then nobody needs to know
 
 
-class Crash(BaseException):
-    """Stands for a kill: nothing may catch it."""
+CHANGES = [(os, "fsync"), (os, "replace"), (Path, "mkdir"), (shutil, "copyfileobj")]
 
 
 def test_a_crash_while_rewinding_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moment, crashed = 0, True
     while crashed:
         run = recorded(tmp_path / str(moment), torn="{")
-        crashed = crash_at(moment, partial(run.rewind, 4), monkeypatch)
+        crashed = False
+        try:
+            with crash_at(moment, CHANGES, monkeypatch):
+                run.rewind(4)
+        except Crash:
+            crashed = True
         assert run.steps_path.read_text() in ("".join(STEPS) + "{", "".join(STEPS[:4]))
         assert run.epochs_path.read_text() in ("".join(EPOCHS) + "{", "".join(EPOCHS[:1]))
         run.rewind(4)
@@ -351,30 +353,6 @@ def test_a_crash_while_rewinding_loses_and_doubles_nothing(tmp_path: Path, monke
         assert aside == {"".join(STEPS[4:]) + "{", "".join(EPOCHS[1:]) + "{"}
         moment += 1
     assert moment > 6
-
-
-def crash_at(moment: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Crash before the call number ``moment`` of those that change the disk; return whether there were so many."""
-    count = 0
-
-    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count - 1 == moment:
-                raise Crash
-            return function(*arguments, **options)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for owner, name in ((os, "fsync"), (os, "replace"), (Path, "mkdir"), (shutil, "copyfileobj")):
-            patch.setattr(owner, name, guarded(getattr(owner, name)))
-        try:
-            action()
-        except Crash:
-            return True
-    return False
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")

@@ -7,8 +7,7 @@ import os
 import resource
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,9 @@ import torch
 from experiments.config.errors import UserError
 from experiments.runs.checkpoint_parts import PartDigest, TornCheckpoint
 from experiments.runs.checkpoints import Checkpoint, Checkpoints, open_checkpoint
+from tests.crashes import Crash, crash_at
 
 WORLD_SIZE = 2
-
-
-class Crash(BaseException):
-    """Stands for a kill: nothing may catch it."""
 
 
 @pytest.fixture(autouse=True)
@@ -226,31 +222,7 @@ def test_a_finished_run_needs_none(tmp_path: Path) -> None:
 
 # Crashes
 
-
-@contextmanager
-def crash_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """Crash before the call number ``moment`` of those that change the disk; yields how many there were so far."""
-    count = 0
-
-    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count - 1 == moment:
-                if function is rmtree:  # in the middle of it
-                    files = sorted(path for path in Path(arguments[0]).glob("*") if path.is_file())
-                    for path in files[:1]:
-                        path.unlink()
-                raise Crash
-            return function(*arguments, **options)
-
-        return call
-
-    rmtree = shutil.rmtree
-    with monkeypatch.context() as patch:
-        for owner, name in ((os, "fsync"), (os, "replace"), (Path, "rename"), (Path, "mkdir"), (shutil, "rmtree")):
-            patch.setattr(owner, name, guarded(getattr(owner, name)))
-        yield lambda: count
+CHANGES = [(os, "fsync"), (os, "replace"), (Path, "rename"), (Path, "mkdir"), (shutil, "rmtree")]
 
 
 @pytest.mark.parametrize(("step", "keep"), [(10, 1), (10, 2), (15, 1), (15, 2)])
@@ -262,7 +234,7 @@ def test_a_crash_at_any_moment_costs_no_checkpoint(
         folder = tmp_path / str(moment)
         checkpoints = of(folder, keep=keep)
         before = [take(checkpoints, step) for step in (5, 10)][-keep:]
-        with crash_at(moment, monkeypatch):
+        with crash_at(moment, CHANGES, monkeypatch):
             try:
                 take(checkpoints, step)
                 crashed = False
@@ -303,7 +275,7 @@ def test_removal_that_was_broken_off_leaves_none_that_lacks_a_part(
     checkpoints = of(tmp_path)
     taken = [take(checkpoints, step) for step in (5, 10)]
     for moment in range(2):
-        with crash_at(moment, monkeypatch), pytest.raises(Crash):
+        with crash_at(moment, CHANGES, monkeypatch), pytest.raises(Crash):
             checkpoints.remove_all()
         assert all(checkpoint in taken for checkpoint in checkpoints.candidates())
         for checkpoint in checkpoints.candidates():

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import TypeVar
 
 import pytest
@@ -17,21 +17,12 @@ T = TypeVar("T")
 WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
 
 
-@contextmanager
-def group_of(world_size: int) -> Iterator[SimulatedGroup]:
-    group = SimulatedGroup(world_size)
-    try:
-        yield group
-    finally:
-        group.close()
-
-
 def run(world_size: int, work: Callable[[Comm], T]) -> tuple[list[T], list[Traffic]]:
     def counted(comm: Comm) -> tuple[T, Traffic]:
         comm.begin_step()
         return work(comm), comm.traffic
 
-    with group_of(world_size) as group:
+    with closing(SimulatedGroup(world_size)) as group:
         results = group.run(counted)
     return [result for result, _ in results], [traffic for _, traffic in results]
 
@@ -211,7 +202,7 @@ def test_an_error_of_one_rank_frees_the_others_and_is_the_one_that_is_told(bad_r
             raise FailedError(f"rank {comm.rank}")
         comm.all_reduce_(torch.ones(3))
 
-    with group_of(4) as group:
+    with closing(SimulatedGroup(4)) as group:
         for _ in range(3):
             with pytest.raises(FailedError, match=f"rank {bad_rank}"):
                 group.run(work)
@@ -223,7 +214,7 @@ def test_an_error_of_all_ranks_is_told_once() -> None:
         comm.gather_rows(torch.ones(1))
         raise FailedError("all")
 
-    with group_of(3) as group:
+    with closing(SimulatedGroup(3)) as group:
         for _ in range(20):
             with pytest.raises(FailedError, match="all"):
                 group.run(work)
@@ -240,7 +231,7 @@ def test_a_group_leaves_the_number_of_torch_threads_alone() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with group_of(6) as group:
+        with closing(SimulatedGroup(6)) as group:
             assert group.run(lambda _: torch.get_num_threads()) == [1] * 6
             assert torch.get_num_threads() == 3
             seen: list[int] = []

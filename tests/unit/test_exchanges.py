@@ -1,7 +1,6 @@
 """Exchanges and codecs against brute force, element by element, on simulated ranks."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -17,15 +16,6 @@ from tests.products import grid
 NUMEL = 40
 LARGEST_HALF = 65504.0
 WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
-
-
-@contextmanager
-def group_of(world_size: int) -> Iterator[SimulatedGroup]:
-    group = SimulatedGroup(world_size)
-    try:
-        yield group
-    finally:
-        group.close()
 
 
 def accumulators(world_size: int, scale: float = 1.0) -> Tensor:
@@ -67,7 +57,7 @@ def exchange(
         )
 
     before = acc.clone()
-    with group_of(world_size) as group:
+    with closing(SimulatedGroup(world_size)) as group:
         results = group.run(work)
     assert torch.equal(acc, before), "an exchange must not change the accumulator"
     return results
