@@ -1,18 +1,17 @@
 """DSA against plain dictionaries: its update, what leaves the residuals, and when regions travel dense."""
 
-from contextlib import closing
 
 import pytest
 import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm, Traffic
+from micro.comm import Traffic
 from micro.exchanges.base import Wire
 from micro.exchanges.dsa import DSA
 from micro.exchanges.dsa_published import PublishedDSA
-from micro.simulate import SimulatedGroup
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Exchanged, Overlap, SparseValues
+from tests.exchanging import exchanged
 from tests.products import grid
 
 NUMEL = 24
@@ -41,23 +40,8 @@ def exchange(
     bad_rank: int | None = None,
     overlap: Overlap = Overlap.ANY,
 ) -> tuple[list[Exchanged], list[Traffic]]:
-    def work(comm: Comm) -> tuple[Exchanged, Traffic]:
-        comm.begin_step()
-        result = micro.build(micro.Exchange, {"name": "dsa", "rule": rule}).exchange(
-            micro.parts.NoState(),
-            acc[comm.rank],
-            Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
-            step=Step(0, 1, 0, micro.Layout.flat(acc.shape[1])),
-            overlap=overlap,
-            wire=wire or Wire(),
-            comm=comm,
-            is_finite=comm.rank != bad_rank,
-        )
-        return result, comm.traffic
-
-    with closing(SimulatedGroup(len(chosen))) as group:
-        results = group.run(work)
-    return [result for result, _ in results], [traffic for _, traffic in results]
+    part = micro.build(micro.Exchange, {"name": "dsa", "rule": rule})
+    return exchanged(part, acc, chosen, wire=wire, bad_rank=bad_rank, overlap=overlap)
 
 
 def dense(numel: int, *parts: SparseValues) -> list[float]:

@@ -1,18 +1,17 @@
 """gTop-k against a tree of plain dictionaries: its update, what it leaves behind, what it costs."""
 
-from contextlib import closing
 
 import pytest
 import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm, Traffic
+from micro.comm import Traffic
 from micro.exchanges.base import Wire
 from micro.exchanges.gtopk import GTopK
 from micro.exchanges.gtopk_published import PublishedGTopK
-from micro.simulate import SimulatedGroup
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Exchanged, SparseValues
+from tests.exchanging import exchanged
 from tests.products import grid
 
 NUMEL = 23
@@ -40,23 +39,8 @@ def exchange(
     wire: Wire | None = None,
     bad_rank: int | None = None,
 ) -> tuple[list[Exchanged], list[Traffic]]:
-    def work(comm: Comm) -> tuple[Exchanged, Traffic]:
-        comm.begin_step()
-        result = micro.build(micro.Exchange, {"name": "gtopk", "rule": rule}).exchange(
-            micro.parts.NoState(),
-            acc[comm.rank],
-            Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
-            step=Step(0, k, 0, micro.Layout.flat(NUMEL)),
-            overlap=Overlap.ANY,
-            wire=wire or Wire(),
-            comm=comm,
-            is_finite=comm.rank != bad_rank,
-        )
-        return result, comm.traffic
-
-    with closing(SimulatedGroup(len(chosen))) as group:
-        results = group.run(work)
-    return [result for result, _ in results], [traffic for _, traffic in results]
+    part = micro.build(micro.Exchange, {"name": "gtopk", "rule": rule})
+    return exchanged(part, acc, chosen, target_count=k, wire=wire, bad_rank=bad_rank)
 
 
 def dense(*parts: SparseValues) -> list[float]:

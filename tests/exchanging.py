@@ -1,0 +1,46 @@
+"""Exchange chosen elements on simulated ranks."""
+
+from contextlib import closing
+
+import torch
+from torch import Tensor
+
+import micro
+from micro.comm import Comm, Traffic
+from micro.exchanges.base import Wire
+from micro.simulate import SimulatedGroup
+from micro.sparse import Exchanged, Overlap, Selection, Step
+
+
+def exchanged(
+    part: micro.Exchange,
+    acc: Tensor,
+    chosen: list[list[int]],
+    *,
+    target_count: int = 1,
+    wire: Wire | None = None,
+    bad_rank: int | None = None,
+    overlap: Overlap = Overlap.ANY,
+) -> tuple[list[Exchanged], list[Traffic]]:
+    """Return what each rank gets and what it sends; acc is (world_size, numel), chosen the indices per rank.
+
+    The gradient of ``bad_rank`` counts as not finite.
+    """
+
+    def work(comm: Comm) -> tuple[Exchanged, Traffic]:
+        comm.begin_step()
+        result = part.exchange(
+            micro.parts.NoState(),
+            acc[comm.rank],
+            Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
+            step=Step(0, target_count, 0, micro.Layout.flat(acc.shape[1])),
+            overlap=overlap,
+            wire=wire or Wire(),
+            comm=comm,
+            is_finite=comm.rank != bad_rank,
+        )
+        return result, comm.traffic
+
+    with closing(SimulatedGroup(len(chosen))) as group:
+        results = group.run(work)
+    return [result for result, _ in results], [traffic for _, traffic in results]
