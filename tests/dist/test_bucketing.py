@@ -132,7 +132,7 @@ def test_a_rank_with_another_model_stops_all_of_them(tmp_path: Path, widths: lis
     for digest, words in ranks(2).run(share_plan, words_with(files, "sparsifier=dense"), widths):
         assert digest is None
         assert words == f"{by}the plan is for another model: the plan lacks its 'extra.weight'; " + (
-            "profile this model, and plan again"
+            "profile this model and plan again"
         )
 
 

@@ -1,6 +1,5 @@
 """DSA against plain dictionaries: its update, what leaves the residuals, and when regions travel dense."""
 
-
 import pytest
 import torch
 from torch import Tensor

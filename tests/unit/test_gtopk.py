@@ -1,6 +1,5 @@
 """gTop-k against a tree of plain dictionaries: its update, what it leaves behind, what it costs."""
 
-
 import pytest
 import torch
 from torch import Tensor
