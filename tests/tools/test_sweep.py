@@ -169,7 +169,7 @@ def test_a_study_cannot_have_the_name_of_a_verb(conf: Path, monkeypatch: pytest.
         (["demo", "--jobs", "many"], "--jobs must be auto or a whole number of at least 1, got 'many'"),
         (["demo", "jobs=4"], "'jobs=4' is no setting of a run: use the option --jobs 4"),
         (["demo", "backend=slurm"], "'backend=slurm' is no setting of a run: use the option --backend slurm"),
-        (["demo", "--jbos", "4"], "unrecognized arguments: --jbos"),
+        (["demo", "--jbos", "4"], "no such option: --jbos 4"),
         ([], "the following arguments are required: NAME, KEY=VALUE; see python -m experiments.sweep --help"),
         (["demo", "--jobs", "0"], "--jobs must be auto"),
         (["demo", "--backend", "pbs"], "--backend must be one of local, slurm, got 'pbs'"),

@@ -1,0 +1,143 @@
+"""micro.attach on a group of one rank, in the process of the test: what holds without any peer."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+from tests.products import grid
+
+LR = 0.1
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class TwoHeads(nn.Module):
+    """A model whose second head is used in some steps only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor, both: bool = True) -> Tensor:
+        hidden = self.body(inputs).relu()
+        return self.first(hidden) + (self.second(hidden) if both else 0.0)
+
+
+def wrapped(*, unused: bool = False) -> DistributedDataParallel:
+    return DistributedDataParallel(TwoHeads(), bucket_cap_mb=1e-4, find_unused_parameters=unused)
+
+
+def reducer(**settings: object) -> micro.SparseReducer:
+    return micro.SparseReducer(micro.Micro(), density=0.2, **settings)  # type: ignore[arg-type]
+
+
+def total_elements(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+
+
+def train(model: DistributedDataParallel, steps: range, *, both: bool = True) -> list[Tensor]:
+    """Take SGD steps; return the gradients that were applied, one vector per step."""
+    applied = []
+    for step in steps:
+        model.zero_grad()
+        model(batch(step), both).square().mean().backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        applied.append(torch.cat([gradient.flatten().clone() for gradient in gradients]))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= LR * parameter.grad
+    return applied
+
+
+@grid(scope=["bucket", "tensor", "model"], clip=[None, 1e6])
+def test_nothing_of_the_gradient_is_lost(scope: str, clip: float | None) -> None:
+    model, plain = wrapped(), TwoHeads()
+    attachment = micro.attach(model, reducer(), scope=scope, clip=clip)
+    total = torch.zeros(())
+    for step in range(4):
+        plain.load_state_dict(model.module.state_dict())
+        plain.zero_grad()
+        plain(batch(step)).square().mean().backward()
+        total = total + sum(parameter.grad.double().sum() for parameter in plain.parameters())  # type: ignore[union-attr]
+        (applied,) = train(model, range(step, step + 1))
+        total = total - applied.double().sum()
+    waiting = sum(residual.double().sum() for residual in attachment.residuals())
+    torch.testing.assert_close(waiting, total, rtol=1e-4, atol=1e-6)
+    assert sum(stats.global_count for stats in attachment.stats) < total_elements(model)
+
+
+@pytest.mark.parametrize("scope", ["bucket", "model"])
+def test_a_restored_attachment_equals_the_uninterrupted_one_bit_for_bit(scope: str) -> None:
+    model = wrapped()
+    attachment = micro.attach(model, reducer(), scope=scope)
+    train(model, range(3))
+    weights = {name: value.clone() for name, value in model.module.state_dict().items()}
+    saved = attachment.state_dict()
+    restored = wrapped()
+    restored.module.load_state_dict(weights)
+    second = micro.attach(restored, reducer(), scope=scope)
+    with second.rehearsal():
+        restored(batch(0)).square().mean().backward()
+    second.load_state_dict(saved)
+    for ours, theirs in zip(train(restored, range(3, 6)), train(model, range(3, 6)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_gradient_with_nan_stops_the_step_and_training_can_resume() -> None:
+    model = wrapped()
+    attachment = micro.attach(model, reducer())
+    train(model, range(2))
+    with pytest.raises(micro.NonFiniteGradient):
+        (model(batch(2)) * float("nan")).mean().backward()
+    (applied,) = train(model, range(3, 4))
+    assert torch.isfinite(applied).all()
+    assert attachment.exposed_s >= 0
+
+
+def test_a_parameter_that_no_rank_used_keeps_its_residual() -> None:
+    model = wrapped(unused=True)
+    attachment = micro.attach(model, reducer())
+    train(model, range(2))
+    before = [name for names in attachment.bucket_names for name in names]
+    train(model, range(2, 4), both=False)
+    assert sorted(before) == sorted(name for name, _ in model.module.named_parameters())
+    assert sum(len(residual) for residual in attachment.residuals()) == total_elements(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [("third.weight", (2, 8), "the model has none"), ("first.weight", (3, 8), r"the model has \(2, 8\)")],
+)
+def test_a_state_of_another_model_is_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+    model = wrapped()
+    attachment = micro.attach(model, reducer())
+    train(model, range(1))
+    saved = attachment.state_dict()
+    saved["buckets"][0]["shapes"] = {name: shape}
+    with pytest.raises(ValueError, match=message):
+        attachment.load_state_dict(saved)
+
+
+def test_what_cannot_be_attached_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be wrapped in DistributedDataParallel, got TwoHeads"):
+        micro.attach(TwoHeads(), reducer())  # type: ignore[arg-type]
+    model = wrapped()
+    micro.attach(model, reducer())
+    with pytest.raises(ValueError, match="already has a communication hook"):
+        micro.attach(model, reducer())
