@@ -69,15 +69,16 @@ def train(model: DistributedDataParallel, steps: range, *, both: bool = True) ->
 def test_nothing_of_the_gradient_is_lost(scope: str, clip: float | None) -> None:
     model, plain = wrapped(), TwoHeads()
     attachment = micro.attach(model, reducer(), scope=scope, clip=clip)
-    total = torch.zeros(())
+    total = torch.zeros((), dtype=torch.float64)
     for step in range(4):
         plain.load_state_dict(model.module.state_dict())
         plain.zero_grad()
         plain(batch(step)).square().mean().backward()
-        total = total + sum(parameter.grad.double().sum() for parameter in plain.parameters())  # type: ignore[union-attr]
+        gradients = [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
+        total = total + torch.cat([gradient.flatten() for gradient in gradients]).double().sum()
         (applied,) = train(model, range(step, step + 1))
         total = total - applied.double().sum()
-    waiting = sum(residual.double().sum() for residual in attachment.residuals())
+    waiting = torch.cat(attachment.residuals()).double().sum()
     torch.testing.assert_close(waiting, total, rtol=1e-4, atol=1e-6)
     assert sum(stats.global_count for stats in attachment.stats) < total_elements(model)
 
