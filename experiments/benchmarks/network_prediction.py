@@ -92,9 +92,7 @@ def take_profiles(settings: NetworkSettings, ranks: RankGroup) -> Profiles:
     if not sparse:
         return Profiles(trace, None)
     lengths = sorted({1024, max(2048, trace.numel // 16), max(4096, trace.numel)})
-    options = argparse.Namespace(
-        methods=",".join(sparse), density=settings.density, numel=lengths, steps=PROFILED_STEPS
-    )
+    options = argparse.Namespace(methods=sparse, density=settings.density, numel=lengths, steps=PROFILED_STEPS)
     rows = _profiled(ranks, select, select.prepare(options, settings.num_hosts))
     curves = {row["method"]: Curve(sizes=tuple(row["numel"]), seconds=tuple(row["seconds"])) for row in rows}
     return Profiles(trace, SelectTable(world_size=settings.num_hosts, density=settings.density, methods=curves))
