@@ -19,7 +19,7 @@ from experiments.config.paths import CONF
 
 
 def main() -> None:
-    """Train, or answer a shell that asks how a word goes on."""
+    """Train, or complete a word for the shell."""
     if {"-sc", "--shell-completion"} & set(sys.argv[1:]):
         _complete()
         return

@@ -20,7 +20,7 @@ class SlurmConfig:
         gpus_per_node: GPUs to ask for, 0 for none.
         cpus_per_worker: cores to ask for, for each worker of a node.
         throttle: how many runs of the study may run at once, null for all.
-        requeue: whether a run that the time limit stops is queued again, and goes on.
+        requeue: whether a run that the time limit stops is queued again and resumes.
         signal_s: how long before the time limit a run gets the signal to save and stop, in seconds; 0: never.
         setup: lines of shell before Python starts: modules to load, the environment to activate, ``head=ADDRESS``
             where the nodes meet elsewhere. With any, ``python`` is the one they make available; without, it is the

@@ -1,6 +1,6 @@
 """How long the collectives take: closed forms in the start-up, the transfer and the addition of a message.
 
-alpha is seconds a message, beta seconds a byte on the way, gamma seconds a byte added. m is the bytes of a whole
+alpha is seconds per message, beta seconds per byte sent, gamma seconds per byte added. m is the bytes of a whole
 vector, b those that one rank contributes, n the number of ranks. A rank sends one message at a time and receives one.
 
 All-reduce of m bytes:
@@ -43,9 +43,9 @@ class Link:
     """What it costs to send a message from one rank to another.
 
     Attributes:
-        alpha_s: seconds a message, whatever its length.
-        beta_s: seconds a byte on the way.
-        gamma_s: seconds a byte to add what was received.
+        alpha_s: seconds per message, whatever its length.
+        beta_s: seconds per byte sent.
+        gamma_s: seconds per byte to add what was received.
 
     Raises:
         ValueError: one of them is negative.
@@ -65,9 +65,9 @@ class Link:
 class Flat:
     """Ranks that reach each other over equal links.
 
-    How an operation goes follows from that of the all-reduce: all-gather and broadcast (a scatter, then an all-gather)
-    by ring, or in log2 n rounds (Bruck) with any other algorithm; broadcast down one tree with binary_tree and
-    recursive_doubling; lists and scatter always pairwise, as micro.Comm sends them.
+    The algorithm of the all-reduce decides how the other operations are done: all-gather and broadcast (a scatter, then
+    an all-gather) by ring, or in log2 n rounds (Bruck) with any other algorithm; broadcast down one tree with
+    binary_tree and recursive_doubling; lists and scatter always pairwise, as micro.Comm sends them.
 
     Attributes:
         link: between any two ranks.
@@ -108,11 +108,12 @@ class Flat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchical:
-    """Nodes of several ranks each: what must leave a node leaves it once.
+    """Nodes of several ranks each: data that must leave a node leaves it once.
 
     An all-reduce is a reduce-scatter in the node, all-reduces of equal parts across nodes, an all-gather in the node;
-    all other operations go likewise over the rails, each rank of a node with those of its place in other nodes. So
-    every operation is one within a node and one across nodes, and ranks of a node share its rails.
+    all other operations are divided in the same way: each rank of a node talks to the ranks of the same local rank in
+    other nodes. So every operation has a part within the node and a part across nodes, and the ranks of a node share
+    its rails.
 
     Attributes:
         intra: within a node, by ring.
@@ -158,7 +159,7 @@ class Hierarchical:
         return Flat(link, self.num_nodes, self.algorithm)
 
     def _shares(self, op: Op) -> tuple[float, float]:
-        """Return which multiple of an operation's bytes a rank handles in its node, and a node across nodes."""
+        """Return the factors on an operation's bytes: for a rank within its node, and for a node across nodes."""
         local, nodes = self.ranks_per_node, self.num_nodes
         if op in ("gather_rows", "gather_lists"):
             return nodes, local
@@ -172,10 +173,10 @@ class Hierarchical:
 class Affine:
     """An all-reduce of a + b m seconds, as papers fit it for one number of ranks.
 
-    Other operations are those of the link that an all-reduce by ``algorithm`` would have had.
+    Other operations are computed from the link on which an all-reduce by ``algorithm`` would fit these numbers.
 
     Attributes:
-        alpha_s, beta_s: a in seconds, b in seconds a byte.
+        alpha_s, beta_s: a in seconds, b in seconds per byte.
         world_size: number of ranks of the fit.
     """
 
@@ -196,7 +197,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """For each call the fastest of several networks, as a library that chooses its algorithm by the size."""
+    """For each call the fastest of several networks, like a library that chooses its algorithm by the size."""
 
     networks: tuple[Network, ...]
 
@@ -232,9 +233,9 @@ def scaled(
     op: Op = "all_reduce",
     rule: Rule = "repaired",
 ) -> Link:
-    """Return the link on which ``fitted_at`` ranks take alpha_s + beta_s * bytes: with it a fit holds for any number.
+    """Return the link on which ``fitted_at`` ranks take alpha_s + beta_s * bytes, to extend a fit to any number.
 
-    Nothing is left for gamma: what adding costs is in beta.
+    gamma is 0: the cost of adding is part of beta.
 
     Args:
         op: what was fitted; sizes as in micro.planning.traces.LinkTable.

@@ -1,4 +1,4 @@
-"""What theory says that top-k loses, and whether a vector keeps its assumption: checked, not assumed.
+"""The error of top-k according to theory, and a check whether a vector meets the theory's assumption.
 
 Notation: u is a vector (numel,), here gradient + residual; a share is k / numel in [0, 1]; an error is
 ``norm(u - kept)^2 / norm(u)^2``. The bound of Shi et al. holds where the curve of squared, sorted, normalised
@@ -34,18 +34,18 @@ def pi_squared(u: Tensor, points: int = 1000) -> tuple[Tensor, Tensor]:
 
 
 def triangle_line(shares: Tensor) -> Tensor:
-    """Return the straight line from (0, 1) to (1, 0), which the curve has to stay below."""
+    """Return the straight line from (0, 1) to (1, 0), below which the curve must lie."""
     return 1 - shares
 
 
 def is_below_line(u: Tensor, points: int = 1000) -> bool:
-    """Tell whether the curve of ``u`` (numel,) is nowhere above the line, at these points of it."""
+    """Return whether the curve of ``u`` (numel,) is nowhere above the line, at these points of it."""
     shares, curve = pi_squared(u, points)
     return bool((curve <= triangle_line(shares) + ROUNDING).all())
 
 
 def is_convex(u: Tensor, points: int = 20) -> bool:
-    """Tell whether the curve of ``u`` (numel,) is convex between these points of it; between all, no sample's is."""
+    """Return whether the curve of ``u`` (numel,) is convex at these points; at all points no sample's curve is."""
     shares, curve = pi_squared(u, points)
     slopes = curve.diff() / shares.diff()
     return bool((slopes.diff() >= -ROUNDING).all())
@@ -69,7 +69,7 @@ def top_k_bound(shares: Tensor) -> Tensor:
 
 
 def top_k_delta(shares: Tensor) -> Tensor:
-    """Return the contraction delta = (2 k numel - k^2) / numel^2 that the bound amounts to: error <= 1 - delta."""
+    """Return the contraction delta = (2 k numel - k^2) / numel^2 of the bound: error <= 1 - delta."""
     return shares * (2 - shares)
 
 

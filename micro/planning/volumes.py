@@ -1,4 +1,4 @@
-"""Which collectives a method calls for one bucket, and with which sizes: what it costs, on any network."""
+"""The collectives that a method calls for one bucket and their sizes, from which its cost on any network follows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -44,11 +44,11 @@ def calls_of(
 ) -> Calls:
     """Return the collectives that ``reducer`` calls for a bucket of ``numel`` elements, each with its size, in turn.
 
-    Of a step in steady state: controllers settled, and nothing due that happens once in a while (MiCRO's search for a
-    threshold that was lost, Ok-Topk's repartition and spreading, re-evaluations). Sizes are counted as
+    The step is one in steady state: controllers have settled, and nothing that happens once in a while is due (MiCRO's
+    search for a lost threshold, Ok-Topk's repartition and spreading, re-evaluations). Sizes are counted as
     micro.planning.traces.LinkTable counts them, as the mean over ranks; in the rounds of gTop-k's tree, where most
-    ranks send nothing, they are of a rank that sends. Counts and regions are taken as equal on all ranks. A density
-    that changes with time is the one that it ends with, the lower one where it changes back and forth.
+    ranks send nothing, they are of a rank that sends. Counts and regions are assumed equal on all ranks. Of a density
+    that changes with time the final one counts, the lower one where it alternates.
 
     Args:
         build_up: distinct indices in the update over the target count. None: where ranks choose by themselves, as if

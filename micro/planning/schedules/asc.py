@@ -1,4 +1,4 @@
-"""ASC-WFBP's grouping: merge only what would have to wait for the lane anyhow."""
+"""ASC-WFBP's grouping: merge only gradients that would have to wait for the lane in any case."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,9 +12,9 @@ class Asc(Schedule):
     """Merge gradients while the lane is busy: no group ever waits for a gradient.
 
     Source: Shi, Chu and Li, Exploiting simultaneous communications to accelerate data parallel distributed deep
-    learning, INFOCOM 2021: the grouping of its public code. Differences: the paper sends two groups at once, which is
-    to make up for start-ups that this rule does not save; here, as in the public planner's own model, there is one
-    lane. Selection is not looked at.
+    learning, INFOCOM 2021: the grouping of its public code. Differences: the paper sends two groups at once to
+    compensate for the start-ups that this rule does not save; here, as in the public planner's own model, there is one
+    lane. The time of selection is ignored.
     """
 
     name: ClassVar[str] = "asc"

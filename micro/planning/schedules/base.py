@@ -1,4 +1,4 @@
-"""What a schedule is: WHICH gradients travel together, decided from measured times before training."""
+"""What a schedule is: which gradients travel together, decided from measured times before training."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class Problem:
         trace: the layers, in backward order, and the lengths of the step's parts.
         exchange: seconds of the collectives for a group of so many bytes of gradient. Dense: its all-reduce; sparse:
             all that the method sends for it.
-        select: seconds of computation for a group before it can be sent. It holds up backward: worker and
+        select: seconds of computation for a group before it can be sent. It delays backward: worker and
             selection share the processor.
         gather: of the seconds of `exchange`, those that can wait for the next forward (the all-gather that ends an
             all-reduce); only a schedule that splits the two looks at it.

@@ -57,7 +57,7 @@ class Dear(Schedule):
 
 
 def _lateness(problem: Problem, ends: Sequence[int]) -> float:
-    """Return by how many seconds the gathers hold up the forward that starts together with the first of them.
+    """Return by how many seconds the gathers delay the forward that starts together with the first of them.
 
     A layer starts at max(end of the layer before, end of its group's gather).
     """

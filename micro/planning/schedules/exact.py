@@ -1,4 +1,4 @@
-"""The best groups there are, for gradients that need no selection."""
+"""The optimal groups for gradients that need no selection."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from micro.planning.schedules.base import Ends, Problem, Schedule
 class Exact(Schedule):
     """Find the groups with which all gradients are reduced earliest, whatever an exchange costs.
 
-    Dynamic programming over where the last group starts: the first j layers are through at
+    Dynamic programming over where the last group starts: the first j layers are reduced at
     E(j) = min over i < j of max(E(i), ready(j)) + T(bytes of i..j), because a lane that is free earlier is never
     worse. O(layers^2). T may be any function of the size: affine, measured, or with jumps.
 
@@ -30,7 +30,7 @@ class Exact(Schedule):
             num_bytes = problem.num_bytes(start, stop)
             return problem.select(num_bytes) + problem.exchange(num_bytes)
 
-        best = [(0.0, 0)]  # for the first so many layers: when they are through, and where their last group starts
+        best = [(0.0, 0)]  # for the first j layers: when they are reduced, and where their last group starts
         for stop, ready in enumerate(problem.ready_s, start=1):
             best.append(min((max(best[start][0], ready) + seconds(start, stop), start) for start in range(stop)))
         return _ends([start for _, start in best])

@@ -14,7 +14,7 @@ class Pair:
         group_bytes, next_bytes: of the group, of the gradient that follows.
         ready_s: when the group's last gradient is complete, selections of earlier groups included.
         next_s: when the following gradient is complete if nothing is selected in between.
-        lane_s: when the groups before are through.
+        lane_s: when the earlier groups are reduced.
     """
 
     group_bytes: int

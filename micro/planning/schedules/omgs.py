@@ -1,4 +1,4 @@
-"""OMGS: MG-WFBP's question for gradients that are selected before they are sent."""
+"""OMGS: the rule of MG-WFBP for gradients that are selected before they are sent."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ class Omgs(Schedule):
     that follows; `sparse_exact` sees it. Without selection the repaired rule is MG-WFBP's.
 
     Args:
-        rule: 'repaired', merge if the two are through earlier together than apart; 'published', the condition of the
+        rule: 'repaired', merge if the two are reduced earlier together than apart; 'published', the condition of the
             public code, whose waiting time lacks the selection of the second gradient, so that it merges too eagerly.
 
     Source: Shi et al., Communication-efficient distributed deep learning with merged gradient sparsification on GPUs
@@ -41,7 +41,7 @@ class Omgs(Schedule):
 
 
 def _are_earlier(problem: Problem, pair: Pair) -> bool:
-    """Say whether the two are through earlier together than one after the other."""
+    """Return whether the two are reduced earlier together than one after the other."""
     group, layer = pair.group_bytes, pair.next_bytes
     select, exchange = problem.select, problem.exchange
     together = max(pair.lane_s, pair.next_s + select(group + layer)) + exchange(group + layer)
@@ -50,7 +50,7 @@ def _are_earlier(problem: Problem, pair: Pair) -> bool:
 
 
 def _wait_less(problem: Problem, pair: Pair) -> bool:
-    """Say whether the public code's waiting time is shorter than the start-up that merging saves."""
+    """Return whether the public code's waiting time is shorter than the start-up that merging saves."""
     select, group, layer = problem.select, pair.group_bytes, pair.next_bytes
     sent = max(pair.lane_s, pair.ready_s + select(group))
     queued = sent - pair.ready_s - select(group)

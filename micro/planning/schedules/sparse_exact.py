@@ -1,4 +1,4 @@
-"""The best groups there are, for gradients that are selected before they are sent."""
+"""The optimal groups for gradients that are selected before they are sent."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,10 @@ BEAM = 8  # states per layer of the quick plan whose step bounds the search
 class SparseExact(Schedule):
     """Find the groups with which a step with selection ends earliest.
 
-    A selection holds up all of backward that follows it, so a group is worth more than when it is through: a state is
-    the seconds of selection so far and when the lane is free. Dynamic programming keeps, for each number of layers,
-    the states of which none is better in both (the Pareto front). What cannot beat a quick plan any more is dropped.
+    A selection delays the rest of backward, so the time at which a group is reduced does not describe it fully: a
+    state is the seconds of selection so far and the time at which the lane is free. Dynamic programming keeps, for each
+    number of layers, the states that no other state beats in both (the Pareto front). States that cannot beat a quick
+    plan any more are dropped.
     Without selection a front has one state, and the plan is as good as `exact`'s.
 
     Args:
@@ -53,7 +54,7 @@ class State(NamedTuple):
 
     Attributes:
         delay_s: seconds of all their selections.
-        lane_s: when the last group is through.
+        lane_s: when the last group is reduced.
         stop: number of layers.
         before: the same without the last group; None where there is none.
     """
@@ -114,7 +115,7 @@ class Search:
         return min(fronts[-1], key=self.end_s, default=None)
 
     def _reach(self, front: Front, stop: int, limit: Limit) -> Iterator[State]:
-        """Yield what a last group up to ``stop`` makes of a front, within the limit."""
+        """Yield the states that follow from a front by one more group, up to ``stop``, within the limit."""
         if not front:
             return
         select, exchange = self.costs(front[0].stop, stop)
@@ -136,7 +137,7 @@ class Search:
     def limits(self, end_s: float) -> list[Limit]:
         """Return limits that every state on the way to an end of at most ``end_s`` keeps.
 
-        Backward from the last layer: the lane must be free in time for some next group to be through by that group's
+        Backward from the last layer: the lane must be free in time for some next group to be reduced by that group's
         own limit, and the selections must be done in time for it.
         """
         least = self._least_delays()
@@ -162,7 +163,7 @@ class Search:
 
 
 def _pareto(states: Iterable[State]) -> Front:
-    """Return the states than which none is as good in one value and better in the other, by rising delay."""
+    """Return the states that no other state beats in one value without being worse in the other, by rising delay."""
     front: Front = []
     for state in sorted(states, key=itemgetter(0, 1)):
         if not front or state.lane_s < front[-1].lane_s:
