@@ -14,12 +14,13 @@ from data.digits import Digits
 from data.imagenet import ImageNet
 from data.interaction_batches import EvalUsers, InteractionBatches, ranking_sums
 from data.latent import Latent
+from data.masked_batches import IGNORED_TARGET, EvalMasked, MaskedBatches
 from data.movielens import Movielens1m, Movielens20m, Movielens100k
 from data.seeding import generator, mix
 from data.source import Batches, Classification, Content, DatasetInfo, Interactions, Source, Text
 from data.synthetic import Synthetic
 from data.text import UNKNOWN, Manuals, Ptb, WikiText2
-from data.text_batches import IGNORED_TARGET, EvalColumns, EvalMasked, MaskedBatches, TextBatches
+from data.text_batches import EvalColumns, TextBatches
 
 __all__ = [
     "IGNORED_TARGET",
