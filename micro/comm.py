@@ -27,7 +27,7 @@ class Traffic:
     Attributes:
         num_bytes: bytes sent, by kind.
         elapsed_s: seconds spent inside collectives.
-        calls: each operation in turn, with its size as micro.planning.traces.LinkTable counts it.
+        calls: each operation in turn, with its size as micro.planning.tables.LinkTable counts it.
     """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})

@@ -20,7 +20,7 @@ class StepStats:
         global_count: distinct indices in the update.
         threshold: the cut on abs(acc), where there was one.
         counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm).
-        calls: the collectives called, each with its size as micro.planning.traces.LinkTable counts it.
+        calls: the collectives called, each with its size as micro.planning.tables.LinkTable counts it.
         select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of
             the reduction.
         skipped: True where a gradient held NaN or Inf and the update of all ranks is zero.

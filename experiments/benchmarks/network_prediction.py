@@ -15,7 +15,8 @@ from experiments.profiles import backward, link, select
 from experiments.studies.simulated_steps.trace_changes import rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.schedules.base import Problem, Schedule
-from micro.planning.traces import Curve, LinkTable, SelectTable, Trace
+from micro.planning.tables import Curve, LinkTable, SelectTable
+from micro.planning.traces import Trace
 
 PROFILED_STEPS = 8
 LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter
 
 from experiments.reports.figure_parts import head, new_figure, plain_ticks
 from experiments.reports.plot_style import MARKERS, PALETTE, style
-from micro.planning.traces import Curve
+from micro.planning.tables import Curve
 
 WIDTH_INCHES = 4.0
 

@@ -26,7 +26,7 @@ from experiments.profiles.measure_on_ranks import Report
 from experiments.reports.figure_parts import save
 from micro.comm import GroupComm
 from micro.operations import OPS, Op
-from micro.planning.traces import Curve, LinkTable
+from micro.planning.tables import Curve, LinkTable
 
 NAME = "link"
 SMALLEST, LARGEST, FACTOR = 64, 64 * 2**20, 4

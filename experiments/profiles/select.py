@@ -27,7 +27,7 @@ from experiments.studies.methods import build_methods, known_methods, select_nam
 from micro import kernels
 from micro.comm import GroupComm
 from micro.density.base import check_density
-from micro.planning.traces import Curve, SelectTable
+from micro.planning.tables import Curve, SelectTable
 from micro.randomness import generator
 
 NAME = "select"

@@ -14,7 +14,8 @@ from micro.comm import Comm, gather_objects
 from micro.planning.schedules.base import Plan
 from micro.planning.schedules.ddp import Ddp
 from micro.planning.schedules.single import Single
-from micro.planning.traces import LinkTable, SelectTable, Trace
+from micro.planning.tables import LinkTable, SelectTable
+from micro.planning.traces import Trace
 
 
 def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:

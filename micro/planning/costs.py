@@ -28,14 +28,14 @@ Algorithm = Literal["ring", "halving_doubling", "double_tree", "binary_tree", "r
 
 
 class Network(Protocol):
-    """A cost model of collectives among a fixed number of ranks; micro.planning.traces.LinkTable is one."""
+    """A cost model of collectives among a fixed number of ranks; micro.planning.tables.LinkTable is one."""
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; sizes are counted as in micro.planning.traces.LinkTable."""
+        """Return the seconds of one collective; sizes are counted as in micro.planning.tables.LinkTable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def scaled(
     gamma is 0: the cost of adding is part of beta.
 
     Args:
-        op: what was fitted; sizes as in micro.planning.traces.LinkTable.
+        op: what was fitted; sizes as in micro.planning.tables.LinkTable.
 
     Raises:
         ValueError: fewer than two ranks, which send nothing.

@@ -46,7 +46,7 @@ def calls_of(
 
     The step is one in steady state: controllers have settled, and nothing that happens once in a while is due (MiCRO's
     search for a lost threshold, Ok-Topk's repartition and spreading, re-evaluations). Sizes are counted as
-    micro.planning.traces.LinkTable counts them, as the mean over ranks; in the rounds of gTop-k's tree, where most
+    micro.planning.tables.LinkTable counts them, as the mean over ranks; in the rounds of gTop-k's tree, where most
     ranks send nothing, they are of a rank that sends. Counts and regions are assumed equal on all ranks. Of a density
     that changes with time the final one counts, the lower one where it alternates.
 

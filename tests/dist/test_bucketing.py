@@ -15,7 +15,8 @@ from experiments.training.bucketing import agreed_plan, check_buckets, gradient_
 from experiments.training.preflight import prepare_runs
 from micro.comm import GroupComm
 from micro.planning.schedules.base import Plan
-from micro.planning.traces import Curve, Layer, LinkTable, SelectTable, Trace
+from micro.planning.tables import Curve, LinkTable, SelectTable
+from micro.planning.traces import Layer, Trace
 from tests.dist.commands import run
 from tests.dist.processes import ranks
 

@@ -10,7 +10,8 @@ import pytest
 import models
 from experiments.profile import main
 from micro.operations import OPS
-from micro.planning.traces import Curve, LinkTable, SelectTable, Trace
+from micro.planning.tables import Curve, LinkTable, SelectTable
+from micro.planning.traces import Trace
 
 pytestmark = pytest.mark.dist
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from experiments.config.errors import UserError
 from experiments.profile import main
 from experiments.profiles import backward, link
 from experiments.profiles.drawing import draw_curves, numbers_of
-from micro.planning.traces import Curve
+from micro.planning.tables import Curve
 
 LENGTHS = {"forward_s": 1.0, "backward_s": 2.0, "update_s": 0.5}
 

@@ -17,7 +17,8 @@ from experiments.studies.simulated_steps.step import Methods, Row, Way, schedule
 from experiments.studies.simulated_steps.trace_changes import as_published, by_layer, rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.costs import Flat, Link
-from micro.planning.traces import Curve, Layer, LinkTable, SelectTable, Trace
+from micro.planning.tables import Curve, LinkTable, SelectTable
+from micro.planning.traces import Layer, Trace
 from micro.planning.volumes import calls_of
 
 LINK = Link(1e-3, 2e-9)

@@ -243,7 +243,7 @@ def test_tables_need_no_drawing_library() -> None:
         ("experiments.runs.status", "def late():\n    from experiments.tracking import progress"),
         ("experiments.sweeps.local_sweep", "from experiments import train"),
         ("experiments.studies.gradient_sources", "import experiments.sweeps.slurm_queue"),
-        ("micro.comm", "from micro.planning.traces import LinkTable"),
+        ("micro.comm", "from micro.planning.tables import LinkTable"),
         ("micro", "from micro.planning import costs"),
     ],
 )

@@ -19,7 +19,7 @@ from micro.planning.costs import (
     reduce_part,
     scaled,
 )
-from micro.planning.traces import LinkTable
+from micro.planning.tables import LinkTable
 
 LINK = Link(3e-5, 2e-9, 5e-10)
 ALGORITHMS = ("ring", "halving_doubling", "double_tree", "binary_tree", "recursive_doubling")

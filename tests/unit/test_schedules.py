@@ -18,7 +18,8 @@ from micro.planning.schedules.exact import Exact
 from micro.planning.schedules.mgwfbp import MgWfbp
 from micro.planning.schedules.omgs import Omgs
 from micro.planning.schedules.sparse_exact import Search, SparseExact
-from micro.planning.traces import Curve, Layer, Trace
+from micro.planning.tables import Curve
+from micro.planning.traces import Layer, Trace
 from tests.products import grid
 
 MIB = 2**20

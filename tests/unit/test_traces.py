@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from micro.planning.documents import BadFile, Document
 from micro.planning.schedules.base import Plan
-from micro.planning.traces import BadFile, Curve, Document, Layer, LinkTable, SelectTable, Trace
+from micro.planning.tables import Curve, LinkTable, SelectTable
+from micro.planning.traces import Layer, Trace
 
 TRACE = Trace(
     model="net",

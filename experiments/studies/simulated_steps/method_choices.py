@@ -10,7 +10,7 @@ from experiments.studies.simulated_steps.network_choices import load_measured
 from experiments.studies.simulated_steps.selection_formula import SelectionFormula
 from experiments.studies.simulated_steps.step import DENSE, Methods
 from experiments.training.schedule_problem import Selection
-from micro.planning.traces import SelectTable
+from micro.planning.tables import SelectTable
 
 SelectionOf = Callable[[int], Selection]  # of a number of workers
 MEMORY_GB_S = 240.0  # assumed: neither measured nor published

@@ -11,7 +11,9 @@ from experiments.config.errors import UserError
 from experiments.studies.simulated_steps.network_files import load_network
 from experiments.studies.simulated_steps.networks import NetworkPreset, Nodes
 from micro.planning.costs import Algorithm, Network, best_of
-from micro.planning.traces import BadFile, LinkTable, SelectTable, Trace
+from micro.planning.documents import BadFile
+from micro.planning.tables import LinkTable, SelectTable
+from micro.planning.traces import Trace
 
 AlgorithmChoice: TypeAlias = Algorithm | Literal["hierarchical", "best"]
 ALGORITHMS: tuple[AlgorithmChoice, ...] = (*get_args(Algorithm), "hierarchical", "best")

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from micro.parts import Part
-from micro.planning.traces import Document, Trace
+from micro.planning.documents import Document
+from micro.planning.traces import Trace
 
 Seconds = Callable[[float], float]  # of a number of bytes of gradient
 Ends = tuple[int, ...]  # where each group ends (exclusive), rising; the last is the number of layers
