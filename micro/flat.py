@@ -89,6 +89,11 @@ class Layout:
         return {name: vector[place] for name, place in self.slices()}
 
 
+def real(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` as real numbers: itself, or a view (..., 2) of real and imaginary parts where it is complex."""
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+
+
 def regroup(pieces: Mapping[str, Tensor], layout: Layout, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a (numel,) vector in ``layout``'s order, filled from named pieces; what has no piece is zero.
 

@@ -13,7 +13,7 @@ from micro.clipping import check_clip
 from micro.comm import GroupComm, private_group
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.states import BucketStates
-from micro.flat import Layout
+from micro.flat import Layout, real
 from micro.reducers.base import Reducer
 from micro.scope import Scope, scoped
 from micro.stats import StepStats
@@ -31,7 +31,7 @@ def attach(
 
     Call it once, on all ranks of the model, after it is wrapped and before its first backward. The training loop stays
     as it is: ``no_sync``, frozen and unused parameters, mixed dtypes and gradient_as_bucket_view work as they do
-    without it.
+    without it. A complex parameter is reduced as the real and imaginary parts of its elements, as DDP does.
 
     Args:
         scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
@@ -69,7 +69,7 @@ class Attachment:
     def __init__(
         self, model: DistributedDataParallel, reducer: Reducer, *, whole_model: bool, clip: float | None, timed: bool
     ) -> None:
-        trained = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        trained = {name: real(p) for name, p in model.module.named_parameters() if p.requires_grad}
         if whole_model and len({p.dtype for p in trained.values()}) > 1:
             raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
         try:
@@ -83,7 +83,7 @@ class Attachment:
         self._finds_unused = bool(model.find_unused_parameters)
         self._is_rehearsing = False
         self._device = next(iter(trained.values())).device
-        self._states = BucketStates(reducer, parameters)
+        self._states = BucketStates(reducer, {name: real(p) for name, p in parameters.items()})
         self._reduction = Reduction(
             reducer,
             self._states,
@@ -154,13 +154,13 @@ class Attachment:
         """Put one bucket of DDP on the lane, where it is reduced in place; DDP waits for the future."""
         grad, parameters = bucket.buffer(), bucket.parameters()
         names = tuple(self._names[parameter] for parameter in parameters)
-        layout = Layout(names, tuple(tuple(parameter.shape) for parameter in parameters))
+        layout = Layout(names, tuple(tuple(real(parameter).shape) for parameter in parameters))
+        gradients = tuple(layout.split(grad).values()) if self._finds_unused else ()
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
         if self._is_rehearsing:
             self._rehearse(bucket.index(), names)
             future.set_result(grad)
             return future
-        gradients = bucket.gradients() if self._finds_unused else ()
         self._reduction.put(Bucket(bucket.index() == 0, layout, grad, gradients, future))
         _at_end_of_backward(self._note_compute_end)
         return future

@@ -38,6 +38,15 @@ class Bucket:
     gradients: Sequence[Tensor]
     future: torch.futures.Future[Tensor]
 
+    def check(self) -> None:
+        """Raise ValueError unless the layout fits the vector: compiled loops would write beyond its end."""
+        given, expected = self.grad.numel(), self.layout.numel
+        if given != expected:
+            raise ValueError(
+                f"bucket of '{self.layout.names[0]}' holds {given} elements, its parameters {expected}: "
+                "parameters must keep the shape and dtype that they had when DDP was built"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class _Running:
@@ -100,6 +109,7 @@ class Reduction:
         self._waiting.append(bucket)
         try:
             if not self._has_failed:
+                bucket.check()
                 self._advance()
         except BaseException as error:  # a task of the lane must not raise: backward raises it at its end
             self._errors.append(error)

@@ -91,7 +91,12 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
 
     Returns:
         the index of the first NaN or Inf that was left out, None where there was none.
+
+    Raises:
+        ValueError: the vectors differ in length; the compiled loops themselves do not look.
     """
+    if residual.numel() != grad.numel():
+        raise ValueError(f"gradient must have the residual's {residual.numel()} elements, got {grad.numel()}")
     return _for(grad, residual).absorb_(residual, grad)
 
 
