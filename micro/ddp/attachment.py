@@ -161,6 +161,8 @@ class Attachment:
             self._rehearse(bucket.index(), names)
             future.set_result(grad)
             return future
+        if bucket.index() == 0:
+            self._begin_backward()
         self._reduction.put(Bucket(bucket.index() == 0, layout, grad, gradients, future))
         _at_end_of_backward(self._note_compute_end)
         return future
@@ -169,6 +171,15 @@ class Attachment:
         if index == 0:
             self.bucket_names.clear()
         self.bucket_names.append(names)
+
+    def _begin_backward(self) -> None:
+        """Forget a backward of which ``_end_backward`` never ran.
+
+        Where two attached models share a backward and both have an error, autograd raises the first and drops the call
+        of the second. What was left of it must neither hide an error of this backward nor be raised in its place.
+        """
+        self._compute_end_s = None
+        self._reduction.forget_errors()
 
     def _note_compute_end(self) -> None:
         """Note when DDP begins to wait; called once per bucket, of which the first counts."""

@@ -60,7 +60,7 @@ class _Running:
 class Reduction:
     """Reduces buckets in the order in which they were put on the lane, two of them at a time where reducers can.
 
-    All methods but ``put`` and ``take_error`` run on the lane's thread.
+    All methods but ``put``, ``take_error`` and ``forget_errors`` run on the lane's thread.
 
     Args:
         reducer, states, comm: what reduces, what it remembers, over which ranks.
@@ -101,9 +101,13 @@ class Reduction:
     def take_error(self) -> BaseException | None:
         """Return the first error of this backward; one after which nothing can be reduced is returned ever after."""
         error = self._errors[0] if self._errors else None
+        self.forget_errors()
+        return error
+
+    def forget_errors(self) -> None:
+        """Drop the errors of a backward that is over; one after which nothing can be reduced stays."""
         if not self._has_failed:
             self._errors.clear()
-        return error
 
     def _receive(self, bucket: Bucket) -> None:
         self._waiting.append(bucket)
