@@ -97,7 +97,7 @@ def _wrapped(
         return ddp, lambda: ring * 4 * powersgd_numel(model)
     kernels.prepare()
     ddp = wrap(**bucket_caps(config, model, plan))
-    attachment = micro.attach(ddp, build_reducer(config))
+    attachment = micro.attach(ddp, build_reducer(config), timed=config.timed)
     return ddp, lambda: sum(stats.bytes_sent for stats in attachment.stats)
 
 

@@ -25,7 +25,7 @@ def attach(
     *,
     scope: Scope | str = "bucket",
     clip: float | None = None,
-    timed: bool = True,
+    timed: bool = False,
 ) -> "Attachment":
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
 
@@ -39,7 +39,9 @@ def attach(
             by bucket, and so is what is selected within the whole model, once the last bucket is there.
         clip: the greatest norm of this rank's gradient; a larger one is scaled down before anything else. That needs
             the whole gradient, so that backward hides no communication any more.
-        timed: measure the parts of each step; on an accelerator the lane's thread then waits for its stream.
+        timed: measure the parts of each step (select_s, exchange_s, rest_s) on an accelerator too, where the host then
+            waits for the device about ten times a bucket; without it these are times of the host. On a CPU they are
+            right either way.
 
     Returns:
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.

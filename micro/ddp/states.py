@@ -1,6 +1,7 @@
 """What a reducer remembers of each bucket, kept by parameter name: DDP makes new buckets after its first step."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +9,14 @@ from torch import Tensor
 
 from micro.flat import Layout
 from micro.reducers.base import BucketState, Reducer, saved_layout
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """An old bucket, and the names of its parameters that no new bucket has claimed yet."""
+
+    state: BucketState
+    unclaimed: set[str]
 
 
 class BucketStates:
@@ -22,19 +31,24 @@ class BucketStates:
         self._reducer = reducer
         self._parameters = parameters
         self._states: dict[tuple[str, ...], BucketState] = {}
+        self._leaving: list[_Leaving] = []
 
     def of(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state of the bucket with these parameters; a new bucket takes over what was kept for them."""
         if layout.names not in self._states:
-            self._states[layout.names] = self._reducer.rebuild(layout, self._remove(layout), dtype, device)
+            state = self._reducer.rebuild(layout, self._holders(layout), dtype, device)
+            self._claim(layout)
+            self._states[layout.names] = state
         return self._states[layout.names]
 
     def residuals(self) -> list[Tensor]:
         """Return the residuals, one vector per bucket, not copied; empty where the reducer keeps none."""
+        self._settle()
         return [state.residual for state in self._states.values()]
 
     def save(self) -> list[dict[str, Any]]:
         """Return the states as plain data and tensors."""
+        self._settle()
         return [self._reducer.save(state) for state in self._states.values()]
 
     def load(self, saved: list[dict[str, Any]]) -> None:
@@ -47,6 +61,7 @@ class BucketStates:
         for layout in layouts:
             self._check(layout)
         self._states = {}
+        self._leaving = []
         for layout, bucket in zip(layouts, saved, strict=True):
             parameter = self._parameters[layout.names[0]]
             self._states[layout.names] = self._reducer.load(bucket, parameter.dtype, parameter.device)
@@ -57,17 +72,31 @@ class BucketStates:
             if own != shape:
                 raise ValueError(f"state holds '{name}' of shape {shape}, the model has {own}")
 
-    def _remove(self, layout: Layout) -> list[BucketState]:
-        """Return the old buckets that hold any of the layout's parameters; what else these hold stays here."""
-        moving = set(layout.names)
-        old = [state for names, state in self._states.items() if moving & set(names)]
-        for state in old:
-            del self._states[state.layout.names]
-            staying = [
-                pair for pair in zip(state.layout.names, state.layout.shapes, strict=True) if pair[0] not in moving
-            ]
-            if staying:  # until other new buckets take these over
-                rest = Layout(tuple(name for name, _ in staying), tuple(shape for _, shape in staying))
-                residual = state.residual
-                self._states[rest.names] = self._reducer.rebuild(rest, [state], residual.dtype, residual.device)
-        return old
+    def _holders(self, layout: Layout) -> list[BucketState]:
+        """Return the states that hold any of the layout's parameters, the oldest first: the later ones count."""
+        wanted = set(layout.names)
+        leaving = [old.state for old in self._leaving if wanted & old.unclaimed]
+        return [*leaving, *(state for names, state in self._states.items() if not wanted.isdisjoint(names))]
+
+    def _claim(self, layout: Layout) -> None:
+        """Note that a new bucket has taken these parameters over. An old bucket goes when the last of its own is taken.
+
+        Until then it stays whole: to copy what is left of it at each claim would take as many copies as there are
+        buckets.
+        """
+        claimed = set(layout.names)
+        for names in [names for names in self._states if not claimed.isdisjoint(names)]:
+            self._leaving.append(_Leaving(self._states.pop(names), set(names)))
+        for old in self._leaving:
+            old.unclaimed -= claimed
+        self._leaving = [old for old in self._leaving if old.unclaimed]
+
+    def _settle(self) -> None:
+        """Give what no new bucket has claimed a bucket of its own; after a step there is none of it as a rule."""
+        for state, unclaimed in ((old.state, old.unclaimed) for old in self._leaving):
+            pairs = zip(state.layout.names, state.layout.shapes, strict=True)
+            names, shapes = zip(*((name, shape) for name, shape in pairs if name in unclaimed), strict=True)
+            rest = Layout(names, shapes)
+            residual = state.residual
+            self._states[rest.names] = self._reducer.rebuild(rest, [state], residual.dtype, residual.device)
+        self._leaving = []

@@ -1,7 +1,7 @@
 """What a reducer is: from the gradients of all ranks to one mean update."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -90,7 +90,10 @@ class Reducer(Part, ABC):
         return {
             "method": self.method,
             "step": state.step,
-            "memory": {key: _pieces(state.layout, vector, copy=True) for key, vector in kept.items()},
+            "memory": {
+                key: {name: piece.clone() for name, piece in state.layout.split(vector).items()}
+                for key, vector in kept.items()
+            },
             "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
         }
 
@@ -121,7 +124,7 @@ class Reducer(Part, ABC):
         pieces: dict[str, dict[str, Tensor]] = {key: {} for key in state.memory}
         for bucket in old:
             for key, vector in bucket.memory.items():
-                pieces[key] |= _pieces(bucket.layout, vector)
+                pieces[key] |= _pieces(bucket.layout, vector, names=set(layout.names))
         self._fill_(state, pieces)
         for bucket in old:
             if set(bucket.layout.names) == set(layout.names):
@@ -135,7 +138,6 @@ class Reducer(Part, ABC):
                 state.memory[key] = regroup(pieces[key], state.layout, dtype=vector.dtype, device=vector.device)
 
 
-def _pieces(layout: Layout, vector: Tensor, *, copy: bool = False) -> dict[str, Tensor]:
-    if not vector.numel():
-        return {}
-    return {name: piece.clone() if copy else piece for name, piece in layout.split(vector).items()}
+def _pieces(layout: Layout, vector: Tensor, *, names: Set[str]) -> dict[str, Tensor]:
+    """Return views of those parameters that ``names`` holds; none of an empty vector."""
+    return {name: vector[place] for name, place in layout.slices() if name in names and vector.numel()}

@@ -66,7 +66,7 @@ def build(net: type[nn.Module]) -> nn.Module:
 
 
 def wrap(
-    net: nn.Module, reducer: micro.Reducer, *, scope: micro.Scope = "bucket", timed: bool = True, **settings: Any
+    net: nn.Module, reducer: micro.Reducer, *, scope: micro.Scope = "bucket", timed: bool = False, **settings: Any
 ) -> tuple[DistributedDataParallel, micro.Attachment]:
     ddp = DistributedDataParallel(net, **settings)
     return ddp, micro.attach(ddp, reducer, scope=scope, timed=timed)

@@ -121,6 +121,11 @@ def test_a_parameter_that_no_rank_used_keeps_its_residual() -> None:
     assert sum(len(residual) for residual in attachment.residuals()) == total_elements(model)
 
 
+def test_the_device_is_waited_for_only_where_times_are_wanted() -> None:
+    assert not micro.attach(wrapped(), reducer()).comm.timed
+    assert micro.attach(wrapped(), reducer(), timed=True).comm.timed
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [("third.weight", (2, 8), "the model has none"), ("first.weight", (3, 8), r"the model has \(2, 8\)")],

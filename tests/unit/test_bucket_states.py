@@ -1,0 +1,81 @@
+"""What is kept of each bucket, while DDP makes new buckets of the old ones."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.ddp.states import BucketStates
+from micro.reducers.base import BucketState
+
+CPU = torch.device("cpu")
+NUM_PARAMETERS = 32
+NAMES = tuple(f"p{index}" for index in range(NUM_PARAMETERS))
+SHAPE = (3, 2)
+NUMEL = NUM_PARAMETERS * 6
+
+copied: list[int] = []
+
+
+class Counting(micro.SparseReducer):
+    """Counts the elements of the vectors that it fills."""
+
+    def rebuild(
+        self, layout: micro.Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
+    ) -> BucketState:
+        copied.append(layout.numel)
+        return micro.SparseReducer.rebuild(self, layout, old, dtype, device)
+
+
+def layout_of(*names: str) -> micro.Layout:
+    return micro.Layout(names, (SHAPE,) * len(names))
+
+
+def states_with_one_bucket() -> BucketStates:
+    """Return states whose only bucket holds 0, 1, 2, ... as its residual."""
+    parameters = {name: torch.zeros(SHAPE) for name in NAMES}
+    states = BucketStates(Counting(micro.TopK(), density=0.1), parameters)
+    state = states.of(layout_of(*NAMES), torch.float32, CPU)
+    state.step = 7
+    state.residual.copy_(torch.arange(NUMEL))
+    copied.clear()
+    return states
+
+
+def kept(states: BucketStates) -> dict[str, Tensor]:
+    pieces = [(name, piece) for bucket in states.save() for name, piece in bucket["memory"]["residual"].items()]
+    assert len({name for name, _ in pieces}) == len(pieces), "a parameter is kept twice"
+    return {name: piece.flatten() for name, piece in pieces}
+
+
+def expected() -> dict[str, Tensor]:
+    return dict(zip(NAMES, torch.arange(NUMEL, dtype=torch.float32).split(6), strict=True))
+
+
+def test_new_buckets_copy_what_is_kept_once() -> None:
+    states = states_with_one_bucket()
+    for name in reversed(NAMES):
+        assert states.of(layout_of(name), torch.float32, CPU).step == 7
+    assert sum(copied) == NUMEL
+    torch.testing.assert_close(kept(states), expected(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_claimed", [1, 2, 31])
+def test_what_no_new_bucket_claimed_is_still_kept(num_claimed: int) -> None:
+    states = states_with_one_bucket()
+    for name in NAMES[:num_claimed]:
+        states.of(layout_of(name), torch.float32, CPU)
+    torch.testing.assert_close(kept(states), expected(), rtol=0, atol=0)
+    assert sum(len(residual) for residual in states.residuals()) == NUMEL
+    assert {bucket["step"] for bucket in states.save()} == {7}
+
+
+def test_the_bucket_that_claimed_a_parameter_last_holds_it() -> None:
+    states = states_with_one_bucket()
+    states.of(layout_of("p0"), torch.float32, CPU).residual.fill_(-1.0)
+    states.of(layout_of("p1", "p0"), torch.float32, CPU)
+    states.of(layout_of("p2", "p1"), torch.float32, CPU).residual[:6] = -2.0
+    want = expected() | {"p0": torch.full((6,), -1.0), "p2": torch.full((6,), -2.0)}
+    torch.testing.assert_close(kept(states), want, rtol=0, atol=0)
