@@ -1,8 +1,34 @@
-"""What holds for all tests."""
+"""What holds for all tests: signals, and which tests share a worker of pytest-xdist."""
 
 import signal
+
+import pytest
+
+# The groups of tests that xdist keeps on one worker, the first to start first: SLURM mostly waits while others compute.
+GROUPS = ("slurm", "ranks", "checkpoints", "hosts")
 
 
 def pytest_configure() -> None:
     """Heed SIGINT, which nohup and background jobs ignore: processes that tests start would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests of a group together, the groups first, and their group into their ids, where xdist looks for it.
+
+    xdist 3.8 writes an id with a group to ``item._nodeid``, which pytest 9.2 no longer reads: without this, every
+    worker starts the processes that the tests of a group share.
+    """
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        written = vars(item).get("_nodeid")
+        if written and written != item.nodeid:
+            item._id = type(item._id).parse(written)  # type: ignore[attr-defined]
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("xdist_group")
+    return GROUPS.index(mark.args[0]) if mark and mark.args[0] in GROUPS else len(GROUPS)

@@ -1,10 +1,20 @@
-"""Ranks that tests share: processes that stay up from one test to the next, because starting them is what costs."""
+"""Ranks that tests share: processes that stay up from one test to the next, because starting them is what costs.
 
-import atexit
+``ranks(2).run(work)`` calls a function on ranks that are in one torch.distributed group. ``ranks(2).run_apart(work)``
+calls one that makes its own group, as the main function of a script does, or Accelerate, Lightning, a Trainer. Both
+find torch, its compiler (which DDP and optimizers import: most of a rank's start) and micro imported. Tests that use
+them are in the xdist group "ranks", so that one worker has the processes.
+"""
+
 import functools
 import os
+import socket
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -29,6 +39,8 @@ class Ranks:
         self.world_size = world_size
         self.backend = backend
         self._group: RankGroup | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="micro-tests-")
+        self._num_apart = 0
 
     def run(self, work: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
         """Call ``work(*args)`` on every rank at once and return the results in rank order.
@@ -39,34 +51,91 @@ class Ranks:
         Raises:
             RankError: a rank raised an exception, died, or did not answer in time.
         """
+        return self._call(_call, work, args, timeout_s=timeout_s)
+
+    def run_apart(self, work: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+        """Call ``work(*args)`` on every rank, in no group, with the environment variables of torchrun.
+
+        ``work`` may call init_process_group() or have a framework do it, and leave its group or not: afterwards the
+        ranks are in their own group again. Environment variables and the working directory are restored too. Other
+        state of the process (a framework's singletons, say) is the work's to clear.
+
+        Raises:
+            RankError: as for ``run``. A test that kills a rank gets this error.
+        """
+        self._num_apart += 1
+        store = Path(self._folder.name) / f"store{self._num_apart}"
+        return self._call(_call_apart, work, args, _free_port(), store, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End the processes; those that no failure has ended save what coverage measured in them."""
+        if self._group is not None:
+            with suppress(RankFailure):
+                self._group.call(_save_coverage, timeout_s=10)
+            self._group.__exit__(None, None, None)
+        self._group = None
+
+    def _call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> list[Any]:
         if self._group is None:
             env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             group = RankGroup(self.world_size, backend=self.backend, env=env, collective_s=COLLECTIVE_S)
             self._group = group.__enter__()
         try:
-            return self._group.call(_call, work, args, timeout_s=timeout_s)
+            return self._group.call(function, *args, timeout_s=timeout_s)
         except RankFailure as error:
-            self.close()
-            raise RankError(f"{error}\n{error.failure.traceback or ''}") from None
-
-    def close(self) -> None:
-        """End the processes."""
-        if self._group is not None:
             self._group.__exit__(None, None, None)
-        self._group = None
+            self._group = None
+            raise RankError(f"{error}\n{error.failure.traceback or ''}") from None
 
 
 @functools.cache
 def ranks(world_size: int, backend: str = "gloo") -> Ranks:
     """Return the group of this size that all tests share; it starts when first used and ends with the test run."""
     group = Ranks(world_size, backend)
-    atexit.register(group.close)
+    _shared.append(group)
     return group
+
+
+def close_all() -> None:
+    """End the groups that tests share."""
+    for group in _shared:
+        group.close()
+
+
+_shared: list[Ranks] = []
 
 
 def _call(work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     _leave_groups()  # not before: another rank may have been in one
     return work(*args)
+
+
+def _call_apart(work: Callable[..., Any], args: tuple[Any, ...], port: int, store: Path) -> Any:
+    backend, rank, world_size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    environ, folder = dict(os.environ), Path.cwd()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    answer = work(*args)  # after an exception the process ends: there is nothing to restore
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    limit = timedelta(seconds=COLLECTIVE_S)
+    dist.init_process_group(backend, init_method=store.as_uri(), rank=rank, world_size=world_size, timeout=limit)
+    return answer
+
+
+def _save_coverage() -> None:
+    """Write what coverage has measured: the process will be killed."""
+    measured = sys.modules["coverage"].Coverage.current() if "coverage" in sys.modules else None
+    if measured:
+        measured.save()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _leave_groups() -> None:

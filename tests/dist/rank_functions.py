@@ -1,13 +1,43 @@
-"""What ranks of tests call: they add numbers, or one of them fails while the others wait for it."""
+"""What ranks of tests call: they add numbers, train, or one of them fails while the others wait for it."""
 
+import io
 import os
 import signal
+import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from micro.comm import GroupComm
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def train(*words: str) -> Ended:
+    """Call the main function of experiments.train in this process, as if these words were its command line."""
+    from experiments import train as command
+
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["experiments/train.py", *words]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            command.main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = before
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def add(value: float) -> float:

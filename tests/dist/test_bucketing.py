@@ -17,8 +17,8 @@ from micro.comm import GroupComm
 from micro.planning.schedules.base import Plan
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
-from tests.dist.commands import run
 from tests.dist.processes import ranks
+from tests.dist.rank_functions import Ended, train
 
 pytestmark = pytest.mark.xdist_group("ranks")
 WORDS = (
@@ -65,6 +65,13 @@ def words_with(files: dict[str, Path], *more: str, schedule: str = "exact") -> l
     return [*WORDS, f"schedule={schedule}", *(f"schedule.{key}={path}" for key, path in files.items()), *more]
 
 
+def trained(*words: str) -> Ended:
+    """Train with the shared ranks, which join as those of torchrun do, and return how rank 0 ended."""
+    ended: list[Ended] = ranks(2).run_apart(train, *words)
+    assert len({each.returncode for each in ended}) == 1, ended
+    return ended[0]
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize("sparsifier", ["dense", "micro"])
 def test_a_training_runs_in_the_planned_buckets(tmp_path: Path, sparsifier: str) -> None:
@@ -73,7 +80,7 @@ def test_a_training_runs_in_the_planned_buckets(tmp_path: Path, sparsifier: str)
     if sparsifier == "dense":
         del files["select"]
     output = tmp_path / "runs"
-    done = run(*words_with(files, f"sparsifier={sparsifier}", f"output={output}", schedule=schedule))
+    done = trained(*words_with(files, f"sparsifier={sparsifier}", f"output={output}", schedule=schedule))
     assert done.returncode == 0, done.stderr
     (folder,) = output.iterdir()
     plan = Plan.load(folder / "plan.json")  # the run itself checks DDP's buckets against it, in its second step
@@ -86,7 +93,7 @@ def test_a_training_runs_in_the_planned_buckets(tmp_path: Path, sparsifier: str)
 @pytest.mark.dist
 @pytest.mark.parametrize(("schedule", "num_buckets"), [("layerwise", 23), ("single", 1)])
 def test_schedules_without_a_plan_make_their_buckets(tmp_path: Path, schedule: str, num_buckets: int) -> None:
-    done = run(*WORDS, f"schedule={schedule}", "sparsifier=dense", f"output={tmp_path}")
+    done = trained(*WORDS, f"schedule={schedule}", "sparsifier=dense", f"output={tmp_path}")
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
@@ -97,7 +104,7 @@ def test_schedules_without_a_plan_make_their_buckets(tmp_path: Path, schedule: s
 def test_a_model_that_computes_in_another_order_than_its_trace_is_stopped(tmp_path: Path) -> None:
     files = measured(tmp_path, turned=True)
     del files["select"]
-    done = run(*words_with(files, "sparsifier=dense", f"output={tmp_path / 'runs'}"))
+    done = trained(*words_with(files, "sparsifier=dense", f"output={tmp_path / 'runs'}"))
     assert done.returncode == 1
     assert "backward does not follow the plan: bucket 0 differs by" in done.stderr
     assert "profile this model again" in done.stderr
