@@ -81,7 +81,8 @@ def calls_of(
         raise ValueError(f"what reducer {reducer.name} sends is not known: state it in micro.planning.volumes")
     layout = layout or Layout.flat(numel)
     step = _step_of(reducer, layout, world_size, dtype, build_up=build_up, local_count=local_count)
-    return (*_of_selector(step.selector, layout, world_size), *_of_exchange(step))
+    density = reducer.density_policy.density
+    return (*_of_selector(step.selector, density, layout, world_size), *_of_exchange(step))
 
 
 _DTYPES = {2: torch.float32, 4: torch.float32, 8: torch.float64}  # of the accumulator
@@ -173,7 +174,7 @@ def _step_of(
         chosen=min(chosen, numel),
         total=total,
         knows_counts=_knows_counts(selector),
-        has_slices=selector.name in ("micro", "exdyna"),
+        has_slices=selector.name in _WITH_SLICES,
     )
 
 
@@ -189,11 +190,14 @@ def _union(numel: int, chosen: float, world_size: int) -> float:
     return numel * (1 - (1 - min(chosen / numel, 1.0)) ** world_size)
 
 
-def _of_selector(selector: Selector[Any], layout: Layout, n: int) -> Calls:
+def _of_selector(selector: Selector[Any], density: float, layout: Layout, n: int) -> Calls:
     """Return the collectives of the selection; most selectors call none."""
     if isinstance(selector, PerTensor):  # each parameter is a vector of its own
         parameters = [Layout((name,), (shape,)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
-        return tuple(call for alone in parameters for call in _of_selector(selector.selector, alone, n))
+        return tuple(call for alone in parameters for call in _of_selector(selector.selector, density, alone, n))
+    takes_all = selector.name in _WITH_SLICES and selector.rule_name != "published"
+    if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
+        return ()
     if selector.name == "micro":
         return _RULES[str(selector.rule_name)]
     if selector.name == "exdyna":
@@ -211,6 +215,7 @@ _RULES: Mapping[str, Calls] = {
     "repaired": (("gather_rows", 16),),  # a count and a sum of logarithms, as float64
     "published": (("gather_rows", COUNT_BYTES),),
 }
+_WITH_SLICES = ("micro", "exdyna")
 _KNOWING_COUNTS = (
     "topk",
     "leader",

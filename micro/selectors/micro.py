@@ -37,8 +37,9 @@ class _RotatingSlices(Selector[Any]):
         """Return the indices of this rank's slice that pass the step's threshold."""
         n = comm.world_size
         spans = tuple(cyclic_slice(acc.numel(), step.index, rank, n) for rank in range(n))
+        sizes = tuple(stop - start for start, stop in spans)
         start, stop = spans[comm.rank]
-        found = self.threshold_rule.search(state, Search(acc[start:stop], step, comm))
+        found = self.threshold_rule.search(state, Search(acc[start:stop], sizes, step, comm))
         return Selection(found.indices + start, counts=found.counts, spans=spans, threshold=found.threshold)
 
 

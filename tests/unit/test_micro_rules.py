@@ -14,6 +14,7 @@ from torch import Tensor
 
 import micro
 from micro.partition import cyclic_slice
+from micro.planning.volumes import calls_of
 from tests.products import grid
 
 # --- published: the authors' code as described, in numpy and single precision ----------------------------------------
@@ -342,3 +343,28 @@ def test_mended_rules_do_not_depend_on_the_unit_of_the_gradient(rule: str) -> No
             steps = [simulation.step(scale * draw("normal", 3, step)) for step in range(5)]
         chosen.append([step.stats[0].global_count for step in steps])
     assert chosen[0] == chosen[1] == chosen[2]
+
+
+# --- a density of 1 ---------------------------------------------------------------------------------------------------
+
+
+@grid(
+    selector=[micro.Micro(), micro.RepairedMicro(), micro.ExDyna(num_blocks=7, alignment=1)],
+    world_size=[1, 2, 3],
+)
+def test_at_a_density_of_one_everything_is_sent(selector: micro.Selector[object], world_size: int) -> None:
+    """Also what is zero on the rank that searches there and not on others: ReLUs make many such gradients."""
+    numel, reducer = 500, micro.SparseReducer(selector, micro.WarmUp(density=0.1, start_density=1.0, steps=4))
+    with closing(micro.Simulation(reducer, micro.Layout.flat(numel), world_size)) as simulation:
+        for step in range(3):
+            grads = draw("normal", world_size, step, numel)
+            grads[torch.rand(world_size, numel, generator=torch.Generator().manual_seed(step)) < 0.5] = 0.0
+            out = simulation.step(grads, residuals=True)
+            if step == 0:
+                assert torch.equal(out.update, grads.sum(0) / world_size)
+                assert out.residuals is not None
+                assert not out.residuals.any()
+                assert out.stats[0].counts_bytes == 0
+                said = calls_of(micro.SparseReducer(selector, 1.0), numel, world_size)
+                assert [op for op, _ in said] == [op for op, _ in out.stats[0].calls]
+        assert 0 < out.stats[0].global_count < numel

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.selectors.histogram import SHIFT, magnitude_bins
-from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
+from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
 
 NUM_CANDIDATE_BINS = 32  # counts each rank sends: 128 bytes
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
@@ -40,7 +40,9 @@ class Agreed(ThresholdRule[AgreedState]):
     Bins are ranges of float32 bit patterns, which order like magnitudes, so that a bin costs a subtraction and a shift
     and its edges are exact. Every rank gets every rank's counts (one all-gather of 128 bytes, in place of the count
     that other rules send) and cuts at the bin in which the k-th magnitude lies. From that bin each rank keeps its
-    largest, as many as its share of what is still missing: k come out exactly, whenever k elements are not zero.
+    largest, as many as its share of what is still missing: k come out exactly, whenever k elements are not zero. A rank
+    sees its own accumulator only: what is zero there is no candidate, whatever other ranks hold. When k is the whole
+    vector nothing is counted and every element is taken, zeros too.
 
     When there are fewer than k candidates (first step, or the scale of the gradients fell), all ranks see it in the
     same counts. They then collect once more, above a lower threshold from a histogram of the whole vector (one
@@ -54,7 +56,10 @@ class Agreed(ThresholdRule[AgreedState]):
         return AgreedState()
 
     def search(self, state: AgreedState, search: Search) -> Found:
-        """Take exactly k over all ranks, or all that is not zero where that is less."""
+        """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
+        if search.wants_all:
+            state.lowest_bits = None
+            return everything(search)
         k = search.step.target_count
         known = state.lowest_bits is not None
         if not known:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from micro.comm import Comm
@@ -14,11 +15,24 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One rank's search of one step: its slice of the accumulator (m,), m may be 0; the step; the ranks."""
+    """One rank's search of one step.
+
+    Attributes:
+        slice: this rank's part of the accumulator (m,), m may be 0.
+        sizes: the lengths of all ranks' slices.
+        step: the same on all ranks.
+        comm: the ranks.
+    """
 
     slice: Tensor
+    sizes: tuple[int, ...]
     step: Step
     comm: Comm
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every element is to be selected, also those that are zero here: other ranks' may not be."""
+        return self.step.target_count >= sum(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,11 @@ class Found:
     indices: Tensor
     counts: tuple[int, ...]
     threshold: float
+
+
+def everything(search: Search) -> Found:
+    """Return all indices of this rank's slice; nothing travels, for all ranks know the counts."""
+    return Found(torch.arange(search.slice.numel(), dtype=torch.int32, device=search.slice.device), search.sizes, 0.0)
 
 
 class ThresholdRule(ABC, Generic[S]):

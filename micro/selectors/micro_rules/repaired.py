@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.selectors.histogram import magnitude_bins
-from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
+from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
 from micro.selectors.quantile import bins_inside, coarse_bin, threshold_from_bins
 from micro.selectors.steering import Track, aim, observe
 
@@ -38,7 +38,9 @@ class Repaired(ThresholdRule[RepairedState]):
         return RepairedState(Track(**saved["track"]), saved["last_k"])
 
     def search(self, state: RepairedState, search: Search) -> Found:
-        """Take what is at or above the threshold; an empty slice sends nothing."""
+        """Take what is at or above the threshold, at a density of 1 everything; an empty slice sends nothing."""
+        if search.wants_all:
+            return everything(search)
         k, track = search.step.target_count, state.track
         if state.last_k not in (0, k):  # a density that changes with time
             track = aim(track, state.last_k, k)
