@@ -38,11 +38,6 @@ class Lane:
         ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
         self._tasks.put((task, ready))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no task waits behind the running one; called by the running task."""
-        return self._tasks.empty()
-
 
 def _drain(
     tasks: "queue.SimpleQueue[tuple[Task, Any] | None]", device: torch.device, stream: "torch.cuda.Stream | None"

@@ -91,7 +91,6 @@ class Attachment:
             self._states,
             self.comm,
             self._device,
-            num_parameters=len(set(trained) - set(model.parameters_to_ignore)),
             whole_model=whole_model,
             clip=clip,
         )
@@ -165,7 +164,7 @@ class Attachment:
             return future
         if bucket.index() == 0:
             self._begin_backward()
-        self._reduction.put(Bucket(bucket.index() == 0, layout, grad, gradients, future))
+        self._reduction.put(Bucket(bucket.index() == 0, bucket.is_last(), layout, grad, gradients, future))
         _at_end_of_backward(self._note_compute_end)
         return future
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.clipping import clip_
-from micro.comm import GroupComm
+from micro.comm import GroupComm, Traffic
 from micro.ddp.last_step_stats import LastStep
 from micro.ddp.states import BucketStates
 from micro.ddp.unused_parameters import unused_set_aside
@@ -26,13 +26,14 @@ class Bucket:
     """A bucket of DDP.
 
     Attributes:
-        is_first: it is the first of its backward.
+        is_first, is_last: it is the first, or the last, of its backward.
         layout: of its gradients in the vector ``grad`` (numel,).
         gradients: views of ``grad``, one per parameter, where DDP looks for unused parameters; else empty.
         future: what DDP waits for.
     """
 
     is_first: bool
+    is_last: bool
     layout: Layout
     grad: Tensor
     gradients: Sequence[Tensor]
@@ -50,9 +51,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A reduction that was launched: the vector ``grad`` that it reduces, and the buckets that the vector holds."""
+    """A reduction that was launched: the vector ``grad`` that it reduces, the buckets in it, and its bytes so far."""
 
     finish: Callable[[], StepStats]
+    traffic: Traffic
     buckets: Sequence[Bucket]
     grad: Tensor
 
@@ -60,12 +62,16 @@ class _Running:
 class Reduction:
     """Reduces buckets in the order in which they were put on the lane, two of them at a time where reducers can.
 
+    The order of what a reducer is called for follows from the number of buckets alone: each is launched before the one
+    before it is finished, and the last of a backward is finished at once. All ranks have the same buckets, so a
+    reducer may call collectives at either place. Where a step needs the whole gradient first, all are launched, then
+    all finished.
+
     All methods but ``put``, ``take_error`` and ``forget_errors`` run on the lane's thread.
 
     Args:
         reducer, states, comm: what reduces, what it remembers, over which ranks.
         device: of the gradients.
-        num_parameters: of the model, as far as they are reduced.
         whole_model: select over all buckets at once.
         clip: see micro.attach; may be changed between steps.
     """
@@ -77,7 +83,6 @@ class Reduction:
         comm: GroupComm,
         device: torch.device,
         *,
-        num_parameters: int,
         whole_model: bool,
         clip: float | None,
     ) -> None:
@@ -86,7 +91,6 @@ class Reduction:
         self._reducer = reducer
         self._states = states
         self._comm = comm
-        self._num_parameters = num_parameters
         self._whole_model = whole_model
         self._lane = Lane(device)
         self._waiting: list[Bucket] = []
@@ -122,8 +126,9 @@ class Reduction:
             self._release_all()
 
     def _advance(self) -> None:
-        """Launch what can be launched; finish what runs while no other bucket waits on the lane."""
-        if self._is_ready():
+        """Launch what can be launched; finish all but the last that was launched, at the end of a backward all."""
+        is_last = self._waiting[-1].is_last
+        if is_last or not self._needs_whole_gradient:
             if self.clip is not None:
                 clip_([bucket.grad for bucket in self._waiting], self.clip)
             if self._whole_model:
@@ -132,14 +137,12 @@ class Reduction:
                 for bucket in self._waiting:
                     self._launch(self._reducer, [bucket], bucket.grad, bucket.layout)
             self._waiting.clear()
-        while self._running and (self._lane.is_idle or len(self._running) > 1):
+        while len(self._running) > (0 if is_last else 1):
             self._finish_first()
 
-    def _is_ready(self) -> bool:
-        """Whether the waiting buckets can be reduced: always, unless the whole gradient is needed first."""
-        if not self._whole_model and self.clip is None:
-            return True
-        return sum(len(bucket.layout.names) for bucket in self._waiting) == self._num_parameters
+    @property
+    def _needs_whole_gradient(self) -> bool:
+        return self._whole_model or self.clip is not None
 
     def _launch_joined(self, buckets: Sequence[Bucket]) -> None:
         reducer, layout = joined(self._reducer, [bucket.layout for bucket in buckets])
@@ -158,10 +161,11 @@ class Reduction:
                 finish = reducer.launch(state, grad, self._comm)
             except NonFiniteGradient as error:
                 finish = partial(_raise, error)
-        self._running.append(_Running(finish, buckets, grad))
+        self._running.append(_Running(finish, self._comm.traffic, buckets, grad))
 
     def _finish_first(self) -> None:
         running = self._running[0]
+        self._comm.traffic = running.traffic
         try:
             self.last_step.stats.append(running.finish())
         except NonFiniteGradient as error:

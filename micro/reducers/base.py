@@ -79,7 +79,9 @@ class Reducer(Part, ABC):
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
         """Start to reduce a bucket of DDP; the returned function waits for the end. Here: reduced at the call.
 
-        Every rank launches its buckets in the same order and then ends them in that order.
+        Every rank launches its buckets in the order of DDP's numbers. The function of bucket i is called after bucket
+        i + 1 was launched, that of the last at once; so the order is the same on all ranks, and both may call
+        collectives.
         """
         stats = self.reduce_(state, grad, comm)
         return lambda: stats
