@@ -5,6 +5,9 @@ times as long, and neither numba nor torch emits anything better by itself. Stor
 own compress instruction would spare the visits, but on some of them it is microcoded and six times slower.
 """
 
+import warnings
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,26 @@ BLOCK = 1 << 16  # elements between two looks at the room left in the output
 TILE = 1 << 12  # elements that are looked at and then added while they are in the nearest cache
 MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
 INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
+
+
+def _compiled(loop: Callable[..., Any]) -> Any:
+    """Return the compiled loop, kept on disk for the next process where numba finds a folder that it can write to."""
+    try:
+        return njit(nogil=True, cache=True)(loop)
+    except RuntimeError as error:  # so numba reports a read-only installation whose user has no writable home
+        if "cannot cache" not in str(error):
+            raise
+        _warn_of_no_cache()
+        return njit(nogil=True)(loop)
+
+
+@cache
+def _warn_of_no_cache() -> None:
+    warnings.warn(
+        "micro compiles its loops anew in each process, for numba found no writable folder to keep them in: "
+        "set NUMBA_CACHE_DIR to one",
+        stacklevel=2,
+    )
 
 
 @intrinsic
@@ -53,14 +76,14 @@ def _lowest_bit(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _grown(full: Any, count: Any) -> Any:
     grown = np.empty(2 * full.size + BLOCK, np.int32)
     grown[:count] = full[:count]
     return grown
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
     indices, magnitudes = np.empty(capacity + BLOCK, np.int32), np.empty(capacity + BLOCK, np.int32)
     count = 0
@@ -85,7 +108,7 @@ def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
     return indices[:count], magnitudes[:count]
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _kth_by_run(bits: Any, lengths: Any, ranks: Any) -> Any:
     found = np.empty(lengths.size, np.int32)
     first = 0
@@ -107,7 +130,7 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
     return torch.from_numpy(_kth_by_run(bits, lengths.numpy(), ranks.numpy())).view(torch.float32)
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _absorb(residual: Any, grad: Any, grad_bits: Any) -> Any:
     first_bad = -1
     for start in range(0, grad.size, TILE):
@@ -137,7 +160,7 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     return None if first_bad < 0 else first_bad
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
     counts = np.zeros((2, num_bins + 1), np.int32)  # two tables: equal neighbours need not wait for each other
     for i in range(bits.size):

@@ -1,8 +1,12 @@
 """The scans equal brute force, whichever of their forms serves the tensor."""
 
+import importlib.util
 import math
+import os
+import shutil
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -204,3 +208,25 @@ def test_absorb_adds_what_is_finite_and_clears(
     assert absorb_(residual, grad) == 4096
     assert torch.equal(residual, expected)
     assert not grad.any()
+
+
+def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a read-only installation whose user has no home: numba raises then, and no ImportError."""
+    numba = pytest.importorskip("numba")
+    source = shutil.copy(str(Path(reference.__file__).with_name("cpu.py")), tmp_path)
+    (tmp_path / "__pycache__").touch()  # no folder, so that nothing can be written into it, not even by root
+    monkeypatch.setenv("HOME", os.devnull)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    spec = importlib.util.spec_from_file_location("cpu_without_cache", source)
+    assert spec is not None
+    assert spec.loader is not None
+    loops = importlib.util.module_from_spec(spec)
+    with pytest.warns(UserWarning, match="compiles its loops anew in each process.*set NUMBA_CACHE_DIR") as told:
+        spec.loader.exec_module(loops)
+    assert len(told) == 1
+    residual, grad = torch.ones(5), torch.arange(5.0)
+    assert loops.absorb_(residual, grad) is None
+    assert residual.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
