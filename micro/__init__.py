@@ -68,6 +68,7 @@ from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
+from micro.reducers.split import Split
 from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
 from micro.selectors.deft import Deft
@@ -187,6 +188,7 @@ __all__ = [
     "SoloComm",
     "SparseReducer",
     "SparseValues",
+    "Split",
     "StatefulPart",
     "Step",
     "StepStats",

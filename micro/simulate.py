@@ -246,7 +246,7 @@ class Simulation:
 
     def memory(self, name: str) -> list[Tensor]:
         """Return what each rank's feedback keeps under ``name`` (numel,), not copied; see micro.feedback."""
-        return [state.memory[name] for state in self._states]
+        return [state.vector(name) for state in self._states]
 
     def rebuild(self, layout: Layout) -> None:
         """Go on with the same parameters in another order, as DDP does after its first step."""

@@ -28,6 +28,8 @@ class StepStats:
             the method knows it.
         num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of
             bins.
+        dense_numel: elements of parameters that were reduced densely beside the others; counts, targets and densities
+            are of all elements, these included.
     """
 
     step: int
@@ -49,6 +51,7 @@ class StepStats:
     skipped: bool
     relative_error: float | None = None
     num_bins: int | None = None
+    dense_numel: int = 0
 
     @property
     def num_collectives(self) -> int:

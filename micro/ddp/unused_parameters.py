@@ -17,20 +17,20 @@ def unused_set_aside(state: BucketState, gradients: Sequence[Tensor], comm: Comm
     Args:
         gradients: this rank's, one per parameter of the bucket; empty where DDP does not look for unused parameters.
     """
-    vectors = {key: vector for key, vector in state.memory.items() if vector.numel()}
-    if not gradients or not vectors:
+    pieces = state.pieces()
+    if not gradients or not pieces:
         yield
         return
     used = torch.stack([gradient.any() for gradient in gradients]).to(torch.int32)
     comm.all_reduce_(used, "counts")
-    set_aside = []
-    for (_, place), is_used in zip(state.layout.slices(), used.tolist(), strict=True):  # host sync: which are unused
+    set_aside: list[tuple[Tensor, Tensor]] = []
+    for name, is_used in zip(state.layout.names, used.tolist(), strict=True):  # host sync: which are unused
         if not is_used:
-            for key, vector in vectors.items():
-                set_aside.append((key, place, vector[place].clone()))
-                vector[place] = 0
+            for piece in [by_name[name] for by_name in pieces.values() if name in by_name]:
+                set_aside.append((piece, piece.clone()))
+                piece.zero_()
     try:
         yield
     finally:
-        for key, place, kept in set_aside:
-            state.memory[key][place] = kept
+        for piece, kept in set_aside:
+            piece.copy_(kept)

@@ -44,6 +44,13 @@ class Density(StatefulPart[S], ABC):
     by_layer: ClassVar[bool] = False  # whether each parameter has its own density
     density: float
 
+    def check_parameters(self, layout: Layout) -> None:
+        """Refuse a model with these trained parameters where the settings do not fit it; here none is refused.
+
+        Raises:
+            ValueError: a setting names parameters that the model does not have.
+        """
+
     @abstractmethod
     def target(self, state: S, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
         """Return how much to send at ``step``.

@@ -18,6 +18,7 @@ from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
+from micro.reducers.split import Split
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import NUM_CANDIDATE_BINS
 from micro.selectors.per_tensor import PerTensor
@@ -51,8 +52,9 @@ def calls_of(
     that changes with time the final one counts, the lower one where it alternates.
 
     Args:
-        build_up: distinct indices in the update over the target count. None: where ranks choose by themselves, as if
-            they chose at random, numel (1 - (1 - local_count / numel)^n); 1 otherwise, and where an exchange keeps k.
+        build_up: distinct indices in the update over the target count, both of what is not reduced densely. None: where
+            ranks choose by themselves, as if they chose at random, numel (1 - (1 - local_count / numel)^n); 1
+            otherwise, and where an exchange keeps k.
         local_count: elements that one rank chooses. None: k, or its share of build_up * k where ranks divide the
             vector among them.
         layout: names and shapes of the bucket's parameters, where the method looks at them; one vector by default.
@@ -77,6 +79,8 @@ def calls_of(
         return _of_fft(reducer, numel, dtype)
     if isinstance(reducer, PowerSGD):
         return _of_powersgd(reducer, layout, dtype)
+    if isinstance(reducer, Split):
+        return _of_split(reducer, layout, world_size, element_bytes, build_up=build_up, local_count=local_count)
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"what reducer {reducer.name} sends is not known: state it in micro.planning.volumes")
     layout = layout or Layout.flat(numel)
@@ -93,6 +97,33 @@ def _of_fft(reducer: FFTReducer, numel: int, dtype: torch.dtype) -> Calls:
     count = target_count(reducer.density_policy.density, bins)
     values = reducer.codec.num_bytes(2 * count, dtype) + 1  # and the finite flag
     return ("gather_lists", reducer.indices.num_bytes(count, bins)), ("gather_lists", values)
+
+
+def _of_split(
+    reducer: Split,
+    layout: Layout | None,
+    world_size: int,
+    element_bytes: int,
+    *,
+    build_up: float | None,
+    local_count: float | None,
+) -> Calls:
+    if layout is None:
+        raise ValueError("what split sends depends on the parameters' names and shapes: give a layout")
+    dense, sparse = reducer.shares(layout)
+    calls: Calls = () if dense is None else (("all_reduce", dense.layout.numel * element_bytes),)
+    if sparse is None:
+        return calls
+    rest = calls_of(
+        reducer.reducer,
+        sparse.layout.numel,
+        world_size,
+        build_up=build_up,
+        local_count=local_count,
+        layout=sparse.layout,
+        element_bytes=element_bytes,
+    )
+    return (*calls, *rest)
 
 
 def _of_powersgd(reducer: PowerSGD, layout: Layout | None, dtype: torch.dtype) -> Calls:

@@ -38,7 +38,20 @@ class BucketState:
     @property
     def residual(self) -> Tensor:
         """What was not sent (numel,), or empty where nothing is kept."""
-        return self.memory["residual"]
+        return self.vector("residual")
+
+    def vector(self, key: str) -> Tensor:
+        """Return what is kept under ``key`` (numel,) in the layout's order, or empty."""
+        return self.memory[key]
+
+    def pieces(self, names: Set[str] | None = None) -> dict[str, dict[str, Tensor]]:
+        """Return views of what is kept, by key and by parameter name, of ``names`` alone where they are given.
+
+        There is nothing under a key whose vector is empty.
+        """
+        places = [(name, place) for name, place in self.layout.slices() if names is None or name in names]
+        kept = {key: vector for key, vector in self.memory.items() if vector.numel()}
+        return {key: {name: vector[place] for name, place in places} for key, vector in kept.items()}
 
 
 def saved_layout(saved: dict[str, Any]) -> Layout:
@@ -60,6 +73,13 @@ class Reducer(Part, ABC):
     def method(self) -> str:
         """What a saved state is checked against: the method and its rule."""
         return f"{self.name} ({self.rule_name})" if self.rule_name else self.name
+
+    def check_parameters(self, layout: Layout) -> None:
+        """Refuse a model with these trained parameters where the settings do not fit it; here none is refused.
+
+        Raises:
+            ValueError: a setting names parameters that the model does not have.
+        """
 
     @abstractmethod
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
@@ -86,15 +106,21 @@ class Reducer(Part, ABC):
         stats = self.reduce_(state, grad, comm)
         return lambda: stats
 
+    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
+        """Count a step of which nothing is sent: keep what the feedback keeps of ``grad`` (numel,), leave it zero.
+
+        No collective is called. Here nothing is kept.
+        """
+        grad.zero_()
+        state.step += 1
+
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors, what is kept for each parameter by its name."""
-        kept = {key: vector for key, vector in state.memory.items() if vector.numel()}
         return {
             "method": self.method,
             "step": state.step,
             "memory": {
-                key: {name: piece.clone() for name, piece in state.layout.split(vector).items()}
-                for key, vector in kept.items()
+                key: {name: piece.clone() for name, piece in pieces.items()} for key, pieces in state.pieces().items()
             },
             "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
         }
@@ -125,8 +151,8 @@ class Reducer(Part, ABC):
         state.step = max((bucket.step for bucket in old), default=0)
         pieces: dict[str, dict[str, Tensor]] = {key: {} for key in state.memory}
         for bucket in old:
-            for key, vector in bucket.memory.items():
-                pieces[key] |= _pieces(bucket.layout, vector, names=set(layout.names))
+            for key, kept in bucket.pieces(set(layout.names)).items():
+                pieces[key] |= kept
         self._fill_(state, pieces)
         for bucket in old:
             if set(bucket.layout.names) == set(layout.names):
@@ -138,8 +164,3 @@ class Reducer(Part, ABC):
         for key, vector in state.memory.items():
             if vector.numel() and key in pieces:
                 state.memory[key] = regroup(pieces[key], state.layout, dtype=vector.dtype, device=vector.device)
-
-
-def _pieces(layout: Layout, vector: Tensor, *, names: Set[str]) -> dict[str, Tensor]:
-    """Return views of those parameters that ``names`` holds; none of an empty vector."""
-    return {name: vector[place] for name, place in layout.slices() if name in names and vector.numel()}

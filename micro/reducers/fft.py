@@ -114,6 +114,12 @@ class FFTReducer(Reducer):
         memory = self.feedback.start(layout.numel, dtype, device)
         return BucketState(layout, 0, memory, density=self.density_policy.start())
 
+    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
+        """Keep what the feedback keeps of a gradient of which nothing is sent; see Reducer."""
+        acc, _ = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
+        self.feedback.settle_(state.memory, acc, grad, None)
+        state.step += 1
+
     def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
         """Replace ``grad`` (numel,) by the mean update; see Reducer."""
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s

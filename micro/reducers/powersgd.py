@@ -76,6 +76,11 @@ class PowerSGD(Reducer):
         }
         return BucketState(layout, 0, memory, factors=drawn)
 
+    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
+        """Keep a gradient of which nothing is sent; see Reducer."""
+        FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
+        state.step += 1
+
     def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
         """Replace ``grad`` (numel,) by the mean update; see Reducer."""
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s

@@ -77,6 +77,10 @@ class SparseReducer(Reducer):
         """The density as a policy."""
         return self.density if isinstance(self.density, Density) else Constant(self.density)
 
+    def check_parameters(self, layout: Layout) -> None:
+        """Refuse a model that the density policy does not fit; see Reducer."""
+        self.density_policy.check_parameters(layout)
+
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept."""
         return BucketState(
@@ -130,6 +134,12 @@ class SparseReducer(Reducer):
             skipped=not exchanged.is_finite,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
+
+    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
+        """Keep what the feedback keeps of a gradient of which nothing is sent; see Reducer."""
+        acc, _ = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
+        self.feedback.settle_(state.memory, acc, grad, None)
+        state.step += 1
 
     def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> None:
         self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)

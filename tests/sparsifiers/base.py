@@ -81,6 +81,7 @@ class Row:
         mixes: an element of the update is made of many, so that rounding is relative to the norm of the vector.
         spectral: what is chosen are bins of the spectrum: counts are of those, and the update is dense.
         own_thresholds: each rank has its own threshold, which the others do not know.
+        dense: parameters of which nothing is kept, because they are reduced densely.
         upper_bounds: bytes depend on more than the outcome; counts, indices and values bound them from above.
     """
 
@@ -101,6 +102,7 @@ class Row:
     mixes: bool = False
     spectral: bool = False
     own_thresholds: bool = False
+    dense: tuple[str, ...] = ()
     upper_bounds: bool = False
 
     def bytes_sent(self, outcome: Outcome, rank: int) -> dict[Kind, float]:

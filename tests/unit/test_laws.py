@@ -88,6 +88,15 @@ def assert_waits(residual: Tensor, expected: Tensor, reducer: micro.Reducer) -> 
     torch.testing.assert_close(residual, expected, rtol=allowed, atol=allowed)
 
 
+def kept_of(grads: Tensor, row: Row) -> Tensor:
+    """Return the finite part of ``grads`` (world_size, numel), zero where nothing waits for a later step."""
+    kept = torch.where(torch.isfinite(grads), grads, 0)
+    for name, place in LAYOUT.slices():
+        if name in row.dense:
+            kept[:, place] = 0
+    return kept
+
+
 def take(simulation: micro.Simulation, grads: Tensor) -> Taken:
     before, momentum = torch.stack(simulation.residuals()), None
     if factor := momentum_of(simulation.reducer):
@@ -308,7 +317,7 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
         grads = gradients(LAYOUT, world_size, 0, torch.float64)
         assert group.run(reduce) == [None] * world_size
         grads = spoiled(gradients(LAYOUT, world_size, 1, torch.float64), value)
-        finite = torch.where(torch.isfinite(grads), grads, 0)
+        finite = kept_of(grads, row)
         waiting = [state.residual + grad for state, grad in zip(states, finite, strict=True) if state.residual.numel()]
         if momentum := momentum_of(reducer):
             waiting = [w + momentum * state.memory["momentum"] for w, state in zip(waiting, states, strict=True)]
@@ -337,8 +346,7 @@ def test_skip_leaves_the_step_out(row: Row, value: float) -> None:
     assert not bad.updates.any()
     assert all(stats.skipped and stats.global_count == 0 for stats in bad.stats)
     if bad.after.numel():  # what is finite waits, what is not is dropped
-        spoilt = spoiled(usual, value)
-        assert_waits(bad.after, bad.before + torch.where(torch.isfinite(spoilt), spoilt, 0), simulation.reducer)
+        assert_waits(bad.after, bad.before + kept_of(spoiled(usual, value), row), simulation.reducer)
     assert_replicas_equal(good.updates)
     assert torch.isfinite(good.updates).all()
     assert good.updates.any()
