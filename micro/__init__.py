@@ -17,7 +17,7 @@ Reading order:
     feedback, density  what becomes of what was not sent; how much to send at each step
     reducers/          the pipeline that runs these parts (sparse), and methods that do without them
     stats, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
-    ddp/, lane         the driver for DistributedDataParallel and the thread that it reduces on
+    ddp/, lane         the driver for DistributedDataParallel and the thread that it reduces on; private_comm: its group
     simulate           n ranks in one process
     resizing           from the saved states of n ranks to those of m
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
@@ -39,7 +39,7 @@ from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.comm import Comm, GroupComm, SoloComm, Traffic
-from micro.ddp import Attachment, attach
+from micro.ddp import Attachment, attach, detach
 from micro.density.accordion import Accordion
 from micro.density.accordion_published import PublishedAccordion
 from micro.density.base import Density, DensitySchedule, Target, target_count
@@ -206,6 +206,7 @@ __all__ = [
     "build",
     "check_rule",
     "cyclic_slice",
+    "detach",
     "equal_slice",
     "generator",
     "kernels",

@@ -177,7 +177,27 @@ class GroupComm(Comm):
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, timed: bool = True) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group), timed=timed)
-        self.group = group
+        self._group = group
+        self._is_closed = False
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group; None is the default one.
+
+        Raises:
+            RuntimeError: it was given up.
+        """
+        if self._is_closed:
+            raise RuntimeError("the process group was given up: its attachment is closed, or a rank of it failed")
+        return self._group
+
+    def close(self) -> None:
+        """Forget the process group, which is somebody else's; a collective raises from now on."""
+        self._group, self._is_closed = None, True
+
+    def abort(self, error: BaseException) -> None:
+        """Close after an error on this rank."""
+        self.close()
 
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
         _all_gather_single()(rows.view(-1), row, group=self.group)
@@ -203,12 +223,10 @@ def _all_gather_single() -> Callable[..., object]:
     return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def private_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Return a new group of the same ranks and backend, so that these collectives never mix with others."""
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    created = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
-    assert isinstance(created, dist.ProcessGroup)
-    return created
+def mean_async(x: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
+    """Start to replace ``x`` by its mean over the ranks, as DDP does where it has no hook; return the future of x."""
+    work = dist.all_reduce(x.div_(dist.get_world_size(group)), group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list[object]:

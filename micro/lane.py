@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 Task = Callable[[], None]
+CLOSE_S = 5.0
 
 
 class Lane:
@@ -25,8 +26,10 @@ class Lane:
     def __init__(self, device: torch.device) -> None:
         self._tasks: queue.SimpleQueue[tuple[Task, Any] | None] = queue.SimpleQueue()
         stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        thread = threading.Thread(target=_drain, args=(self._tasks, device, stream), name="micro-lane", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(
+            target=_drain, args=(self._tasks, device, stream), name="micro-lane", daemon=True
+        )
+        self._thread.start()
         weakref.finalize(self, self._tasks.put, None)
         self._device = device
 
@@ -37,6 +40,12 @@ class Lane:
         """
         ready = torch.cuda.current_stream(self._device).record_event() if self._device.type == "cuda" else None
         self._tasks.put((task, ready))
+
+    def close(self) -> None:
+        """End the thread after the tasks that were put; one that waits for a lost rank is left after some seconds."""
+        self._tasks.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
 
 
 def _drain(

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from micro.clipping import check_clip
-from micro.comm import GroupComm, private_group
+from micro.comm import GroupComm
+from micro.ddp.hook import Hook
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.states import BucketStates
 from micro.flat import Layout, real
+from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
 from micro.scope import Scope, scoped
 from micro.stats import StepStats
@@ -26,6 +29,7 @@ def attach(
     scope: Scope | str = "bucket",
     clip: float | None = None,
     timed: bool = False,
+    process_group: dist.ProcessGroup | None = None,
 ) -> "Attachment":
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
 
@@ -42,6 +46,9 @@ def attach(
         timed: measure the parts of each step (select_s, exchange_s, rest_s) on an accelerator too, where the host then
             waits for the device about ten times a bucket; without it these are times of the host. On a CPU they are
             right either way.
+        process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
+            group is made, with the backend, the timeout and the options of the model's own, and destroyed by
+            ``close``; yours is left as it is.
 
     Returns:
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.
@@ -58,33 +65,66 @@ def attach(
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"gradients must be dense tensors, '{name}' makes sparse ones: build it with sparse=False")
     check_clip(clip)
-    return Attachment(model, scoped(reducer, scope), whole_model=scope == "model", clip=clip, timed=timed)
+    return Attachment(
+        model,
+        scoped(reducer, scope),
+        whole_model=scope == "model",
+        clip=clip,
+        timed=timed,
+        process_group=process_group,
+    )
+
+
+def detach(model: DistributedDataParallel) -> None:
+    """Close what is attached to ``model``: DDP averages its gradients again. See Attachment.close.
+
+    Raises:
+        ValueError: nothing is attached to it.
+    """
+    attached = Hook.attached_to(model)
+    if not isinstance(attached, Attachment):
+        raise ValueError("model has no attachment: there is nothing to detach")
+    attached.close()
 
 
 class Attachment:
-    """A reducer at work on a DDP model. Build it with ``attach``.
+    """A reducer at work on a DDP model. Build it with ``attach``; it is a context manager that closes it.
 
     The hook puts each bucket on a lane and returns. There buckets are reduced in the order of their numbers, over a
     process group of their own.
+
+    Where the reducer raises on one rank alone, or the lane does, that rank gives up the process group: its backward
+    raises the error as it is, and the backward of every other rank raises, within seconds on gloo, that a peer has
+    left. After that the attachment can only be closed.
     """
 
     def __init__(
-        self, model: DistributedDataParallel, reducer: Reducer, *, whole_model: bool, clip: float | None, timed: bool
+        self,
+        model: DistributedDataParallel,
+        reducer: Reducer,
+        *,
+        whole_model: bool,
+        clip: float | None,
+        timed: bool,
+        process_group: dist.ProcessGroup | None,
     ) -> None:
         trained = {name: real(p) for name, p in model.module.named_parameters() if p.requires_grad}
         if whole_model and len({p.dtype for p in trained.values()}) > 1:
             raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
-        try:
-            model.register_comm_hook(self, _hook)
-        except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
-            raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
+        hook = Hook.of(model)
+        if hook.attached is not None:
+            raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
         parameters = dict(model.module.named_parameters())
         self.reducer = reducer
-        self.comm = GroupComm(private_group(model.process_group), timed=timed)
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._finds_unused = bool(model.find_unused_parameters)
         self._is_rehearsing = False
         self._device = next(iter(trained.values())).device
+        self.comm = (
+            PrivateComm(model.process_group, self._device, timed=timed)
+            if process_group is None
+            else GroupComm(process_group, timed=timed)
+        )
         self._states = BucketStates(reducer, {name: real(p) for name, p in parameters.items()})
         self._reduction = Reduction(
             reducer,
@@ -95,6 +135,8 @@ class Attachment:
             clip=clip,
         )
         self._compute_end_s: float | None = None
+        self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
+        hook.attached = self
 
     @property
     def stats(self) -> tuple[StepStats, ...]:
@@ -119,6 +161,29 @@ class Attachment:
     @clip.setter
     def clip(self, limit: float | None) -> None:
         self._reduction.clip = limit
+
+    def close(self) -> None:
+        """Take the reducer off the model: DDP averages the gradients again, by a dense all-reduce.
+
+        The lane ends, and the process group unless it is yours. Statistics and state can still be read, and the model
+        can be attached to again. All ranks close at the same step, between two steps. It may be called again.
+
+        A rank that leaves a ``with`` block by an exception closes too; the other ranks then fail and do not wait.
+        """
+        hook = self._hook()
+        if hook is not None and hook.attached is self:
+            hook.attached = None
+        self._reduction.close()
+        self.comm.close()
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type["CopiedAttachment"], tuple[()]]:
+        return CopiedAttachment, ()
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, one vector per bucket, not copied; empty where the reducer keeps none."""
@@ -207,5 +272,10 @@ def _at_end_of_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
-def _hook(state: Attachment, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.reduce(bucket)
+class CopiedAttachment:
+    """What copy, deepcopy and pickle make of an attachment: it is attached to no model, and says so."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"no '{name}': a copy of an attachment is attached to no model, call micro.attach on yours"
+        )

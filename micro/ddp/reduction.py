@@ -67,7 +67,7 @@ class Reduction:
     reducer may call collectives at either place. Where a step needs the whole gradient first, all are launched, then
     all finished.
 
-    All methods but ``put``, ``take_error`` and ``forget_errors`` run on the lane's thread.
+    All methods but ``put``, ``close``, ``take_error`` and ``forget_errors`` run on the lane's thread.
 
     Args:
         reducer, states, comm: what reduces, what it remembers, over which ranks.
@@ -102,6 +102,10 @@ class Reduction:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
         self._lane.put(partial(self._receive, bucket))
 
+    def close(self) -> None:
+        """End the lane."""
+        self._lane.close()
+
     def take_error(self) -> BaseException | None:
         """Return the first error of this backward; one after which nothing can be reduced is returned ever after."""
         error = self._errors[0] if self._errors else None
@@ -122,6 +126,7 @@ class Reduction:
         except BaseException as error:  # a task of the lane must not raise: backward raises it at its end
             self._errors.append(error)
             self._has_failed = True
+            self._comm.abort(error)
         if self._has_failed:
             self._release_all()
 

@@ -358,7 +358,7 @@ def test_models_that_cannot_be_attached_to() -> None:
     with pytest.raises(ValueError, match="model must be wrapped in DistributedDataParallel, got Net"):
         micro.attach(Net(), TOPK)  # type: ignore[arg-type]
     for twice, sparse in ranks(2).run(refused_models):
-        assert twice == "model already has a communication hook, and DDP takes one: wrap it again"
+        assert twice == "model has an attachment: close that one first, for instance by micro.detach(model)"
         assert sparse == "gradients must be dense tensors, '0' makes sparse ones: build it with sparse=False"
 
 

@@ -145,5 +145,5 @@ def test_what_cannot_be_attached_is_refused() -> None:
         micro.attach(TwoHeads(), reducer())  # type: ignore[arg-type]
     model = wrapped()
     micro.attach(model, reducer())
-    with pytest.raises(ValueError, match="already has a communication hook"):
+    with pytest.raises(ValueError, match="model has an attachment"):
         micro.attach(model, reducer())

@@ -1,0 +1,73 @@
+"""The one communication hook that a DDP model takes, for as long as it lives."""
+
+from typing import Protocol
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from micro.comm import mean_async
+
+BucketFuture = torch.futures.Future[Tensor]
+
+
+class Attached(Protocol):
+    """What reduces the buckets of a model."""
+
+    def reduce(self, bucket: dist.GradBucket) -> BucketFuture:
+        """Reduce a bucket; DDP waits for the future."""
+
+
+class Hook:
+    """Gives DDP's buckets to what is attached to the model; where nothing is, to an all-reduce as DDP's own.
+
+    DDP takes one hook and never gives it back, so this one stays when an attachment is closed and serves the next.
+
+    A copy of the model has a reducer of its own without any hook: it trains as plain DDP. So a copy of this object is
+    empty: the process group, the thread and the work in flight of an attachment can neither be copied nor pickled.
+    """
+
+    def __init__(self) -> None:
+        self.attached: Attached | None = None
+        self._model: ReferenceType[DistributedDataParallel] | None = None
+
+    @staticmethod
+    def of(model: DistributedDataParallel) -> "Hook":
+        """Return the model's hook, which is registered at the first call.
+
+        Raises:
+            ValueError: the model has a hook that is not from here.
+        """
+        if model not in _hooks:
+            hook = Hook()
+            hook._model = ref(model)  # not the model itself: DDP's reducer holds the hook
+            try:
+                model.register_comm_hook(hook, _micro_hook)
+            except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
+                raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
+            _hooks[model] = hook
+        return _hooks[model]
+
+    @staticmethod
+    def attached_to(model: DistributedDataParallel) -> Attached | None:
+        """Return what is attached to the model, if anything is."""
+        return _hooks[model].attached if model in _hooks else None
+
+    def reduce(self, bucket: dist.GradBucket) -> BucketFuture:
+        """Reduce a bucket of the model."""
+        if self.attached is not None:
+            return self.attached.reduce(bucket)
+        model = self._model() if self._model else None
+        return mean_async(bucket.buffer(), model.process_group if model else None)
+
+    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
+        return Hook, ()
+
+
+_hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
+
+
+def _micro_hook(state: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.reduce(bucket)

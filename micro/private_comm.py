@@ -1,0 +1,72 @@
+"""A process group of its own for an attachment: made like DDP's, and given up when the attachment is."""
+
+import traceback
+from contextlib import suppress
+
+import torch
+import torch.distributed as dist
+
+from micro.comm import GroupComm
+
+
+class PrivateComm(GroupComm):
+    """The ranks of ``group`` over a new process group, so that these collectives never mix with others.
+
+    The new group has the backend of ``group`` for ``device``, its timeout and its options. All ranks make their groups
+    in the same order: torch derives a name, at which ranks meet, from the number of groups made so far.
+
+    To close it needs no other rank on gloo: it closes this process's sockets. What this rank sent before still
+    arrives; a collective that waits for this rank fails at once, in place of waiting for the timeout. On NCCL the
+    ranks close their groups in the same order too, after the work on the device.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, *, timed: bool = True) -> None:
+        own = group or dist.group.WORLD
+        assert own is not None, "DDP was built on a process group"
+        super().__init__(_new_group_like(own, device), timed=timed)
+
+    def close(self) -> None:
+        """Destroy the process group; a collective raises from now on."""
+        group = self._group
+        super().close()
+        if group is not None:
+            with suppress(ValueError):  # destroyed already, with the default group
+                dist.destroy_process_group(group)
+
+    def abort(self, error: BaseException) -> None:
+        """Close after an error on this rank, so that the other ranks fail too and do not wait for it."""
+        if self._group is not None:
+            self._group.abort()  # NCCL's kernels end; gloo's sockets are closed when nothing refers to the group
+        _clear_frames(error)
+        self.close()
+
+
+def _new_group_like(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    backend = group._get_backend(device)
+    options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
+    created = dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=getattr(options, "_timeout", None),
+        backend=names[device.type],
+        pg_options=_copied(options) if names[device.type] == "nccl" else None,
+        use_local_synchronization=True,
+    )
+    assert isinstance(created, dist.ProcessGroup)
+    return created
+
+
+def _copied(options: object) -> object:
+    """Return new options of NCCL with these settings; torch writes the name and the ranks of a group into its own."""
+    copied = type(options)()
+    for name in ("is_high_priority_stream", "config", "_timeout"):
+        setattr(copied, name, getattr(options, name))
+    return copied
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Drop the local variables of an error's frames: they refer to the group. The lines of the traceback stay."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,133 @@
+"""The life of an attachment among real ranks: it leaves nothing behind, and one rank's failure ends all."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+from micro.reducers.base import BucketState
+from micro.stats import StepStats
+from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss
+from tests.dist.processes import ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+SOON_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FailingOnRank1(micro.DenseReducer):
+    """Fails on rank 1 alone, in its second step, as a bug in it would."""
+
+    name: ClassVar[str] = "failing"
+
+    def launch(self, state: BucketState, grad: Tensor, comm: micro.GroupComm) -> Callable[[], StepStats]:
+        if state.step == 1 and comm.rank == 1:
+            raise LookupError("words of its own")
+        return micro.DenseReducer.launch(self, state, grad, comm)
+
+
+class Raising(torch.autograd.Function):
+    """An operation whose backward fails."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:  # type: ignore[override]
+        raise LookupError("backward fails")
+
+
+class NetThatFails(Net):
+    """Its backward fails in the middle on rank 1."""
+
+    def forward(self, x: Tensor, used: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
+        hidden = super().forward(x, used[:2])
+        return super().forward(Raising.apply(hidden) if dist.get_rank() == 1 else hidden, used[2:])
+
+
+def wrapped() -> DistributedDataParallel:
+    return DistributedDataParallel(build(Net), bucket_cap_mb=TINY_MB)
+
+
+def attach_and_close_ten_times() -> list[tuple[int, int]]:
+    """Return the numbers of threads and files after each time."""
+    model = wrapped()
+    counts = []
+    for step in range(10):
+        with micro.attach(model, MICRO):
+            ddp_gradients(model, one_loss, step)
+        dist.barrier()  # a peer that closed later has closed its sockets now
+        counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+    return counts
+
+
+def gradients_after_close() -> list[bool]:
+    """Return, per step, whether a model that was attached trains as one that never was."""
+    model, bare = wrapped(), wrapped()
+    with micro.attach(model, MICRO):
+        ddp_gradients(model, one_loss, 0)
+    same = []
+    for step in range(3):
+        mine, theirs = ddp_gradients(model, one_loss, step), ddp_gradients(bare, one_loss, step)
+        same.append(all(torch.equal(mine[name], theirs[name]) for name in mine))
+    return same
+
+
+def fail_in_the_reducer() -> tuple[str, float]:
+    """Return how backward ended, and after how many seconds; then the model is attached again."""
+    model = wrapped()
+    attachment = micro.attach(model, FailingOnRank1())
+    ddp_gradients(model, one_loss, 0)
+    failed = how_it_ends(lambda: ddp_gradients(model, one_loss, 1))
+    attachment.close()
+    with micro.attach(model, DENSE):
+        assert all(bool(grad.any()) for grad in ddp_gradients(model, one_loss, 2).values())
+    return failed
+
+
+def fail_in_backward() -> tuple[str, float]:
+    model = DistributedDataParallel(build(NetThatFails), bucket_cap_mb=TINY_MB)
+
+    def step() -> None:
+        with micro.attach(model, MICRO):
+            ddp_gradients(model, one_loss, 0)
+
+    return how_it_ends(step)
+
+
+def how_it_ends(step: Callable[[], object]) -> tuple[str, float]:
+    started = time.perf_counter()
+    try:
+        step()
+    except (LookupError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}", time.perf_counter() - started
+    return "no error", time.perf_counter() - started
+
+
+def test_ten_attachments_leave_no_thread_and_no_file() -> None:
+    for counts in ranks(2).run(attach_and_close_ten_times):
+        assert all(before == after for before, after in pairwise(counts)), counts
+
+
+def test_a_closed_attachment_leaves_models_that_train_as_plain_ddp() -> None:
+    assert ranks(2).run(gradients_after_close) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"), [(fail_in_the_reducer, "words of its own"), (fail_in_backward, "backward fails")]
+)
+def test_a_failure_on_one_rank_ends_all_soon(fails: Callable[[], tuple[str, float]], words: str) -> None:
+    (peer, after_s), (failed, _) = ranks(2).run(fails)
+    assert failed == f"LookupError: {words}"
+    assert peer.startswith("RuntimeError: ")
+    assert after_s < SOON_S
