@@ -1,11 +1,16 @@
 """What holds for all tests: signals, and which tests share a worker of pytest-xdist."""
 
+import os
 import signal
 
 import pytest
 
 # The groups of tests that xdist keeps on one worker, the first to start first: SLURM mostly waits while others compute.
 GROUPS = ("slurm", "ranks", "checkpoints", "hosts")
+
+# Workers of the tests and the ranks in them fill the cores; a second thread in each tensor operation of this size only
+# makes them wait for each other. Processes that tests start inherit it. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:

@@ -1,5 +1,6 @@
 """Every choice of every group, and every run of every study, composes, and as Hydra composes it."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -59,8 +60,16 @@ def plain_keys(value: Any) -> Any:
     return [plain_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
+def every_choice() -> list[dict[str, str]]:
+    """Return choices with every file of conf/ in one of them; an experiment, which chooses for others, is alone."""
+    groups = {group: choices_of(group) for group in GROUPS if group != "experiment"}
+    rounds = itertools.zip_longest(*groups.values())
+    chosen = [{group: name for group, name in zip(groups, names, strict=True) if name} for names in rounds]
+    return chosen + [{"experiment": name} for name in choices_of("experiment")]
+
+
 def test_files_are_composed_as_hydra_composes_them() -> None:
-    chosen = [{group: choice} for group in GROUPS for choice in choices_of(group)]
+    chosen = every_choice()
     chosen.append({"experiment": "micro_resnet18_cifar10", "sparsifier": "dgc", "cluster": "local"})
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for choices in chosen:

@@ -1,7 +1,6 @@
 """What every model promises: its size, its shapes, its seed and its errors."""
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,15 +38,6 @@ SMALL_IMAGES: dict[str, dict[str, Any]] = {"inception_v4": {"stem": "cifar"}}
 IMAGE_MODELS = [name for name in models.names() if models.kind_of(name) == "images"]
 QUICK = ["googlenet_cifar", "mlp", "resnet8", "senet18", "seresnet18"]
 LIBRARIES = {"inception_v4": "timm", "vgg16_bn": "torchvision", "vgg19_bn": "torchvision"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Networks this small gain nothing from a second thread, and wait for it where cores are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def built(name: str, image_size: int, in_channels: int = 3, num_classes: int = 10, **settings: Any) -> nn.Module:

@@ -1,7 +1,9 @@
 """Every notebook runs from its first cell to its last, shows something, and is kept without what it showed."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +28,27 @@ def test_notebook_is_stripped(path: Path) -> None:
         assert cell.cell_type == "markdown" or (not cell.outputs and cell.execution_count is None)
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """Yield the kernel that all notebooks run in, each without the names of the others: torch is imported once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+        client = nbclient.NotebookClient(nbformat.v4.new_notebook(), resources=in_folder(ROOT / "notebooks"))
+        client.create_kernel_manager()
+        client.start_new_kernel()
+    yield client.km
+    client._cleanup_kernel()
+
+
+def in_folder(folder: Path) -> dict[str, Any]:
+    return {"metadata": {"path": str(folder)}}
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=names)
-def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+def test_notebook_runs(path: Path, kernel: Any) -> None:
     notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(path.parent)}}).execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    nbclient.NotebookClient(notebook, kernel, timeout=100, resources=in_folder(path.parent)).execute()
     shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in shown)
     assert any("text/html" in output.get("data", {}) for output in shown)

@@ -1,5 +1,6 @@
 """Optimizers' rules against what they say, and options of a run against the run without them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,16 @@ def test_two_half_batches_make_the_step_of_one(tmp_path: Path) -> None:
     assert halves.row["test_loss"] == pytest.approx(whole.row["test_loss"], rel=1e-4)
 
 
+@pytest.fixture
+def without_code_generation() -> Iterator[None]:
+    """Let torch.compile trace the model and its gradient, and not wait for a C++ compiler, which is PyTorch's part."""
+    before = torch.compiler.get_default_backend()
+    torch.compiler.set_default_backend("aot_eager")
+    yield
+    torch.compiler.set_default_backend(before)
+
+
+@pytest.mark.usefixtures("without_code_generation")
 @pytest.mark.parametrize(
     ("option", "model"), [("precision=bfloat16", "resnet8"), ("channels_last=true", "resnet8"), ("compile=true", "mlp")]
 )

@@ -49,15 +49,6 @@ STREAMS: dict[str, Callable[[np.random.Generator, int], Array]] = {
 every_stream = pytest.mark.parametrize("stream", STREAMS)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors, many of them: more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def select(selector: micro.Selector[Any], state: Any, acc: Tensor, k: int, index: int = 0) -> Selection:
     return selector.select(state, acc, Step(index, k, 0, micro.Layout.flat(acc.numel())), SoloComm())
 
