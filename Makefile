@@ -9,6 +9,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 PROCESS_TESTS := tests/dist tests/net tests/slurm
 SHARED := --numprocesses 2 --dist loadgroup # tests that share processes are a group, and stay on one worker
 COVERAGE := results/coverage
+export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
