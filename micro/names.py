@@ -1,9 +1,7 @@
 """Parameters chosen by name: patterns of the shell, compared with the whole name, upper and lower case apart."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
-
-from micro.flat import Layout
 
 SHOWN = 3  # names in an error
 
@@ -26,11 +24,11 @@ def matches(patterns: Sequence[str], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def check_matched(patterns: Sequence[str], layout: Layout, setting: str) -> None:
-    """Raise ValueError where a pattern matches no name of ``layout``."""
+def check_matched(patterns: Sequence[str], names: Collection[str], setting: str) -> None:
+    """Raise ValueError where a pattern matches none of ``names``."""
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in layout.names):
-            raise ValueError(f"{setting}: no trained parameter is called '{pattern}', there are {listed(layout.names)}")
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"{setting}: no trained parameter is called '{pattern}', there are {listed(list(names))}")
 
 
 def listed(names: Sequence[str]) -> str:

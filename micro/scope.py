@@ -9,6 +9,7 @@ from micro.exchanges.in_pieces import InPieces
 from micro.flat import Layout
 from micro.reducers.base import Reducer
 from micro.reducers.sparse import SparseReducer
+from micro.reducers.split import Split
 from micro.selectors.per_tensor import PerTensor
 
 Scope = Literal["bucket", "tensor", "model"]
@@ -25,6 +26,8 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
         raise ValueError(f"scope must be one of {', '.join(get_args(Scope))}, got '{scope}'")
     if scope == "bucket":
         return reducer
+    if isinstance(reducer, Split):
+        return replace(reducer, reducer=scoped(reducer.reducer, scope))
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")
     if scope == "model":
@@ -37,8 +40,16 @@ def joined(reducer: Reducer, layouts: Sequence[Layout]) -> tuple[Reducer, Layout
     """Return a reducer that selects over all buckets at once and sends bucket by bucket, and the layout of them all."""
     if len(layouts) == 1:
         return reducer, layouts[0]
-    assert isinstance(reducer, SparseReducer)
     names = tuple(name for layout in layouts for name in layout.names)
     shapes = tuple(shape for layout in layouts for shape in layout.shapes)
+    return _in_pieces(reducer, layouts), Layout(names, shapes)
+
+
+def _in_pieces(reducer: Reducer, layouts: Sequence[Layout]) -> Reducer:
+    """Return a reducer that sends what it selects of each layout by itself."""
+    if isinstance(reducer, Split):
+        sparse = [share.layout for _, share in map(reducer.shares, layouts) if share is not None]
+        return replace(reducer, reducer=_in_pieces(reducer.reducer, sparse)) if len(sparse) > 1 else reducer
+    assert isinstance(reducer, SparseReducer)
     ends = tuple(accumulate(layout.numel for layout in layouts))
-    return replace(reducer, exchange=InPieces(each=reducer.exchange, ends=ends)), Layout(names, shapes)
+    return replace(reducer, exchange=InPieces(each=reducer.exchange, ends=ends))

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from micro.clipping import check_clip
 from micro.comm import GroupComm
+from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
 from micro.ddp.hook import Hook
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.states import BucketStates
@@ -27,6 +28,9 @@ def attach(
     reducer: Reducer,
     *,
     scope: Scope | str = "bucket",
+    only: Choice | None = None,
+    dense: Choice | None = None,
+    start_step: int = 0,
     clip: float | None = None,
     timed: bool = False,
     process_group: dist.ProcessGroup | None = None,
@@ -41,6 +45,11 @@ def attach(
         scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
             parameters together. A bucket travels as one in any case: what is selected within parameters is sent bucket
             by bucket, and so is what is selected within the whole model, once the last bucket is there.
+        only, dense: the parameters to reduce sparsely, or those to reduce densely; all others are the other way. Each a
+            pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as
+            ``model.module.named_parameters()`` gives them), or a function of name and parameter that returns a bool.
+            Dense parameters of a bucket travel as a vector of their own; see Split.
+        start_step: reduce everything densely up to this step, without indices.
         clip: the greatest norm of this rank's gradient; a larger one is scaled down before anything else. That needs
             the whole gradient, so that backward hides no communication any more.
         timed: measure the parts of each step (select_s, exchange_s, rest_s) on an accelerator too, where the host then
@@ -55,7 +64,8 @@ def attach(
 
     Raises:
         ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
-            the reducer cannot select within this scope, or clip is not positive.
+            the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
+            none to sparsify; or clip is not positive.
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The bucket's gradients are zero
             then; DDP's own work is done, so the model can be trained on.
     """
@@ -65,6 +75,7 @@ def attach(
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"gradients must be dense tensors, '{name}' makes sparse ones: build it with sparse=False")
     check_clip(clip)
+    reducer = split_by(reducer, reduced_parameters(model), only=only, dense=dense, start_step=start_step)
     return Attachment(
         model,
         scoped(reducer, scope),

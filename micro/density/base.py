@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -44,8 +45,8 @@ class Density(StatefulPart[S], ABC):
     by_layer: ClassVar[bool] = False  # whether each parameter has its own density
     density: float
 
-    def check_parameters(self, layout: Layout) -> None:
-        """Refuse a model with these trained parameters where the settings do not fit it; here none is refused.
+    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a model whose trained parameters, by name, the settings do not fit; here none is refused.
 
         Raises:
             ValueError: a setting names parameters that the model does not have.

@@ -1,7 +1,7 @@
 """What a reducer is: from the gradients of all ranks to one mean update."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -74,8 +74,8 @@ class Reducer(Part, ABC):
         """What a saved state is checked against: the method and its rule."""
         return f"{self.name} ({self.rule_name})" if self.rule_name else self.name
 
-    def check_parameters(self, layout: Layout) -> None:
-        """Refuse a model with these trained parameters where the settings do not fit it; here none is refused.
+    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a model whose trained parameters, by name, the settings do not fit; here none is refused.
 
         Raises:
             ValueError: a setting names parameters that the model does not have.

@@ -1,6 +1,6 @@
 """The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -77,9 +77,9 @@ class SparseReducer(Reducer):
         """The density as a policy."""
         return self.density if isinstance(self.density, Density) else Constant(self.density)
 
-    def check_parameters(self, layout: Layout) -> None:
+    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the density policy does not fit; see Reducer."""
-        self.density_policy.check_parameters(layout)
+        self.density_policy.check_parameters(shapes)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept."""

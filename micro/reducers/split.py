@@ -1,6 +1,6 @@
 """Split: some parameters reduced densely, the others by any method; and a dense start."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -128,19 +128,19 @@ class Split(Reducer):
         """Return the dense share of ``layout`` and the other one; None where there is none."""
         return share_of(layout, self.is_dense), share_of(layout, lambda name, shape: not self.is_dense(name, shape))
 
-    def check_parameters(self, layout: Layout) -> None:
+    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the patterns do not fit; see Reducer."""
-        check_matched(self.dense, layout, "dense")
-        check_matched(self.only, layout, "only")
-        both = [name for name in layout.names if matches(self.dense, name) and matches(self.only, name)]
+        check_matched(self.dense, shapes, "dense")
+        check_matched(self.only, shapes, "only")
+        both = [name for name in shapes if matches(self.dense, name) and matches(self.only, name)]
         if both:
             raise ValueError(f"{listed(both)} match both dense and only: take them out of one")
-        _, share = self.shares(layout)
-        if share is None:
+        sparse = {name: shape for name, shape in shapes.items() if not self.is_dense(name, shape)}
+        if not sparse:
             raise ValueError(
                 "dense, only and min_dims leave no parameter to sparsify: use reducer dense, or narrow them"
             )
-        self.reducer.check_parameters(share.layout)
+        self.reducer.check_parameters(sparse)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> SplitState:
         """Return a state with nothing kept."""

@@ -1,6 +1,7 @@
 """micro.attach on a group of one rank, in the process of the test: what holds without any peer."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,63 @@ def test_nothing_of_the_gradient_is_lost(scope: str, clip: float | None) -> None
     waiting = torch.cat(attachment.residuals()).double().sum()
     torch.testing.assert_close(waiting, total, rtol=1e-4, atol=1e-6)
     assert sum(stats.global_count for stats in attachment.stats) < total_elements(model)
+
+
+def weights_alone(name: str, parameter: Tensor) -> bool:
+    return parameter.ndim > 1
+
+
+@grid(which=["only", "dense", "function"], scope=["bucket", "tensor", "model"])
+def test_dense_parameters_get_the_mean_gradient_itself(which: str, scope: str) -> None:
+    model, plain = wrapped(), TwoHeads()
+    chosen = {
+        "only": {"only": "*.weight"},
+        "dense": {"dense": ["body.b*", "first.bias", "sec*.bias"]},
+        "function": {"only": weights_alone},
+    }
+    attachment = micro.attach(model, reducer(), scope=scope, **chosen[which])  # type: ignore[arg-type]
+    train(model, range(3))
+    plain.load_state_dict(model.module.state_dict())
+    train(model, range(3, 4))
+    plain(batch(3)).square().mean().backward()
+    for (name, ours), theirs in zip(model.module.named_parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad) == name.endswith("bias")
+    assert sum(stats.dense_numel for stats in attachment.stats) == 12
+
+
+def test_a_dense_start_trains_as_plain_ddp_does() -> None:
+    model, plain = wrapped(), wrapped()
+    attachment = micro.attach(model, reducer(), start_step=2)
+    for step in range(3):
+        ours, theirs = train(model, range(step, step + 1)), train(plain, range(step, step + 1))
+        assert torch.equal(ours[0], theirs[0]) == (step < 2)
+        assert sum(stats.dense_numel for stats in attachment.stats) == (total_elements(model) if step < 2 else 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dense": "*norm*"}, r"dense: no trained parameter is called '\*norm\*', there are 'body.weight'"),
+        ({"only": "*.weight", "dense": ["first.*"]}, "'first.weight' match both dense and only: take them out of one"),
+        ({"dense": "*"}, "leave no parameter to sparsify: use reducer dense"),
+        ({"dense": lambda name, parameter: False}, "dense chooses none of the model's trained parameters"),
+        ({"dense": []}, "dense chooses none of the model's trained parameters"),
+        ({"only": 3}, "only must be patterns of parameter names"),
+        ({"start_step": -1}, "start_step must be a number of at least 0, got -1"),
+    ],
+)
+def test_a_choice_that_does_not_fit_the_model_is_refused(settings: dict[str, Any], message: str) -> None:
+    model = wrapped()
+    with pytest.raises(ValueError, match=message):
+        micro.attach(model, reducer(), **settings)
+    micro.attach(model, reducer())
+
+
+def test_a_split_reducer_is_not_split_again() -> None:
+    with pytest.raises(ValueError, match="reducer split says what is dense, so attach must not"):
+        micro.attach(wrapped(), micro.Split(reducer=reducer(), min_dims=2), dense="*.bias")
 
 
 @pytest.mark.parametrize("scope", ["bucket", "model"])

@@ -208,4 +208,4 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
 )
 def test_patterns_that_do_not_fit_the_model_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        micro.Split(reducer=TOPK, **settings).check_parameters(LAYOUT)
+        micro.Split(reducer=TOPK, **settings).check_parameters(dict(zip(LAYOUT.names, LAYOUT.shapes, strict=True)))
