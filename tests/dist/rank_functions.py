@@ -5,8 +5,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,17 +26,22 @@ class Ended:
 
 
 def train(*words: str) -> Ended:
-    """Call the main function of experiments.train in this process, as if these words were its command line."""
+    """Call the main function of experiments.train; on ranks it joins them, as it joins those of torchrun."""
     from experiments import train as command
 
+    return called(command.main, *words)
+
+
+def called(main: Callable[[], Any], *words: str) -> Ended:
+    """Call the main function of a command in this process, as if ``words`` were its command line."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["experiments/train.py", *words]
+    sys.argv = [f"{main.__module__}", *words]
+    code: Any = 0
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            command.main()
-        code = 0
+            main()
     except SystemExit as end:
-        code = int(end.code or 0)
+        code = end.code or 0
     finally:
         sys.argv = before
     return Ended(code, out.getvalue(), err.getvalue())

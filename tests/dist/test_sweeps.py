@@ -1,5 +1,6 @@
 """A sweep as a user has it: several runs at once, a failure, a signal in the middle, and the same command again."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import pytest
 
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, saved_step, state_of
-from tests.dist.commands import ROOT, run
+from experiments.sweep import main
+from tests.dist.commands import ROOT
+from tests.dist.rank_functions import Ended, called
 from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.dist
@@ -34,8 +37,8 @@ def study(folder: Path, runs: str) -> list[str]:
     return [str(path), f"output={folder / 'runs'}", "--jobs", "2"]
 
 
-def sweep(*words: str) -> subprocess.CompletedProcess[str]:
-    return run(*words, module=("-m", "experiments.sweep"))
+def sweep(*words: str) -> Ended:
+    return called(main, *words)
 
 
 def folders(output: Path) -> dict[State, list[RunFolder]]:
@@ -98,9 +101,9 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Pat
     assert {state: len(of) for state, of in found.items()} == {State.STOPPED: 2}
     saved = {folder.path.name: saved_step(folder) for folder in found[State.STOPPED]}
     assert all(saved.values())
-    again = sweep(*words)
+    again = sweep(*words, "--jobs", "1")
     assert again.returncode == 0, again.stderr
     assert "3 of 3 runs done, 0 failed" in again.stderr
     assert len(folders(tmp_path / "runs")[State.DONE]) == 3
     for name, step in saved.items():
-        assert f"resumed from step {step}" in (tmp_path / "runs" / name / "ranks" / "run.log").read_text()
+        assert json.loads((tmp_path / "runs" / name / "manifest.json").read_text())["began_at_step"] == step

@@ -1,21 +1,22 @@
-"""The command as a user types it: real processes, real digits, real failures."""
+"""The command as a user types it; its main function is called where its own process does not matter."""
 
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from experiments import figures
+from experiments import figures, sweep
 from experiments.runs.json_lines import read_records
 from tests.dist.commands import ROOT, only_run, run
+from tests.dist.processes import ranks
+from tests.dist.rank_functions import called, train
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 SMALL = ["model=mlp", "epochs=2", "batch_size=64", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"]
 
 
@@ -39,33 +40,28 @@ def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) 
     assert manifest["data_checksums"]
     summary = json.loads((folder / "DONE").read_text())
     assert summary["accuracy"] == epochs[-1]["accuracy"]
-    again = run(*words)
+    again = train(*words)
     assert again.returncode == 0
     assert again.stdout.startswith("already done")
 
 
-def test_simulated_ranks_equal_real_ones(tmp_path: Path) -> None:
-    words = ["-m", "sparsifier=dense,micro", "epochs=1", "density=0.02", "batch_size=40"]
-    real = run(*words, "cluster.nproc_per_node=3", f"output={tmp_path / 'real'}")
-    simulated = run(*words, "cluster=simulated", "cluster.world_size=3", f"output={tmp_path / 'simulated'}")
-    assert real.returncode == simulated.returncode == 0, real.stderr + simulated.stderr
-    for method in ("dense", "micro"):
-        first, second = (records_of(tmp_path / kind, method) for kind in ("real", "simulated"))
-        assert len(first) == len(second) == 11
-        for one, other in zip(first, second, strict=True):
-            assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
-            assert one["density"] == pytest.approx(other["density"], rel=0.02)
-            assert one["counts_bytes"] == other["counts_bytes"]
-
-
-def records_of(output: Path, method: str) -> list[dict[str, Any]]:
-    (folder,) = output.glob(f"*-{method}-*")
-    return read_records(folder / "steps.jsonl")
+@pytest.mark.parametrize("method", ["dense", "micro"])
+def test_simulated_ranks_equal_real_ones(tmp_path: Path, method: str) -> None:
+    words = [f"sparsifier={method}", "epochs=1", "density=0.02", "batch_size=40"]
+    real = ranks(3).run_apart(train, *words, "cluster.nproc_per_node=3", f"output={tmp_path / 'real'}")
+    simulated = train(*words, "cluster=simulated", "cluster.world_size=3", f"output={tmp_path / 'simulated'}")
+    assert {ended.returncode for ended in (*real, simulated)} == {0}, (real, simulated)
+    first, second = (read_records(only_run(tmp_path / kind) / "steps.jsonl") for kind in ("real", "simulated"))
+    assert len(first) == len(second) == 11
+    for one, other in zip(first, second, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
+        assert one["density"] == pytest.approx(other["density"], rel=0.02)
+        assert one["counts_bytes"] == other["counts_bytes"]
 
 
 def test_a_sweep_makes_one_folder_per_run_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     words = ("dataset=synthetic", *SMALL, f"output={tmp_path}", "cluster=simulated", "cluster.world_size=2")
-    done = run("-m", *words, "lr=0.01,1e30", "seed=0,1")
+    done = train("-m", *words, "lr=0.01,1e30", "seed=0,1")
     assert done.returncode == 1
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(folders) == 4
@@ -77,7 +73,7 @@ def test_a_sweep_makes_one_folder_per_run_and_goes_on_after_a_failure(tmp_path: 
 
 def test_a_mistake_starts_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     for words in (["model=mpl"], ["-m", "density=0.1,2"]):
-        refused = run(*words, f"output={tmp_path / 'runs'}")
+        refused = train(*words, f"output={tmp_path / 'runs'}")
         assert refused.returncode == 2
         assert refused.stderr.startswith("error: ")
         assert len(refused.stderr.splitlines()) == 1
@@ -85,7 +81,7 @@ def test_a_mistake_starts_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None:
-    failed = run("dataset=synthetic", *SMALL, "lr=1e30", f"output={tmp_path}")
+    failed = train("dataset=synthetic", *SMALL, "lr=1e30", f"output={tmp_path}")
     assert failed.returncode == 1
     (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error")]
     assert "NonFiniteGradient" in line
@@ -97,7 +93,8 @@ def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None
 
 
 def test_a_run_killed_without_a_checkpoint_keeps_its_records_and_starts_anew(tmp_path: Path) -> None:
-    words = ["dataset=synthetic", *SMALL, "epochs=2000", f"output={tmp_path}", "checkpoint.every_s=0"]
+    words = ["dataset=synthetic", *SMALL, "epochs=100", f"output={tmp_path}", "checkpoint.every_s=0"]
+    words += ["cluster=simulated", "cluster.world_size=2"]
     command = [sys.executable, "-m", "experiments.train", *words]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/epochs.jsonl")), "the first epoch")
@@ -106,43 +103,35 @@ def test_a_run_killed_without_a_checkpoint_keeps_its_records_and_starts_anew(tmp
     folder = only_run(tmp_path)
     recorded = read_records(folder / "steps.jsonl")
     assert recorded
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until((folder / "attempts" / "1" / "steps.jsonl").exists, "the records set aside")
-    process.send_signal(signal.SIGTERM)  # not SIGINT, which a shell may have told all it starts behind it to ignore
-    process.wait(timeout=30)
+    assert not (folder / "DONE").exists()
+    again = train(*words)
+    assert again.returncode == 0, again.stderr
+    assert "resumed" not in again.stderr
     assert read_records(folder / "attempts" / "1" / "steps.jsonl") == recorded
+    assert [row["epoch"] for row in read_records(folder / "epochs.jsonl")] == list(range(100))
 
 
 def test_it_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "experiments.train")
     words = ("dataset=synthetic", *SMALL, f"output={tmp_path}")
-    joined = run(*words, module=launcher)
-    assert joined.returncode == 0, joined.stderr
+    assert [ended.returncode for ended in ranks(2).run_apart(train, *words)] == [0, 0]
     assert (only_run(tmp_path) / "DONE").exists()
-    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
-    refused = run("-m", *words, "seed=0,1", **place)
-    assert refused.returncode != 0
-    assert "call it without torchrun or srun" in refused.stderr
+    again, silent = ranks(2).run_apart(train, *words)
+    assert again.stdout.startswith("already done")
+    assert silent.stdout == ""
+    for refused in ranks(2).run_apart(train, "-m", *words, "seed=0,1"):
+        assert refused.returncode == 2
+        assert "call it without torchrun or srun" in refused.stderr
 
 
 def test_a_study_runs_once_and_is_skipped_when_done(tmp_path: Path) -> None:
-    words = (
-        "demo",
-        "model=mlp",
-        "epochs=1",
-        "batch_size=100",
-        "cluster=simulated",
-        "cluster.world_size=2",
-        f"output={tmp_path}",
-        "--jobs",
-        "1",
-    )
-    first = run(*words, module=("-m", "experiments.sweep"))
+    words = ["demo", "model=mlp", "epochs=1", "batch_size=100", "cluster=simulated", "cluster.world_size=2"]
+    words += [f"output={tmp_path}", "--jobs", "1"]
+    first = called(sweep.main, *words)
     assert first.returncode == 0, first.stderr
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(folders) == 10
     before = {folder: (folder / "DONE").stat().st_mtime_ns for folder in folders}
-    assert run(*words, module=("-m", "experiments.sweep")).returncode == 0
+    assert called(sweep.main, *words).returncode == 0
     assert before == {folder: (folder / "DONE").stat().st_mtime_ns for folder in folders}
     assert figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "figures")]) == 0
     assert len(list((tmp_path / "figures").glob("*.png"))) >= 3
