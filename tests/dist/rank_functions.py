@@ -39,7 +39,7 @@ def called(main: Callable[[], Any], *words: str) -> Ended:
     code: Any = 0
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            main()
+            code = main() or 0
     except SystemExit as end:
         code = end.code or 0
     finally:

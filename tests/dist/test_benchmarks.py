@@ -1,12 +1,16 @@
 """The benchmarks whose tables stand on the pages run, small, through their entry point."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import pandas as pd
 import pytest
 
 from experiments.bench import main
+from experiments.launching import measurements
 from experiments.launching.namespaces import unavailable
+from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 MLP = ["model=mlp", "dataset=synthetic", "batch_size=4"]
@@ -24,7 +28,25 @@ def test_loop(tmp_path: Path) -> None:
     assert (table[["harness_s", "bare_s", "ratio"]] > 0).all(axis=None)
 
 
-def test_step(tmp_path: Path) -> None:
+class SharedRanks:
+    """Stands for a RankGroup: the ranks that tests share."""
+
+    def __init__(self, world_size: int, *, backend: str) -> None:
+        self._ranks = ranks(world_size, backend)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return self._ranks.run(function, *arguments, timeout_s=100)
+
+
+@pytest.mark.xdist_group("ranks")
+def test_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "RankGroup", SharedRanks)  # test_loop starts ranks of its own
     table = bench(
         tmp_path, "step", *("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2")
     )

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.json_lines import read_records
-from tests.dist.commands import ROOT, only_run, run
+from tests.dist.commands import ROOT, only_run
+from tests.dist.processes import ranks
+from tests.dist.rank_functions import train
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("checkpoints")]
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 WORDS = [
     *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=3"),
     *("sparsifier=exdyna", "density=0.05", "checkpoint.every_steps=10"),
@@ -23,96 +25,94 @@ SIMULATED = ["cluster=simulated", "cluster.world_size=2"]
 LOCAL = ["cluster.nproc_per_node=2"]
 NUM_STEPS = 384
 EXIT_SAVED = 75
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that nobody disturbs."""
-    folder = tmp_path_factory.mktemp("whole")
-    for name, cluster in {"simulated": SIMULATED, "local": LOCAL}.items():
-        done = run(*WORDS, *cluster, f"output={folder / name}")
-        assert done.returncode == 0, done.stderr
-    return folder
+COMMAND = [sys.executable, "-m", "experiments.train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
 
 
 def digest_of(output: Path) -> str:
     return json.loads((only_run(output) / "DONE").read_text())["weights_sha256"]
 
 
-def disturb(
-    command: list[str], output: Path, strike: Callable[[int, Path], None], *, num_steps: int = 25
-) -> tuple[int, str]:
-    """Start a run, strike it when it has taken some steps, and return how it ended."""
+def disturb(command: list[str], output: Path, *strikes: Callable[[int], None]) -> tuple[int, str]:
+    """Start a run, strike it each time it has taken some steps, and return how it ended."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     errors = output.with_suffix(".err")
     with errors.open("w") as err:
         process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=err)
         try:
-            strike(process.pid, wait_for_steps(output, num_steps, process))
-            process.wait(timeout=60)
+            for strike in strikes:
+                wait_for_steps(output, process)
+                strike(process.pid)
+            process.wait(timeout=100)
         finally:
             process.kill()
             process.wait()
     return process.returncode, errors.read_text()
 
 
-def wait_for_steps(output: Path, num_steps: int, process: subprocess.Popen[bytes]) -> Path:
-    deadline = time.monotonic() + 60
+def wait_for_steps(output: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait for 25 steps more than are recorded now."""
+    enough, deadline = num_rows(output) + 25, time.monotonic() + 100
     while time.monotonic() < deadline and process.poll() is None:
-        for path in output.glob("*/steps.jsonl"):
-            if path.read_bytes().count(b"\n") >= num_steps:
-                return path.parent
+        if num_rows(output) >= enough:
+            return
         time.sleep(0.01)
-    raise AssertionError(f"no {num_steps} steps, exit code {process.poll()}")
+    raise AssertionError(f"no {enough} steps, exit code {process.poll()}")
 
 
-def to_parent(number: int) -> Callable[[int, Path], None]:
-    return lambda pid, folder: os.kill(pid, number)
+def num_rows(output: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in output.glob("*/steps.jsonl"))
 
 
-STOPS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGUSR1: EXIT_SAVED}
+def to_parent(number: int) -> Callable[[int], None]:
+    return lambda pid: os.kill(pid, number)
 
 
-@pytest.mark.parametrize(
-    ("name", "cluster", "numbers"),
-    [("simulated", SIMULATED, [signal.SIGKILL]), ("local", LOCAL, [signal.SIGUSR1, signal.SIGKILL, signal.SIGTERM])],
-    ids=["simulated", "local"],
-)
-def test_a_run_that_is_stopped_ends_with_the_same_weights(
-    tmp_path: Path, whole: Path, name: str, cluster: list[str], numbers: list[signal.Signals]
-) -> None:
-    output = tmp_path / "runs"
-    words = [*WORDS, *cluster, f"output={output}"]
-    for attempt, number in enumerate(numbers):
-        command = [sys.executable, "-m", "experiments.train", *words]
-        ended, errors = disturb(command, output, to_parent(number), num_steps=25 + 100 * attempt)
-        assert ended == STOPS[number], errors
-        if number == signal.SIGUSR1:
-            assert "run the same command to resume" in errors
-    again = run(*words)
-    assert again.returncode == 0, again.stderr
-    assert "resumed from step" in again.stderr
-    assert digest_of(output) == digest_of(whole / name)
+def kill_one(pid: int) -> None:
+    """Kill the last of the processes that train, whoever started it."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    named = [child for child in children if b"experiments" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    os.kill(named[-1], signal.SIGKILL)
+
+
+def check_records(output: Path) -> None:
     folder = only_run(output)
     assert [row["step"] for row in read_records(folder / "steps.jsonl")] == list(range(NUM_STEPS))
     assert [row["epoch"] for row in read_records(folder / "epochs.jsonl")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "own"])
-def test_restarts_go_on_by_themselves(tmp_path: Path, whole: Path, launcher: str) -> None:
-    output = tmp_path / "runs"
+def test_a_simulated_run_that_is_killed_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole, output = (tmp_path / name for name in ("whole", "runs"))
+    undisturbed = train(*WORDS, *SIMULATED, f"output={whole}")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    words = [*WORDS, *SIMULATED, f"output={output}"]
+    ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGKILL))
+    assert ended == -signal.SIGKILL, errors
+    again = train(*words)
+    assert again.returncode == 0, again.stderr
+    assert "resumed from step" in again.stderr
+    assert digest_of(output) == digest_of(whole)
+    check_records(output)
+
+
+def test_a_run_that_is_stopped_in_every_way_ends_with_the_same_weights(tmp_path: Path) -> None:
+    """One run: a rank dies and all restart; SIGUSR1, SIGKILL, SIGTERM; under torchrun a rank dies and all restart."""
+    whole, output = (tmp_path / name for name in ("whole", "runs"))
+    for undisturbed in ranks(2).run_apart(train, *WORDS, *LOCAL, f"output={whole}"):
+        assert undisturbed.returncode == 0, undisturbed.stderr
     words = [*WORDS, *LOCAL, f"output={output}"]
-    own = [sys.executable, "-m", "experiments.train", *words, "cluster.max_restarts=1"]
-    elastic = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *elastic, "-m", "experiments.train", *words]
-    ended, errors = disturb(own if launcher == "own" else torchrun, output, kill_one)
-    assert ended == 0, errors
+    ended, errors = disturb([*COMMAND, *words, "cluster.max_restarts=1"], output, kill_one, to_parent(signal.SIGUSR1))
+    assert ended == EXIT_SAVED, errors
     assert "resumed from step" in errors
-    assert digest_of(output) == digest_of(whole / "local")
-
-
-def kill_one(pid: int, folder: Path) -> None:
-    """Kill the last of the processes that train, whoever started it."""
-    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    named = [child for child in children if b"experiments" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    os.kill(named[-1], signal.SIGKILL)
+    assert "run the same command to resume" in errors
+    ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGKILL))
+    assert ended == -signal.SIGKILL, errors
+    ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGTERM))
+    assert ended == 128 + signal.SIGTERM, errors
+    saved = num_rows(output)
+    ended, errors = disturb([*TORCHRUN, "--monitor-interval=0.1", "-m", "experiments.train", *words], output, kill_one)
+    assert ended == 0, errors
+    resumed = int(errors.split("resumed from step ")[1].split(":")[0])
+    assert resumed > saved, "torchrun started the ranks once"
+    assert digest_of(output) == digest_of(whole)
+    check_records(output)

@@ -58,22 +58,23 @@ def test_cores_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("job", "kind", "message"),
+    ("job", "nproc", "kind", "message"),
     [
-        ("raise", Kind.ERROR, "ValueError: loss is not finite at step 12"),
-        ("exit", Kind.EXIT, "exit code 3"),
-        ("SIGSEGV", Kind.KILLED, "killed by SIGSEGV"),
-        ("SIGKILL", Kind.KILLED, "killed by SIGKILL, as the kernel does when memory runs out"),
+        ("raise", 3, Kind.ERROR, "ValueError: loss is not finite at step 12"),
+        ("exit", 2, Kind.EXIT, "exit code 3"),
+        ("SIGSEGV", 2, Kind.KILLED, "killed by SIGSEGV"),
+        ("SIGKILL", 2, Kind.KILLED, "killed by SIGKILL, as the kernel does when memory runs out"),
     ],
 )
-def test_the_rank_that_began_is_blamed(tmp_path: Path, job: str, kind: Kind, message: str) -> None:
+def test_the_rank_that_began_is_blamed(tmp_path: Path, job: str, nproc: int, kind: Kind, message: str) -> None:
+    last = nproc - 1
     with pytest.raises(RankFailure) as caught:
-        run(tmp_path, job, module="gloo_worker", nproc=3, OMP_NUM_THREADS="1")
-    assert str(caught.value) == f"rank 2 failed: {message} (log: {tmp_path / 'ranks/rank2/stderr.log'})"
+        run(tmp_path, job, module="gloo_worker", nproc=nproc, OMP_NUM_THREADS="1")
+    assert str(caught.value) == f"rank {last} failed: {message} (log: {tmp_path / f'ranks/rank{last}/stderr.log'})"
     assert caught.value.failure.kind == kind
     found = json.loads((tmp_path / "failure.json").read_text())
-    assert (found["rank"], found["message"], found["kind"]) == (2, message, kind.name.lower())
-    assert 2 in {failure["rank"] for failure in found["failures"]}
+    assert (found["rank"], found["message"], found["kind"]) == (last, message, kind.name.lower())
+    assert last in {failure["rank"] for failure in found["failures"]}
 
 
 def test_an_error_is_reported_without_help_of_the_worker(tmp_path: Path) -> None:

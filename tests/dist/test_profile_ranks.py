@@ -1,8 +1,5 @@
 """The profiler on real ranks: files that load, with everything in them that a plan needs."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +9,10 @@ from experiments.profile import main
 from micro.operations import OPS
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Trace
+from tests.dist.processes import ranks
+from tests.dist.rank_functions import called
 
-pytestmark = pytest.mark.dist
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 SIZES = (64, 1024, 4096)
 
 
@@ -50,7 +48,7 @@ def test_a_trace_has_every_parameter_once_with_rising_times(tmp_path: Path) -> N
 
 def test_a_link_holds_every_collective_at_the_sizes_that_travel(tmp_path: Path) -> None:
     path = tmp_path / "link.json"
-    under_torchrun(["link", "--sizes", ",".join(map(str, SIZES)), "--repeats", "3", "--out", str(path)], nproc=3)
+    joined(3, "link", "--sizes", ",".join(map(str, SIZES)), "--repeats", "3", "--out", str(path))
     link = LinkTable.load(path)
     assert set(link.collectives) == set(OPS)
     assert (link.world_size, link.backend) == (3, "gloo")
@@ -67,7 +65,7 @@ def test_a_link_holds_every_collective_at_the_sizes_that_travel(tmp_path: Path) 
 def test_a_table_of_selections_holds_every_method_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "select.json"
     words = ["--numel", "256,4096", "--methods", "micro,topk", "--density", "0.05", "--steps", "3"]
-    assert main(["select", "--nproc", "2", "--out", str(path), *words]) == 0
+    joined(2, "select", "--out", str(path), *words)
     found = SelectTable.load(path)
     assert set(found.methods) == {"micro", "topk"}
     assert (found.world_size, found.density) == (2, 0.05)
@@ -76,11 +74,9 @@ def test_a_table_of_selections_holds_every_method_asked_for(tmp_path: Path) -> N
         assert curve.sizes == (256, 4096)
 
 
-def under_torchrun(words: list[str], *, nproc: int) -> None:
-    """Run the command as ranks that torchrun started."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    command = [*launcher, "-m", "experiments.profile", *words]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("wrote ") == 4  # rank 0 alone tells
+def joined(world_size: int, *words: str) -> None:
+    """Run the command on ranks that are there, as those that torchrun started."""
+    first, *others = ranks(world_size).run_apart(called, main, *words)
+    assert {ended.returncode for ended in (first, *others)} == {0}, first.stderr
+    assert first.stdout.count("wrote ") == 4
+    assert not any(ended.stdout for ended in others)  # rank 0 alone prints
