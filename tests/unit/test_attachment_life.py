@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import pairwise
 
 import pytest
 import torch
@@ -105,7 +104,8 @@ def test_ten_attachments_leave_no_thread_and_no_file() -> None:
         with micro.attach(model, reducer()):
             gradient(model, step)
         counts.append(open_things())
-    assert all(before == after for before, after in pairwise(counts)), counts
+    first, last = counts[0], counts[-1]  # fewer, where something that an earlier test left behind has ended
+    assert all(after <= before for before, after in zip(first, last, strict=True)), counts
     assert not [thread for thread in threading.enumerate() if thread.name == "micro-lane"]
 
 
