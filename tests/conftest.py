@@ -6,7 +6,7 @@ import signal
 import pytest
 
 # The groups of tests that xdist keeps on one worker, the first to start first: SLURM mostly waits while others compute.
-GROUPS = ("slurm", "ranks", "checkpoints", "hosts")
+GROUPS = ("slurm", "ranks", "hosts")
 
 # Workers of the tests and the ranks in them fill the cores; a second thread in each tensor operation of this size only
 # makes them wait for each other. Processes that tests start inherit it. Read when torch is imported.
