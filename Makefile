@@ -41,7 +41,7 @@ figures: $(READY) ## redraw tables and figures from the run folders alone
 reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp SCALE=small|paper
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
 
-test-fast: $(READY) ## on every save, a minute or two: the laws on few cases, boundaries, configuration, parts; starts no process
+test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
 
 test: $(READY) ## every test that this machine can run, with every two values of a grid together
