@@ -22,6 +22,8 @@ from micro.reducers.base import Reducer
 from micro.scope import Scope, scoped
 from micro.stats import StepStats
 
+NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
+
 
 def attach(
     model: DistributedDataParallel,
@@ -38,8 +40,10 @@ def attach(
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
 
     Call it once, on all ranks of the model, after it is wrapped and before its first backward. The training loop stays
-    as it is: ``no_sync``, frozen and unused parameters, mixed dtypes and gradient_as_bucket_view work as they do
-    without it. A complex parameter is reduced as the real and imaginary parts of its elements, as DDP does.
+    as it is: ``no_sync``, ``join``, frozen and unused parameters, mixed dtypes, checkpointed activations and
+    gradient_as_bucket_view work as they do without it. A rank that has joined, because it is out of inputs, goes on to
+    send what its residual holds, with a gradient of zero: what it kept is its share of earlier means. A complex
+    parameter is reduced as the real and imaginary parts of its elements, as DDP does.
 
     Args:
         scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
@@ -146,6 +150,7 @@ class Attachment:
             clip=clip,
         )
         self._compute_end_s: float | None = None
+        self._model = ref(model)
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -240,8 +245,10 @@ class Attachment:
             return future
         if bucket.index() == 0:
             self._begin_backward()
+            self._reduction.begin(self._is_active())
         self._reduction.put(Bucket(bucket.index() == 0, bucket.is_last(), layout, grad, gradients, future))
-        _at_end_of_backward(self._note_compute_end)
+        if bucket.is_last():
+            self._await_end()
         return future
 
     def _rehearse(self, index: int, names: tuple[str, ...]) -> None:
@@ -258,16 +265,41 @@ class Attachment:
         self._compute_end_s = None
         self._reduction.forget_errors()
 
+    def _await_end(self) -> None:
+        """Have what went wrong raised once DDP's own work is done; called with the last bucket of a backward.
+
+        With the last and not before: where activations are computed again in backward, by a backward of their own
+        (use_reentrant=True), each of those has an end too. An error raised at the first would leave DDP with buckets
+        that never become ready.
+
+        In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
+        then waits. There the hook itself raises.
+        """
+        if torch._C._current_graph_task_id() != NO_BACKWARD:
+            _at_end_of_backward(self._note_compute_end)
+            return
+        self._reduction.wait()
+        self._raise_error()
+
+    def _is_active(self) -> bool | None:
+        """Whether this rank has inputs, where a join context asks for the mean over the ranks that have; else None."""
+        model = self._model()
+        if model is None or getattr(model, "_divide_by_initial_world_size", True):
+            return None
+        return torch._C._current_graph_task_id() != NO_BACKWARD
+
     def _note_compute_end(self) -> None:
-        """Note when DDP begins to wait; called once per bucket, of which the first counts."""
-        if self._compute_end_s is None:
-            self._compute_end_s = self.comm.now(self._device)
-            _at_end_of_backward(self._end_backward)
+        """Note when DDP begins to wait."""
+        self._compute_end_s = self.comm.now(self._device)
+        _at_end_of_backward(self._end_backward)
 
     def _end_backward(self) -> None:
         assert self._compute_end_s is not None
         self._reduction.last_step.exposed_s = self.comm.now(self._device) - self._compute_end_s
         self._compute_end_s = None
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         error = self._reduction.take_error()
         if error is not None:
             raise error
@@ -278,7 +310,8 @@ def _at_end_of_backward(call: Callable[[], None]) -> None:
 
     What DDP does at the end, to wait for the futures, it queues behind the hooks of all buckets. An error raised by
     such a call comes out of backward() with its type; raised in a hook it would leave DDP waiting, and raised by a
-    future it would lose its type.
+    future it would lose its type. Inside of a backward that another one calls, this is the end of the inner one, as
+    it is for DDP.
     """
     torch.autograd.Variable._execution_engine.queue_callback(call)
 

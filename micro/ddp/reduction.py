@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import NoReturn
 
 import torch
@@ -67,7 +68,7 @@ class Reduction:
     reducer may call collectives at either place. Where a step needs the whole gradient first, all are launched, then
     all finished.
 
-    All methods but ``put``, ``close``, ``take_error`` and ``forget_errors`` run on the lane's thread.
+    The public methods are called by the thread of backward; all others run on the lane's.
 
     Args:
         reducer, states, comm: what reduces, what it remembers, over which ranks.
@@ -92,15 +93,32 @@ class Reduction:
         self._states = states
         self._comm = comm
         self._whole_model = whole_model
+        self._device = device
         self._lane = Lane(device)
+        self._weight = 1.0  # of the gradients of this backward
         self._waiting: list[Bucket] = []
         self._running: list[_Running] = []
         self._errors: list[BaseException] = []
         self._has_failed = False
 
+    def begin(self, is_active: bool | None) -> None:
+        """Begin a backward; called before its first bucket is put.
+
+        Args:
+            is_active: whether this rank has inputs, where the mean is to be over the ranks that have some; None for
+                the mean over all ranks.
+        """
+        self._lane.put(partial(self._begin, is_active))
+
     def put(self, bucket: Bucket) -> None:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
         self._lane.put(partial(self._receive, bucket))
+
+    def wait(self) -> None:
+        """Wait for all buckets that were put."""
+        done = Event()
+        self._lane.put(done.set)
+        done.wait()
 
     def close(self) -> None:
         """End the lane."""
@@ -117,16 +135,32 @@ class Reduction:
         if not self._has_failed:
             self._errors.clear()
 
+    def _begin(self, is_active: bool | None) -> None:
+        self._weight = 1.0
+        if is_active is None or self._has_failed:
+            return
+        try:
+            active = self._comm.all_reduce_(torch.tensor([int(is_active)], device=self._device), "counts")
+            self._weight = self._comm.world_size / int(active)  # host sync: once a step, in such a join context only
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Keep an error after which nothing can be reduced: a task of the lane must not raise, backward does."""
+        self._errors.append(error)
+        self._has_failed = True
+        self._comm.abort(error)
+
     def _receive(self, bucket: Bucket) -> None:
         self._waiting.append(bucket)
         try:
             if not self._has_failed:
                 bucket.check()
+                if self._weight != 1:
+                    bucket.grad.mul_(self._weight)
                 self._advance()
-        except BaseException as error:  # a task of the lane must not raise: backward raises it at its end
-            self._errors.append(error)
-            self._has_failed = True
-            self._comm.abort(error)
+        except BaseException as error:
+            self._fail(error)
         if self._has_failed:
             self._release_all()
 
