@@ -88,9 +88,9 @@ def test_a_bucket_that_does_not_fit_its_layout_is_refused_before_a_kernel_writes
     layout, comm, cpu = micro.Layout.flat(10, "weight"), GroupComm(), torch.device("cpu")
     reducer = micro.SparseReducer(micro.Micro(), density=0.5)
     states = BucketStates(reducer, {"weight": torch.zeros(10)})
-    reduction = Reduction(reducer, states, comm, cpu, num_parameters=1, whole_model=False, clip=None)
+    reduction = Reduction(reducer, states, comm, cpu, whole_model=False, clip=None)
     future: torch.futures.Future[Tensor] = torch.futures.Future()
-    reduction.put(Bucket(True, layout, torch.ones(20), (), future))
+    reduction.put(Bucket(True, True, layout, torch.ones(20), (), future))
     future.wait()
     with pytest.raises(ValueError, match="bucket of 'weight' holds 20 elements, its parameters 10"):
         raise reduction.take_error() or AssertionError
