@@ -39,7 +39,7 @@ from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.comm import Comm, GroupComm, SoloComm, Traffic
-from micro.ddp import Attachment, attach, detach
+from micro.ddp import Attachment, RankStates, attach, detach
 from micro.density.accordion import Accordion
 from micro.density.accordion_published import PublishedAccordion
 from micro.density.base import Density, DensitySchedule, Target, target_count
@@ -69,6 +69,7 @@ from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
+from micro.resizing import average
 from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
 from micro.selectors.deft import Deft
@@ -169,6 +170,7 @@ __all__ = [
     "PublishedTernGrad",
     "RandomK",
     "RangeFloat",
+    "RankStates",
     "Raw",
     "RedSync",
     "Reducer",
@@ -203,6 +205,7 @@ __all__ = [
     "__version__",
     "as_part",
     "attach",
+    "average",
     "build",
     "check_rule",
     "cyclic_slice",

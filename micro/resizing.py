@@ -4,35 +4,68 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from micro.reducers.base import Reducer, saved_layout
+PARTS = frozenset({"selector", "exchange", "density", "factors"})  # whose states belong to the old group
 
 
-def average(reducer: Reducer, ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the buckets that each worker of the new group starts with, from those that every old rank saved.
+def average(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """Return the states with which the ranks of a new group start, one per rank, from those that all old ranks saved.
 
     What is kept for each parameter, the residual above all, becomes its mean over the old ranks. The model moves by the
     mean over the workers of what they send, so with n old and m new ranks what is still to be sent stays the same:
     ``sum(old) / n == sum(new) / m``. Thresholds and boundaries belong to the old group: selector, exchange, density
     and factors start from their initial state.
 
+        states = [torch.load(f"rank{rank}.pt") for rank in range(4)]
+        attachment.load_state_dict(micro.average(states, 2)[rank])
+
     Args:
-        ranks: what ``Reducer.save`` returned for each bucket, the same buckets on each rank.
+        states: what ``Attachment.state_dict`` returned on each rank, all of them, in any order.
+        world_size: of the new group.
 
     Raises:
-        ValueError: another method saved them.
+        ValueError: states of a rank are missing or given twice, or were saved at different steps.
     """
-    return [_mean(reducer, saved) for saved in zip(*ranks, strict=True)]
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    _check(states)
+    buckets = [_mean(saved) for saved in zip(*(state["buckets"] for state in states), strict=True)]
+    first = {key: value for key, value in states[0].items() if key != "buckets"}
+    if "version" not in first:
+        return [{"buckets": buckets} for _ in range(world_size)]
+    return [{**first, "rank": rank, "world_size": world_size, "buckets": buckets} for rank in range(world_size)]
 
 
-def _mean(reducer: Reducer, saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    layout = saved_layout(saved[0])
-    dtypes = {piece.dtype for pieces in saved[0]["memory"].values() for piece in pieces.values()}
-    dtype, device = next(iter(dtypes), torch.float32), torch.device("cpu")
-    states = [reducer.load(bucket, dtype, device) for bucket in saved]
-    mean = reducer.start(layout, dtype, device)
-    mean.step = states[0].step
-    for key, vector in mean.memory.items():
-        if vector.numel():
-            mean.memory[key] = torch.stack([state.memory[key] for state in states]).mean(0)
-    return reducer.save(mean)
+def _check(states: Sequence[dict[str, Any]]) -> None:
+    if not states:
+        raise ValueError("states must hold one state per rank, got none")
+    if any("version" not in state for state in states):
+        return  # of micro before 0.2, which said neither rank nor step
+    ranks = sorted(state["rank"] for state in states)
+    expected = states[0]["world_size"]
+    if ranks != list(range(expected)):
+        raise ValueError(f"states must be those of ranks 0 to {expected - 1}, one each, got those of {ranks}")
+    steps = sorted({state["step"] for state in states})
+    if len(steps) > 1:
+        raise ValueError(f"states must be of one step, got those of steps {steps}: take one checkpoint")
+
+
+def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one bucket from those of all ranks."""
+    memories = [bucket["memory"] for bucket in saved]
+    memory = {
+        key: {name: _mean_of([memory[key][name] for memory in memories]) for name in pieces}
+        for key, pieces in memories[0].items()
+    }
+    return _without_parts(saved[0]) | {"memory": memory}
+
+
+def _without_parts(bucket: dict[str, Any]) -> dict[str, Any]:
+    """Return a bucket, or the share of one, without the states of its parts, which then start anew."""
+    inner = {"sparse": _without_parts(bucket["sparse"])} if "sparse" in bucket else {}
+    return {key: value for key, value in bucket.items() if key not in PARTS} | inner
+
+
+def _mean_of(pieces: Sequence[Tensor]) -> Tensor:
+    return torch.stack([piece.cpu() for piece in pieces]).mean(0)

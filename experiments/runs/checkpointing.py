@@ -10,16 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
 from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, open_checkpoint
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
-from micro.reducers.base import Reducer
 from micro.resizing import average
-from micro.scope import scoped
 
 Action = Literal["continue", "save", "stop"]
 T = TypeVar("T")
@@ -231,9 +228,9 @@ def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
             "make them equal, or set resize=average"
         )
     parts = [Checkpoints.read_part(checkpoint, rank) for rank in range(checkpoint.world_size)]
-    buckets = average(_reducer(config), [part["own"]["buckets"] for part in parts])
-    own = {"buckets": buckets, "carry": None}
-    return _saved(parts[0]["shared"], [own] * len(workers.ranks), None, checkpoint.world_size)
+    states = average([part["own"] for part in parts], config.world_size)
+    own = [{**states[rank], "carry": None} for rank in workers.ranks]
+    return _saved(parts[0]["shared"], own, None, checkpoint.world_size)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -264,10 +261,6 @@ def _saved(
 ) -> Saved:
     shared = dict(shared)
     return Saved(Position(**shared.pop("position")), shared, ranks, random, world_size)
-
-
-def _reducer(config: TrainConfig) -> Reducer:
-    return scoped(build_reducer(config), config.scope)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:

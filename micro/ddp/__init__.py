@@ -1,9 +1,11 @@
 """The driver for DistributedDataParallel: a communication hook that gives DDP's buckets to a reducer.
 
 Read attachment (what the user calls), then hook (what DDP calls), then reduction (what happens to a bucket on the
-lane), then states, unused and last_step.
+lane), then states, unused and last_step. Checkpoints: saved_state (their form), names (of parameters), bucket_order
+(the same buckets after a restart), rank_states (for torch.distributed.checkpoint).
 """
 
 from micro.ddp.attachment import Attachment, attach, detach
+from micro.ddp.rank_states import RankStates
 
-__all__ = ["Attachment", "attach", "detach"]
+__all__ = ["Attachment", "RankStates", "attach", "detach"]

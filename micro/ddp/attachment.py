@@ -12,10 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from micro.clipping import check_clip
 from micro.comm import GroupComm
+from micro.ddp.bucket_order import replay
 from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
 from micro.ddp.hook import Hook
+from micro.ddp.names import plain_parameters, unwrapped
 from micro.ddp.reduction import Bucket, Reduction
+from micro.ddp.saved_state import check_header, header, plain_buckets
 from micro.ddp.states import BucketStates
+from micro.description import describe
 from micro.flat import Layout, real
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
@@ -26,7 +30,7 @@ NO_BACKWARD = -1  # what torch has for the number of the graph where none is com
 
 
 def attach(
-    model: DistributedDataParallel,
+    model: nn.Module,
     reducer: Reducer,
     *,
     scope: Scope | str = "bucket",
@@ -46,12 +50,13 @@ def attach(
     parameter is reduced as the real and imaginary parts of its elements, as DDP does.
 
     Args:
+        model: a DistributedDataParallel, or one inside torch.compile or a framework's wrapper.
         scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
             parameters together. A bucket travels as one in any case: what is selected within parameters is sent bucket
             by bucket, and so is what is selected within the whole model, once the last bucket is there.
         only, dense: the parameters to reduce sparsely, or those to reduce densely; all others are the other way. Each a
             pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as
-            ``model.module.named_parameters()`` gives them), or a function of name and parameter that returns a bool.
+            ``model.module.named_parameters()`` gives them, without wrappers' own words), or a function of name and parameter that returns a bool.
             Dense parameters of a bucket travel as a vector of their own; see Split.
         start_step: reduce everything densely up to this step, without indices.
         clip: the greatest norm of this rank's gradient; a larger one is scaled down before anything else. That needs
@@ -73,8 +78,7 @@ def attach(
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The bucket's gradients are zero
             then; DDP's own work is done, so the model can be trained on.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise ValueError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+    model = unwrapped(model)
     for name, module in model.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ValueError(f"gradients must be dense tensors, '{name}' makes sparse ones: build it with sparse=False")
@@ -90,13 +94,13 @@ def attach(
     )
 
 
-def detach(model: DistributedDataParallel) -> None:
+def detach(model: nn.Module) -> None:
     """Close what is attached to ``model``: DDP averages its gradients again. See Attachment.close.
 
     Raises:
         ValueError: nothing is attached to it.
     """
-    attached = Hook.attached_to(model)
+    attached = Hook.attached_to(unwrapped(model))
     if not isinstance(attached, Attachment):
         raise ValueError("model has no attachment: there is nothing to detach")
     attached.close()
@@ -123,14 +127,16 @@ class Attachment:
         timed: bool,
         process_group: dist.ProcessGroup | None,
     ) -> None:
-        trained = {name: real(p) for name, p in model.module.named_parameters() if p.requires_grad}
+        parameters = plain_parameters(model.module)
+        trained = {name: real(p) for name, p in parameters.items() if p.requires_grad}
         if whole_model and len({p.dtype for p in trained.values()}) > 1:
             raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
         hook = Hook.of(model)
         if hook.attached is not None:
             raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
-        parameters = dict(model.module.named_parameters())
         self.reducer = reducer
+        self._model = ref(model)  # which holds this attachment, where no garbage collector looks
+        self._scope = "model" if whole_model else "bucket"
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._finds_unused = bool(model.find_unused_parameters)
         self._is_rehearsing = False
@@ -206,16 +212,51 @@ class Attachment:
         return self._states.residuals()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's residuals, by parameter name, and selector states; save one per rank."""
-        return {"buckets": self._states.save()}
+        """Return this rank's residuals, by parameter name, and selector states; save one per rank.
+
+        It says whose it is: format, version, rank, world size, step, and the method with all settings. Everything is
+        plain data and tensors, which ``torch.load(weights_only=True)`` reads.
+        """
+        order = {name: number for number, name in enumerate(name for names in self.bucket_names for name in names)}
+        buckets = sorted(self._states.save(), key=lambda bucket: order.get(next(iter(bucket["shapes"])), len(order)))
+        return {**header(step=self._states.step, **self._identity()), "buckets": buckets}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
 
+        Called before the first backward, it also has DDP make the buckets that were saved, so that the next steps are
+        those of a run that was never interrupted. Density, seed, nonfinite, clip and which parameters are dense from
+        which step may be others than before. A state without version, of micro before 0.2, is loaded unless it is of
+        another method.
+
         Raises:
-            ValueError: it names parameters that the model does not have, or of other shapes.
+            ValueError: it is of another rank, world size, method or newer version, or names parameters that the model
+                does not have, or of other shapes.
         """
-        self._states.load(saved["buckets"])
+        check_header(saved, **self._identity())
+        buckets = plain_buckets(saved["buckets"])
+        self._states.load(buckets)
+        if buckets and not self.bucket_names:
+            self._replay([tuple(bucket["shapes"]) for bucket in buckets])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "rank": self.comm.rank,
+            "world_size": self.comm.world_size,
+            "scope": self._scope,
+            "method": describe(self.reducer),
+        }
+
+    def _replay(self, buckets: list[tuple[str, ...]]) -> None:
+        """Let DDP make buckets in the order of these parameters, and of all others after them."""
+        model = self._model()
+        if model is None:
+            return
+        reduced = reduced_parameters(model)
+        saved = [name for names in buckets for name in names if name in reduced]
+        with self.rehearsal():
+            replay(model, [reduced[name] for name in dict.fromkeys([*saved, *reduced])])
+        self.bucket_names[:] = buckets
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

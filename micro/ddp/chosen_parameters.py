@@ -6,6 +6,7 @@ from glob import escape
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from micro.ddp.names import plain_names
 from micro.flat import real
 from micro.names import as_patterns
 from micro.reducers.base import Reducer
@@ -16,9 +17,10 @@ Choice = str | Iterable[str] | Callable[[str, Tensor], bool]
 
 
 def reduced_parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
-    """Return the parameters that DDP reduces, by name."""
-    ignored = set(model.parameters_to_ignore)
-    return {name: p for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored}
+    """Return the parameters that DDP reduces, by their names without wrappers."""
+    parameters, ignored = dict(model.module.named_parameters()), set(model.parameters_to_ignore)
+    names = plain_names(parameters)
+    return {names[name]: p for name, p in parameters.items() if p.requires_grad and name not in ignored}
 
 
 def split_by(

@@ -51,6 +51,11 @@ class BucketStates:
         self._settle()
         return [self._reducer.save(state) for state in self._states.values()]
 
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return max((state.step for state in self._states.values()), default=0)
+
     def load(self, saved: list[dict[str, Any]]) -> None:
         """Put what ``save`` returned in place of all states.
 

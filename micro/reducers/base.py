@@ -128,12 +128,18 @@ class Reducer(Part, ABC):
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described.
 
+        Where ``saved`` has no states of selector, exchange and density, as after micro.average, they start anew.
+
         Raises:
-            ValueError: it is the state of another method.
+            ValueError: it is the state of another method, or of another feedback.
         """
         if saved["method"] != self.method:
             raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
         state = self.start(saved_layout(saved), dtype, device)
+        kept = sorted(key for key, vector in state.memory.items() if vector.numel())
+        if kept != sorted(saved["memory"]):
+            given, own = (" and ".join(keys) or "nothing" for keys in (sorted(saved["memory"]), kept))
+            raise ValueError(f"state keeps {given} for each parameter, the reducer {own}: use the method that saved it")
         state.step = saved["step"]
         self._fill_(state, saved["memory"])
         return state

@@ -180,7 +180,8 @@ class FFTReducer(Reducer):
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
         state = Reducer.load(self, saved, dtype, device)
-        state.density = self.density_policy.load(saved["density"])
+        if "density" in saved:
+            state.density = self.density_policy.load(saved["density"])
         return state
 
 

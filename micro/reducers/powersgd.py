@@ -150,7 +150,8 @@ class PowerSGD(Reducer):
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
         state = Reducer.load(self, saved, dtype, device)
-        state.factors = {name: factor.to(device) for name, factor in saved["factors"].items()}
+        if "factors" in saved:
+            state.factors = {name: factor.to(device) for name, factor in saved["factors"].items()}
         return state
 
     def rebuild(

@@ -158,9 +158,10 @@ class SparseReducer(Reducer):
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
         state = Reducer.load(self, saved, dtype, device)
-        state.selector = self.selector.load(saved["selector"])
-        state.exchange = self.exchange.load(saved["exchange"])
-        state.density = self.density_policy.load(saved["density"])
+        if "selector" in saved:
+            state.selector = self.selector.load(saved["selector"])
+            state.exchange = self.exchange.load(saved["exchange"])
+            state.density = self.density_policy.load(saved["density"])
         return state
 
     def rebuild(

@@ -9,7 +9,6 @@ import micro
 from experiments.config.errors import UserError
 from experiments.config.schema import to_yaml
 from experiments.runs.json_lines import read_records
-from micro.resizing import average
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
 LETTERS = ["model=cnn_lstm", "model.settings.size=tiny", "dataset=manuals", "dataset.settings.num_train=1500"]
@@ -93,9 +92,9 @@ def test_a_resize_keeps_what_the_model_has_yet_to_receive(new: int) -> None:
     for _ in range(3):
         old.step(torch.randn(4, layout.numel, generator=generator))
     owed = torch.stack(old.residuals()).double().mean(0)
-    saved = average(reducer, [[bucket] for bucket in old.state_dict()["ranks"]])
+    saved = micro.average([{"buckets": [bucket]} for bucket in old.state_dict()["ranks"]], new)
     wide = micro.Simulation(reducer, layout, new)
-    wide.load_buckets([saved] * new)
+    wide.load_buckets([state["buckets"] for state in saved])
     torch.testing.assert_close(torch.stack(wide.residuals()).double().mean(0), owed, rtol=1e-6, atol=1e-7)
     for simulation in (old, wide):
         simulation.close()

@@ -1,0 +1,45 @@
+"""Models inside their wrappers, and the names of parameters without the wrappers' own words."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+_INSIDE = ("_forward_module", "_orig_mod")  # where Fabric's module and a compiled one keep what they wrap
+_WORDS = frozenset({"_orig_mod", "_forward_module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
+def unwrapped(model: Any) -> DistributedDataParallel:
+    """Return the DistributedDataParallel inside what wraps it: torch.compile, the modules of Fabric and Lightning.
+
+    Raises:
+        ValueError: there is none inside.
+    """
+    inner = model
+    while not isinstance(inner, DistributedDataParallel):
+        parts = vars(inner).get("_modules", {}) if isinstance(inner, nn.Module) else {}
+        found = next((parts[name] for name in _INSIDE if parts.get(name) is not None), None)
+        if found is None:
+            raise ValueError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+        inner = found
+    return inner
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Return for each name of a parameter the one that it has without wrappers, so that a checkpoint fits all of them.
+
+    ``_orig_mod`` (torch.compile), ``_forward_module`` (Fabric), ``_checkpoint_wrapped_module`` and a ``module`` that
+    stands before all names are left out. Names that would be equal without them stay as they are.
+    """
+    full = list(names)
+    plain = [".".join(word for word in name.split(".") if word not in _WORDS) for name in full]
+    while plain and all(name.startswith("module.") for name in plain):
+        plain = [name.removeprefix("module.") for name in plain]
+    return dict(zip(full, plain if len(set(plain)) == len(full) else full, strict=True))
+
+
+def plain_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a module by their names without wrappers."""
+    parameters = dict(module.named_parameters())
+    return {plain: parameters[name] for name, plain in plain_names(parameters).items()}

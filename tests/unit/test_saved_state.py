@@ -1,0 +1,331 @@
+"""Checkpoints of an attachment: what they say of themselves, which are refused, and what goes on from them."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+from micro.ddp.names import plain_names
+from micro.ddp.saved_state import VERSION
+from micro.description import describe, difference
+from tests.sparsifiers import TABLE
+
+LR = 0.1
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Crossed(nn.Module):
+    """Three layers, used in another order than that in which they are defined: DDP's second buckets differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.last, self.first, self.middle = nn.Linear(8, 2), nn.Linear(6, 8), nn.Linear(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.middle(self.first(inputs).relu()).relu())
+        return outputs
+
+
+TOPK = micro.SparseReducer(micro.TopK(), density=0.2)
+MOMENTUM = micro.SparseReducer(micro.TopK(), density=0.2, feedback=micro.MomentumCorrection(momentum=0.9))
+
+
+def attached(reducer: micro.Reducer = TOPK, **settings: Any) -> tuple[DistributedDataParallel, micro.Attachment]:
+    model = DistributedDataParallel(Crossed(), bucket_cap_mb=2e-4)
+    return model, micro.attach(model, reducer, **settings)
+
+
+def train(model: nn.Module, steps: range) -> None:
+    for step in steps:
+        model.zero_grad()
+        model(torch.randn(4, 6, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= LR * parameter.grad if parameter.grad is not None else 0
+
+
+def through_a_file(saved: dict[str, Any]) -> dict[str, Any]:
+    stored = io.BytesIO()
+    torch.save(saved, stored)
+    stored.seek(0)
+    read: dict[str, Any] = torch.load(stored, weights_only=True)
+    return read
+
+
+def refused(attachment: micro.Attachment, saved: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        attachment.load_state_dict(saved)
+    words = str(caught.value)
+    assert "\n" not in words
+    return words
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def saved_after_training(reducer: micro.Reducer = TOPK, **settings: Any) -> dict[str, Any]:
+    model, attachment = attached(reducer, **settings)
+    train(model, range(2))
+    return through_a_file(attachment.state_dict())
+
+
+def test_a_state_says_who_saved_it_and_with_which_method() -> None:
+    saved = saved_after_training(MOMENTUM)
+    assert {key: saved[key] for key in ("format", "version", "rank", "world_size", "step", "scope")} == {
+        "format": "micro.attachment",
+        "version": VERSION,
+        "rank": 0,
+        "world_size": 1,
+        "step": 2,
+        "scope": "bucket",
+    }
+    assert saved["method"]["settings"]["feedback"] == {
+        "name": "momentum",
+        "rule": None,
+        "has_state": False,
+        "settings": {"momentum": 0.9, "nesterov": False, "clip": None},
+    }
+
+
+@pytest.mark.parametrize(
+    ("selector", "scope"),
+    [(micro.Micro(), "bucket"), (micro.Micro(), "tensor"), (micro.Micro(), "model"), (micro.ExDyna(), "bucket")],
+)
+def test_a_run_goes_on_from_its_state_with_no_rehearsal(selector: Any, scope: str) -> None:
+    reducer = micro.SparseReducer(selector, density=0.2)
+    model, attachment = attached(reducer, scope=scope)
+    train(model, range(3))
+    saved, stored = through_a_file(attachment.state_dict()), [weight.clone() for weight in model.parameters()]
+    resumed, second = attached(reducer, scope=scope)
+    with torch.no_grad():
+        for parameter, weight in zip(resumed.parameters(), stored, strict=True):
+            parameter.copy_(weight)
+    second.load_state_dict(saved)
+    assert all(parameter.grad is None for parameter in resumed.parameters())
+    for step in range(3, 6):
+        train(model, range(step, step + 1))
+        train(resumed, range(step, step + 1))
+        assert second.bucket_names == attachment.bucket_names
+        for ours, theirs in zip(weights(resumed), weights(model), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_a_state_that_was_loaded_is_saved_as_it_was() -> None:
+    saved = saved_after_training(micro.SparseReducer(micro.Micro(), density=0.2))
+    _, attachment = attached(micro.SparseReducer(micro.Micro(), density=0.2))
+    attachment.load_state_dict(saved)
+    again = attachment.state_dict()
+    assert [list(bucket["shapes"]) for bucket in again["buckets"]] == [list(b["shapes"]) for b in saved["buckets"]]
+    assert {key: again[key] for key in again if key != "buckets"} == {
+        key: saved[key] for key in saved if key != "buckets"
+    }
+
+
+def test_loading_leaves_gradients_and_hooks_alone() -> None:
+    saved = saved_after_training()
+    model, attachment = attached()
+    calls: list[Tensor] = []
+    watched = next(model.parameters())
+    handle = watched.register_post_accumulate_grad_hook(calls.append)
+    attachment.load_state_dict(saved)
+    handle.remove()
+    assert not calls
+    train(model, range(2, 4))
+    model, attachment = attached()
+    gradient = torch.ones_like(next(model.parameters()))
+    next(model.parameters()).grad = gradient
+    attachment.load_state_dict(saved)
+    assert next(model.parameters()).grad is gradient
+    assert bool((gradient == 1).all())
+
+
+def test_the_state_of_another_rank_or_group_is_refused_with_the_remedy() -> None:
+    _, attachment = attached()
+    saved = saved_after_training()
+    assert refused(attachment, saved | {"rank": 3}) == (
+        "state is of rank 3, this is rank 0: save the state of every rank and load each rank's own "
+        "(micro.RankStates does it for torch.distributed.checkpoint)"
+    )
+    assert refused(attachment, saved | {"world_size": 4}) == (
+        "state is of world_size 4, this group has 1: load micro.average(states, 1)[rank] of the states of all 4 ranks"
+    )
+    assert refused(attachment, saved | {"version": VERSION + 1}) == (
+        f"state has version {VERSION + 1}, this micro reads up to {VERSION}: install a newer micro"
+    )
+
+
+@pytest.mark.parametrize("given", [None, {}, {"model": 1, "optimizer": 2}, {"format": "other", "buckets": []}])
+def test_what_is_no_state_of_an_attachment_is_refused(given: Any) -> None:
+    _, attachment = attached()
+    assert refused(attachment, given).startswith("state must be what Attachment.state_dict() returned, got ")
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "loaded_into", "words"),
+    [
+        (MOMENTUM, TOPK, "saved with feedback momentum, this reducer has feedback residual"),
+        (TOPK, MOMENTUM, "saved with feedback residual, this reducer has feedback momentum"),
+        (
+            MOMENTUM,
+            micro.SparseReducer(micro.TopK(), density=0.2, feedback=micro.MomentumCorrection(momentum=0.5)),
+            "saved with feedback momentum momentum=0.9, this reducer has feedback momentum momentum=0.5",
+        ),
+        (
+            TOPK,
+            micro.SparseReducer(micro.TopK(), density=0.2, exchange=micro.Gather()),
+            "saved with exchange union, this reducer has exchange gather",
+        ),
+        (
+            TOPK,
+            micro.SparseReducer(micro.TopK(), density=0.2, codec=micro.Half()),
+            "saved with codec raw, this reducer has codec half",
+        ),
+        (
+            TOPK,
+            micro.SparseReducer(micro.Micro(), density=0.2),
+            "saved with selector topk, this reducer has selector m",
+        ),
+        (TOPK, micro.DenseReducer(), "saved with sparse, this reducer has dense"),
+    ],
+)
+def test_the_state_of_another_method_is_refused_by_name(
+    saved_with: micro.Reducer, loaded_into: micro.Reducer, words: str
+) -> None:
+    saved = saved_after_training(saved_with)
+    _, attachment = attached(loaded_into)
+    assert words in refused(attachment, saved)
+
+
+def test_a_density_with_a_state_of_its_own_must_stay() -> None:
+    def by_layer(density: Any) -> Any:
+        return describe(micro.SparseReducer(micro.PerTensor(selector=micro.TopK()), density=density))
+
+    accordion, steadier = (micro.Accordion(density=0.2, high=0.5, interval=steps) for steps in (2, 9))
+    assert difference(by_layer(0.2), by_layer(accordion)) == ("density=schedule", "density=accordion (repaired)")
+    assert difference(by_layer(accordion), by_layer(steadier)) is None
+
+
+def test_another_scope_is_refused() -> None:
+    _, attachment = attached(scope="model")
+    assert "saved with scope=bucket, this reducer has scope=model" in refused(attachment, saved_after_training())
+
+
+def test_density_seed_and_policy_may_change() -> None:
+    saved = saved_after_training()
+    warmed = micro.WarmUp(density=0.01, start_density=0.2, steps=10)
+    for density in (0.01, micro.Constant(0.5), warmed):
+        _, attachment = attached(micro.SparseReducer(micro.TopK(), density=density, seed=5, nonfinite="skip"))
+        attachment.load_state_dict(saved)
+        assert attachment.state_dict()["step"] == 2
+
+
+def test_momentum_does_not_vanish_from_a_state_without_version() -> None:
+    _, attachment = attached()
+    old = {"buckets": saved_after_training(MOMENTUM)["buckets"]}
+    assert "state keeps momentum and residual for each parameter, the reducer residual" in refused(attachment, old)
+
+
+def test_a_state_without_version_is_loaded() -> None:
+    model, attachment = attached()
+    train(model, range(2))
+    saved = attachment.state_dict()
+    _, second = attached()
+    second.load_state_dict({"buckets": saved["buckets"], "carry": None})
+    assert second.state_dict()["step"] == 2
+
+
+def test_names_are_those_without_wrappers() -> None:
+    plain = saved_after_training()
+    inner = Crossed()
+    inner.middle = checkpoint_wrapper(inner.middle)
+    for module in (torch.compile(Crossed(), backend="eager"), inner, nn.ModuleDict({"module": Crossed()})):
+        names = plain_names(name for name, _ in module.named_parameters())
+        assert sorted(names.values()) == sorted(name for bucket in plain["buckets"] for name in bucket["shapes"])
+    model = DistributedDataParallel(torch.compile(Crossed(), backend="eager"))
+    attachment = micro.attach(model, TOPK)
+    attachment.load_state_dict(plain)
+    train(model, range(2, 3))
+    assert attachment.state_dict()["step"] == 3
+
+
+def test_a_state_with_the_names_of_wrappers_is_loaded() -> None:
+    saved = saved_after_training()
+    for bucket in saved["buckets"]:
+        bucket["shapes"] = {f"_orig_mod.{name}": shape for name, shape in bucket["shapes"].items()}
+        for pieces in bucket["memory"].values():
+            for name in list(pieces):
+                pieces[f"_orig_mod.{name}"] = pieces.pop(name)
+    _, attachment = attached()
+    attachment.load_state_dict(saved)
+    total = sum(float(piece.abs().sum()) for b in saved["buckets"] for piece in b["memory"]["residual"].values())
+    assert sum(float(residual.abs().sum()) for residual in attachment.residuals()) == pytest.approx(total)
+
+
+def test_names_that_would_be_equal_without_wrappers_stay() -> None:
+    assert plain_names(["a._orig_mod.w", "a.w"]) == {"a._orig_mod.w": "a._orig_mod.w", "a.w": "a.w"}
+    assert plain_names(["module.module.a", "module.module.b"]) == {"module.module.a": "a", "module.module.b": "b"}
+    assert plain_names(["module.a", "b"]) == {"module.a": "module.a", "b": "b"}
+
+
+def test_attach_looks_through_wrappers() -> None:
+    model = DistributedDataParallel(Crossed())
+    compiled = torch.compile(model, backend="eager")
+    attachment = micro.attach(compiled, TOPK)
+    train(compiled, range(2))
+    assert attachment.state_dict()["step"] == 2
+    with pytest.raises(ValueError, match="must be wrapped in DistributedDataParallel, got OptimizedModule"):
+        micro.attach(torch.compile(Crossed(), backend="eager"), TOPK)
+
+
+def test_average_gives_a_state_to_every_new_rank_and_keeps_the_mean() -> None:
+    saved = saved_after_training()
+    ranks = [saved | {"rank": rank, "world_size": 2} for rank in range(2)]
+    ranks[1] = through_a_file(ranks[1])
+    for bucket in ranks[1]["buckets"]:
+        for piece in bucket["memory"]["residual"].values():
+            piece.mul_(3)
+    assert [state["rank"] for state in micro.average(ranks, 3)] == [0, 1, 2]
+    (only,) = micro.average(ranks, 1)
+    _, attachment = attached()
+    attachment.load_state_dict(through_a_file(only))
+    residual = torch.cat(attachment.residuals())
+    assert float(residual.abs().sum()) == pytest.approx(
+        2 * sum(float(p.abs().sum()) for b in saved["buckets"] for p in b["memory"]["residual"].values()), rel=1e-5
+    )
+    assert attachment.state_dict()["step"] == 2
+
+
+def test_average_refuses_what_is_not_one_checkpoint() -> None:
+    saved = saved_after_training() | {"world_size": 2}
+    other = saved | {"rank": 1}
+    with pytest.raises(ValueError, match=r"ranks 0 to 1, one each, got those of \[0, 0\]"):
+        micro.average([saved, saved], 1)
+    with pytest.raises(ValueError, match=r"ranks 0 to 1, one each, got those of \[0\]"):
+        micro.average([saved], 1)
+    with pytest.raises(ValueError, match=r"one step, got those of steps \[2, 7\]"):
+        micro.average([saved, other | {"step": 7}], 1)
+    with pytest.raises(ValueError, match="world_size must be at least 1, got 0"):
+        micro.average([saved, other], 0)
+    with pytest.raises(ValueError, match="one state per rank, got none"):
+        micro.average([], 1)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_every_method_has_a_description_that_fits_itself_after_a_file(row: Any) -> None:
+    described = describe(row.make(0.1, 0))
+    assert difference(through_a_file(described), describe(row.make(0.2, 7))) is None
