@@ -67,7 +67,7 @@ def through_a_file(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(attachment: micro.Attachment, saved: Any) -> str:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"\w") as caught:
         attachment.load_state_dict(saved)
     words = str(caught.value)
     assert "\n" not in words
