@@ -56,7 +56,8 @@ def attach(
             by bucket, and so is what is selected within the whole model, once the last bucket is there.
         only, dense: the parameters to reduce sparsely, or those to reduce densely; all others are the other way. Each a
             pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as
-            ``model.module.named_parameters()`` gives them, without wrappers' own words), or a function of name and parameter that returns a bool.
+            ``model.module.named_parameters()`` gives them, without wrappers' words), or a function of name and
+            parameter that returns a bool.
             Dense parameters of a bucket travel as a vector of their own; see Split.
         start_step: reduce everything densely up to this step, without indices.
         clip: the greatest norm of this rank's gradient; a larger one is scaled down before anything else. That needs
@@ -225,9 +226,8 @@ class Attachment:
         """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
 
         Called before the first backward, it also has DDP make the buckets that were saved, so that the next steps are
-        those of a run that was never interrupted. Density, seed, nonfinite, clip and which parameters are dense from
-        which step may be others than before. A state without version, of micro before 0.2, is loaded unless it is of
-        another method.
+        those of a run that was never interrupted. Density, start_step, seed, nonfinite and clip may be others than
+        before. A state without version, of micro before 0.2, is loaded unless it is of another method.
 
         Raises:
             ValueError: it is of another rank, world size, method or newer version, or names parameters that the model
@@ -236,8 +236,12 @@ class Attachment:
         check_header(saved, **self._identity())
         buckets = plain_buckets(saved["buckets"])
         self._states.load(buckets)
-        if buckets and not self.bucket_names:
-            self._replay([tuple(bucket["shapes"]) for bucket in buckets])
+        model = self._model()
+        if buckets and model is not None and not self.bucket_names:
+            names = [tuple(bucket["shapes"]) for bucket in buckets]
+            with self.rehearsal():
+                replay(model, reduced_parameters(model), names)
+            self.bucket_names[:] = names
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -246,17 +250,6 @@ class Attachment:
             "scope": self._scope,
             "method": describe(self.reducer),
         }
-
-    def _replay(self, buckets: list[tuple[str, ...]]) -> None:
-        """Let DDP make buckets in the order of these parameters, and of all others after them."""
-        model = self._model()
-        if model is None:
-            return
-        reduced = reduced_parameters(model)
-        saved = [name for names in buckets for name in names if name in reduced]
-        with self.rehearsal():
-            replay(model, [reduced[name] for name in dict.fromkeys([*saved, *reduced])])
-        self.bucket_names[:] = buckets
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

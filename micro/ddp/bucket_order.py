@@ -1,6 +1,6 @@
 """DDP's buckets after a restart: made at once in the order in which they were saved."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,21 +10,29 @@ from torch.nn.parallel import DistributedDataParallel
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def replay(model: DistributedDataParallel, order: Sequence[Tensor]) -> bool:
-    """Let gradients of zero arrive in this order, by a forward and a backward of ``model`` that compute nothing.
+def replay(model: DistributedDataParallel, reduced: Mapping[str, Tensor], buckets: Sequence[Sequence[str]]) -> bool:
+    """Let gradients of zero arrive in the order of these buckets, by a backward that computes nothing.
 
     DDP notes the order of its first backward and makes new buckets of it before the second forward. So the buckets of
     a run that goes on are those that it would have had without the interruption, from the first step on. The caller
     sees to it that nothing is reduced meanwhile. Gradients are as before. This rank talks to no other.
 
     Args:
-        order: the parameters that DDP reduces, each once.
+        reduced: the parameters that DDP reduces, by name.
+        buckets: the names in each bucket. What is in none comes last.
 
     Returns:
-        whether it was done: not where DDP keeps its first buckets (unused parameters, static graph), nor where a
-        parameter has hooks of the user's, which would run.
+        whether it was done: not where DDP keeps its first buckets (unused parameters, static graph) or has mixed
+        precision, nor where a parameter has hooks of the user's, which would run.
     """
-    if model.find_unused_parameters or model.static_graph or any(_has_hooks(parameter) for parameter in order):
+    saved = [name for names in buckets for name in names if name in reduced]
+    order = [reduced[name] for name in dict.fromkeys([*saved, *reduced])]
+    if (
+        model.find_unused_parameters
+        or model.static_graph
+        or model.mixed_precision
+        or any(_has_hooks(parameter) for parameter in order)
+    ):
         return False
     before = [parameter.grad for parameter in order]
     module, syncs = model.module, model.require_forward_param_sync
