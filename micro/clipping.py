@@ -24,5 +24,5 @@ def clip_(vectors: Sequence[Tensor], limit: float) -> None:
 
 def check_clip(limit: float | None) -> None:
     """Raise ValueError unless the limit is positive or None."""
-    if limit is not None and not limit > 0:
-        raise ValueError(f"clip must be positive, got {limit}: leave it out to disable clipping")
+    if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+        raise ValueError(f"clip must be positive, got {limit!r}: leave it out to disable clipping")

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from micro.clipping import check_clip
 from micro.comm import GroupComm
 from micro.ddp.bucket_order import replay
+from micro.ddp.checks import check_group, check_module, check_parameters, check_reducer, refused_together
 from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
 from micro.ddp.hook import Hook
 from micro.ddp.names import plain_parameters, unwrapped
@@ -75,19 +76,24 @@ def attach(
     Raises:
         ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
             the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
-            none to sparsify; or clip is not positive.
+            none to sparsify; its parameters are on several devices or one has too many elements; or clip, the reducer
+            or process_group is none. Raised on all ranks where it is raised on one, and nothing is left behind.
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The bucket's gradients are zero
             then; DDP's own work is done, so the model can be trained on.
     """
     model = unwrapped(model)
-    for name, module in model.module.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ValueError(f"gradients must be dense tensors, '{name}' makes sparse ones: build it with sparse=False")
-    check_clip(clip)
-    reducer = split_by(reducer, reduced_parameters(model), only=only, dense=dense, start_step=start_step)
+    with refused_together(model):
+        check_module(model.module)
+        check_clip(clip)
+        check_group(process_group, model)
+        trained = reduced_parameters(model)
+        reducer = split_by(check_reducer(reducer), trained, only=only, dense=dense, start_step=start_step)
+        reducer = scoped(reducer, scope)
+        check_parameters(trained, whole_model=scope == "model")
+        Hook.check(model)
     return Attachment(
         model,
-        scoped(reducer, scope),
+        reducer,
         whole_model=scope == "model",
         clip=clip,
         timed=timed,
@@ -130,11 +136,7 @@ class Attachment:
     ) -> None:
         parameters = plain_parameters(model.module)
         trained = {name: real(p) for name, p in parameters.items() if p.requires_grad}
-        if whole_model and len({p.dtype for p in trained.values()}) > 1:
-            raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
         hook = Hook.of(model)
-        if hook.attached is not None:
-            raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
         self.reducer = reducer
         self._model = ref(model)  # which holds this attachment, where no garbage collector looks
         self._scope = "model" if whole_model else "bucket"
@@ -157,7 +159,6 @@ class Attachment:
             clip=clip,
         )
         self._compute_end_s: float | None = None
-        self._model = ref(model)
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -183,6 +184,7 @@ class Attachment:
 
     @clip.setter
     def clip(self, limit: float | None) -> None:
+        check_clip(limit)
         self._reduction.clip = limit
 
     def close(self) -> None:

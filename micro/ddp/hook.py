@@ -51,6 +51,16 @@ class Hook:
         return _hooks[model]
 
     @staticmethod
+    def check(model: DistributedDataParallel) -> None:
+        """Register the model's hook.
+
+        Raises:
+            ValueError: something is attached to the model, or it has a hook that is not from here.
+        """
+        if Hook.of(model).attached is not None:
+            raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
+
+    @staticmethod
     def attached_to(model: DistributedDataParallel) -> Attached | None:
         """Return what is attached to the model, if anything is."""
         return _hooks[model].attached if model in _hooks else None

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.reducers.base import BucketState
 from micro.stats import StepStats
-from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss
+from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss, words_of
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
@@ -112,6 +112,19 @@ def how_it_ends(step: Callable[[], object]) -> tuple[str, float]:
     except (LookupError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}", time.perf_counter() - started
     return "no error", time.perf_counter() - started
+
+
+def refuse_on_rank_1() -> str:
+    model = wrapped()
+    words = words_of(ValueError, lambda: micro.attach(model, MICRO, clip=-1.0 if dist.get_rank() == 1 else None))
+    micro.attach(model, MICRO)
+    return words
+
+
+def test_what_one_rank_refuses_all_ranks_refuse() -> None:
+    first, second = ranks(2).run(refuse_on_rank_1)
+    assert second == "clip must be positive, got -1.0: leave it out to disable clipping"
+    assert first == f"rank 1 refused to attach: {second}"
 
 
 def test_ten_attachments_leave_no_thread_and_no_file() -> None:

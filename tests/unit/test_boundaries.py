@@ -152,7 +152,11 @@ def micro_may_import(module: str, name: str) -> bool:
     if is_in(name, "torch.distributed"):
         if module in ("micro.comm", "micro.private_comm"):
             return True
-        return module in ("micro.ddp.attachment", "micro.ddp.hook")  # the hook is given DDP's own bucket
+        return module in (
+            "micro.ddp.attachment",
+            "micro.ddp.checks",
+            "micro.ddp.hook",
+        )  # the hook is given DDP's own bucket
     if is_in(module, "micro.kernels"):
         return is_own_or_standard(name, "micro.kernels", "micro", "torch", "numpy", "numba", "llvmlite", "triton")
     if is_in(name, "micro.planning") and not is_in(module, "micro.planning"):

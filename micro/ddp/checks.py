@@ -1,0 +1,103 @@
+"""What attach refuses: on all ranks alike, before it makes or registers anything."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from micro import flat
+from micro.comm import gather_objects
+from micro.flat import real
+from micro.reducers.base import Reducer
+from micro.selectors.base import Selector
+
+
+@contextmanager
+def refused_together(model: DistributedDataParallel) -> Iterator[None]:
+    """Raise a ValueError of this context on every rank of the model, where it is raised on any; all ranks enter it.
+
+    A rank that went on alone would wait for the others until the timeout.
+    """
+    error: ValueError | None = None
+    try:
+        yield
+    except ValueError as caught:
+        error = caught
+    device = next(model.module.parameters()).device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where NCCL sends the words from
+        said = gather_objects(None if error is None else str(error), model.process_group)
+    if error is not None:
+        raise error
+    for rank, words in enumerate(said):
+        if words is not None:
+            raise ValueError(f"rank {rank} refused to attach: {words}")
+
+
+def check_reducer(reducer: object) -> Reducer:
+    """Return the reducer if it is one."""
+    if isinstance(reducer, Reducer):
+        return reducer
+    if isinstance(reducer, Selector):
+        name = type(reducer).__name__
+        raise ValueError(
+            f"reducer must be a micro.Reducer, got the selector {name}: wrap it, "
+            f"as in micro.SparseReducer(micro.{name}(), density=0.01)"
+        )
+    what = f"the class {reducer.__name__}" if isinstance(reducer, type) else repr(reducer)
+    example = "micro.SparseReducer(micro.Micro(), density=0.01)"
+    raise ValueError(f"reducer must be a micro.Reducer, got {what}: build one, as in {example}")
+
+
+def check_module(module: nn.Module) -> None:
+    """Raise ValueError where the module makes sparse gradients."""
+    for name, inner in module.named_modules():
+        if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse:
+            where = f"'{name}'" if name else f"the model, an {type(inner).__name__},"
+            raise ValueError(f"gradients must be dense tensors, {where} makes sparse ones: build it with sparse=False")
+
+
+def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> None:
+    """Raise ValueError where the trained ``parameters`` cannot be reduced: by their devices, sizes or dtypes."""
+    devices = sorted({str(parameter.device) for parameter in parameters.values()})
+    if len(devices) > 1:
+        raise ValueError(
+            f"parameters must be on one device, got {', '.join(devices)}: "
+            "place the model on one device, and use one rank per device"
+        )
+    sizes = {name: real(parameter).numel() for name, parameter in parameters.items()}
+    for name, numel in sizes.items():
+        if numel > flat.MAX_NUMEL:
+            raise ValueError(
+                f"'{name}' has {numel} elements, indices (int32) count {flat.MAX_NUMEL}: "
+                "make several parameters of it, or freeze it"
+            )
+    if not whole_model:
+        return
+    if len({real(parameter).dtype for parameter in parameters.values()}) > 1:
+        raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
+    if sum(sizes.values()) > flat.MAX_NUMEL:
+        raise ValueError(
+            f"scope=model selects in one vector, this model has {sum(sizes.values())} elements and indices (int32) "
+            f"count {flat.MAX_NUMEL}: use scope=bucket"
+        )
+
+
+def check_group(group: object, model: DistributedDataParallel) -> None:
+    """Raise ValueError unless ``group`` is None, or a process group with the model's ranks that DDP does not use."""
+    if group is None:
+        return
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(
+            f"process_group must be a torch.distributed.ProcessGroup, got {group!r}: leave it out to have one made"
+        )
+    wanted, given = (dist.get_process_group_ranks(g) for g in (model.process_group, group))
+    if given != wanted:
+        raise ValueError(f"process_group must hold the model's ranks {wanted}, got {given}: make it of the same ranks")
+    if group is model.process_group:
+        raise ValueError(
+            "process_group must be another group than the model's own, which DDP uses during backward: "
+            "make one by torch.distributed.new_group, or leave it out"
+        )
