@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from micro.clipping import check_clip
 from micro.comm import GroupComm
 from micro.ddp.bucket_order import replay
-from micro.ddp.checks import check_group, check_module, check_parameters, check_reducer, refused_together
+from micro.ddp.checks import check_group, check_lane, check_module, check_parameters, check_reducer, refused_together
 from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
 from micro.ddp.hook import Hook
 from micro.ddp.names import plain_parameters, unwrapped
@@ -22,6 +22,7 @@ from micro.ddp.saved_state import check_header, header, plain_buckets
 from micro.ddp.states import BucketStates
 from micro.description import describe
 from micro.flat import Layout, real
+from micro.lane import CallerLane, LaneChoice, ThreadLane
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
 from micro.scope import Scope, scoped
@@ -40,6 +41,7 @@ def attach(
     start_step: int = 0,
     clip: float | None = None,
     timed: bool = False,
+    lane: LaneChoice | str = "auto",
     process_group: dist.ProcessGroup | None = None,
 ) -> "Attachment":
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
@@ -66,9 +68,14 @@ def attach(
         timed: measure the parts of each step (select_s, exchange_s, rest_s) on an accelerator too, where the host then
             waits for the device about ten times a bucket; without it these are times of the host. On a CPU they are
             right either way.
+        lane: "thread" reduces in a thread of its own while backward goes on, over a group of its own. "caller" reduces
+            in the thread of backward, over the model's own group: one thread and one communicator, so that all ranks
+            launch all collectives in one order. "auto" is "caller" on GPUs where backward has collectives of its own
+            (find_unused_parameters, SyncBatchNorm), else "thread"; say "caller" on NCCL for others that it cannot see.
+            The updates are the same. micro.lane says why.
         process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
-            group is made, with the backend, the timeout and the options of the model's own, and destroyed by
-            ``close``; yours is left as it is.
+            group is made for the thread, with the backend, the timeout and the options of the model's own, and
+            destroyed by ``close``; yours is left as it is.
 
     Returns:
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.
@@ -85,7 +92,8 @@ def attach(
     with refused_together(model):
         check_module(model.module)
         check_clip(clip)
-        check_group(process_group, model)
+        lane = check_lane(lane, model)
+        check_group(process_group, model, lane=lane)
         trained = reduced_parameters(model)
         reducer = split_by(check_reducer(reducer), trained, only=only, dense=dense, start_step=start_step)
         reducer = scoped(reducer, scope)
@@ -97,6 +105,7 @@ def attach(
         whole_model=scope == "model",
         clip=clip,
         timed=timed,
+        lane=lane,
         process_group=process_group,
     )
 
@@ -116,12 +125,12 @@ def detach(model: nn.Module) -> None:
 class Attachment:
     """A reducer at work on a DDP model. Build it with ``attach``; it is a context manager that closes it.
 
-    The hook puts each bucket on a lane and returns. There buckets are reduced in the order of their numbers, over a
-    process group of their own.
+    The hook puts each bucket on a lane, where buckets are reduced in the order of their numbers.
 
-    Where the reducer raises on one rank alone, or the lane does, that rank gives up the process group: its backward
-    raises the error as it is, and the backward of every other rank raises, within seconds on gloo, that a peer has
-    left. After that the attachment can only be closed.
+    Where the reducer raises on one rank alone, that rank gives up the process group that was made for the attachment:
+    its backward raises the error as it is, and the backward of every other rank raises, within seconds on gloo, that a
+    peer has left. (A group of yours, and the model's own, is not given up: there the others wait for its timeout.)
+    After that the attachment can only be closed.
     """
 
     def __init__(
@@ -132,6 +141,7 @@ class Attachment:
         whole_model: bool,
         clip: float | None,
         timed: bool,
+        lane: str,
         process_group: dist.ProcessGroup | None,
     ) -> None:
         parameters = plain_parameters(model.module)
@@ -144,17 +154,18 @@ class Attachment:
         self._finds_unused = bool(model.find_unused_parameters)
         self._is_rehearsing = False
         self._device = next(iter(trained.values())).device
-        self.comm = (
-            PrivateComm(model.process_group, self._device, timed=timed)
-            if process_group is None
-            else GroupComm(process_group, timed=timed)
-        )
+        self.comm: GroupComm
+        if lane == "thread" and process_group is None:
+            self.comm = PrivateComm(model.process_group, self._device, timed=timed)
+        else:
+            self.comm = GroupComm(process_group or model.process_group, timed=timed)
         self._states = BucketStates(reducer, {name: real(p) for name, p in parameters.items()})
         self._reduction = Reduction(
             reducer,
             self._states,
             self.comm,
             self._device,
+            lane=ThreadLane(self._device) if lane == "thread" else CallerLane(self._device),
             whole_model=whole_model,
             clip=clip,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from micro import flat
 from micro.comm import gather_objects
 from micro.flat import real
+from micro.lane import LaneChoice
 from micro.reducers.base import Reducer
 from micro.selectors.base import Selector
 
@@ -85,8 +87,21 @@ def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> 
         )
 
 
-def check_group(group: object, model: DistributedDataParallel) -> None:
-    """Raise ValueError unless ``group`` is None, or a process group with the model's ranks that DDP does not use."""
+def check_lane(lane: str, model: DistributedDataParallel) -> str:
+    """Return "thread" or "caller"; see micro.attach."""
+    if lane not in get_args(LaneChoice):
+        raise ValueError(f"lane must be one of {', '.join(get_args(LaneChoice))}, got {lane!r}")
+    if lane != "auto":
+        return lane
+    has_collectives = model.find_unused_parameters or any(
+        isinstance(module, nn.SyncBatchNorm) for module in model.modules()
+    )
+    device = next(model.module.parameters()).device
+    return "caller" if device.type == "cuda" and has_collectives else "thread"
+
+
+def check_group(group: object, model: DistributedDataParallel, *, lane: str) -> None:
+    """Raise ValueError unless ``group`` is None, or a process group with the model's ranks that fits the lane."""
     if group is None:
         return
     if not isinstance(group, dist.ProcessGroup):
@@ -96,8 +111,8 @@ def check_group(group: object, model: DistributedDataParallel) -> None:
     wanted, given = (dist.get_process_group_ranks(g) for g in (model.process_group, group))
     if given != wanted:
         raise ValueError(f"process_group must hold the model's ranks {wanted}, got {given}: make it of the same ranks")
-    if group is model.process_group:
+    if group is model.process_group and lane == "thread":
         raise ValueError(
             "process_group must be another group than the model's own, which DDP uses during backward: "
-            "make one by torch.distributed.new_group, or leave it out"
+            "leave it out, or reduce in that order too, by lane='caller'"
         )

@@ -73,6 +73,7 @@ class Reduction:
     Args:
         reducer, states, comm: what reduces, what it remembers, over which ranks.
         device: of the gradients.
+        lane: where it runs.
         whole_model: select over all buckets at once.
         clip: see micro.attach; may be changed between steps.
     """
@@ -84,6 +85,7 @@ class Reduction:
         comm: GroupComm,
         device: torch.device,
         *,
+        lane: Lane,
         whole_model: bool,
         clip: float | None,
     ) -> None:
@@ -94,7 +96,7 @@ class Reduction:
         self._comm = comm
         self._whole_model = whole_model
         self._device = device
-        self._lane = Lane(device)
+        self._lane = lane
         self._weight = 1.0  # of the gradients of this backward
         self._waiting: list[Bucket] = []
         self._running: list[_Running] = []

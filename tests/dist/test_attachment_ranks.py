@@ -129,7 +129,8 @@ def test_what_one_rank_refuses_all_ranks_refuse() -> None:
 
 def test_ten_attachments_leave_no_thread_and_no_file() -> None:
     for counts in ranks(2).run(attach_and_close_ten_times):
-        assert all(before == after for before, after in pairwise(counts)), counts
+        grew = [after for before, after in pairwise(counts) if after[0] > before[0] or after[1] > before[1]]
+        assert not grew, counts  # they may become fewer: what earlier tests left may end
 
 
 def test_a_closed_attachment_leaves_models_that_train_as_plain_ddp() -> None:

@@ -91,6 +91,11 @@ def test_a_group_that_does_not_fit_is_refused() -> None:
     assert said.startswith("process_group must be another group than the model's own, which DDP uses during backward")
 
 
+def test_a_lane_that_is_none_is_refused() -> None:
+    said = refusal(wrapped(), lambda model: micro.attach(model, GOOD, lane="stream"))
+    assert said == "lane must be one of auto, thread, caller, got 'stream'"
+
+
 def test_parameters_on_several_devices_are_refused() -> None:
     parameters = {"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}
     with pytest.raises(ValueError, match=r"^parameters must be on one device, got cpu, meta: place the model on one"):
