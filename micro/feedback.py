@@ -2,7 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -14,6 +16,11 @@ from micro.parts import Part
 from micro.sparse import SparseValues
 
 Memory = dict[str, Tensor]  # vectors (numel,) by name, or empty; "residual" is always there
+Undo = Callable[[], object]  # puts back what was sent, called at most once, before the next step of the bucket
+
+
+def nothing_to_undo() -> None:
+    """Undo where nothing was sent, or nothing is kept."""
 
 
 class Feedback(Part, ABC):
@@ -39,8 +46,13 @@ class Feedback(Part, ABC):
         """
 
     @abstractmethod
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
-        """Keep ``acc - sent`` (all of acc where nothing was sent), and leave ``grad`` zero."""
+    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
+        """Keep ``acc - sent`` (all of acc where nothing was sent), and leave ``grad`` zero.
+
+        Returns:
+            what makes the memory what it would be had nothing been sent, bit for bit. It may hold what was at the
+            places of ``sent``, but no copy of a vector.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +75,13 @@ class ErrorFeedback(Feedback):
         """Add the gradient to the residual in place and return it: one pass, no second vector."""
         return memory["residual"], kernels.absorb_(memory["residual"], grad)
 
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
+    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Take what was sent out of the accumulator, which is the residual; the gradient is zero already."""
-        if sent is not None:
-            sent.add_to_(acc, alpha=-1.0)
+        if sent is None:
+            return nothing_to_undo
+        undo = _putting_back(acc, sent.indices)
+        sent.add_to_(acc, alpha=-1.0)
+        return undo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +99,10 @@ class NoFeedback(Feedback):
         first_bad = _drop_nonfinite_(grad)
         return grad.to(memory["residual"].dtype), first_bad
 
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
+    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Forget the accumulator, which may be the gradient."""
         grad.zero_()
+        return nothing_to_undo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +159,28 @@ class MomentumCorrection(Feedback):
         grad.zero_()
         return residual, first_bad
 
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> None:
+    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Take what was sent out of the accumulator, and the momentum out of those places altogether."""
-        if sent is not None:
-            sent.add_to_(acc, alpha=-1.0)
-            memory["momentum"][sent.indices] = 0.0
+        if sent is None:
+            return nothing_to_undo
+        undo = _putting_back(acc, sent.indices), _putting_back(memory["momentum"], sent.indices)
+        sent.add_to_(acc, alpha=-1.0)
+        memory["momentum"][sent.indices] = 0.0
+        return partial(_call_both, *undo)
+
+
+def _putting_back(vector: Tensor, indices: Tensor) -> Undo:
+    """Return what gives ``vector`` (numel,) the values that it has now at ``indices`` (k,)."""
+    return partial(_put_, vector, indices, vector.index_select(0, indices))
+
+
+def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
+    vector[indices] = values
+
+
+def _call_both(one: Undo, other: Undo) -> None:
+    one()
+    other()
 
 
 def _drop_nonfinite_(grad: Tensor) -> int | None:

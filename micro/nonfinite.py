@@ -1,5 +1,7 @@
-"""NaN and Inf in a gradient: found before they reach a residual, and handled by all ranks together."""
+"""NaN and Inf: found before they reach a residual or a model, and handled by all ranks together."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -8,11 +10,28 @@ from micro.comm import Comm
 from micro.flat import Layout
 
 Policy = Literal["stop", "skip"]
-"""What to do about NaN or Inf in a gradient: raise on all ranks, or make that step's update zero."""
+"""What to do about NaN or Inf: raise on all ranks, or make that step's update zero."""
+
+_REMEDY = "Lower the learning rate, or set nonfinite=skip to leave such steps out"
 
 
 class NonFiniteGradient(RuntimeError):
-    """A gradient held NaN or Inf. Raised on all ranks in the same step; no residual was touched by it."""
+    """A gradient or an update held NaN or Inf. Raised on all ranks in the same step; no residual was touched by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Where the gradients of a vector, or its update, are not finite.
+
+    Attributes:
+        layout: of the vector.
+        in_gradient: index of the first NaN or Inf of this rank's gradient, None where there is none.
+        in_update: index of the first NaN or Inf of the update, the same on all ranks, None where there is none.
+    """
+
+    layout: Layout
+    in_gradient: int | None
+    in_update: int | None = None
 
 
 def check_policy(policy: str) -> None:
@@ -21,20 +40,26 @@ def check_policy(policy: str) -> None:
         raise ValueError(f"nonfinite must be one of {', '.join(get_args(Policy))}, got '{policy}'")
 
 
-def report(bad: int | None, layout: Layout, step: int, comm: Comm, device: torch.device) -> NonFiniteGradient:
-    """Return the error that names every bad rank's first bad parameter; all ranks call it together."""
-    mine = torch.tensor([-1 if bad is None else bad], dtype=torch.int64, device=device)
-    found = comm.gather_rows(mine).view(-1).tolist()  # host sync: the run ends here
-    places = [f"'{layout.name_at(index)}' on rank {rank}" for rank, index in enumerate(found) if index >= 0]
-    return NonFiniteGradient(
-        f"gradient of {', '.join(places)} is not finite at step {step}; nothing of it was kept. "
-        "Lower the learning rate, or set nonfinite=skip to leave such steps out"
-    )
+def report(findings: Sequence[Finding], step: int, comm: Comm, device: torch.device) -> NonFiniteGradient:
+    """Return the error that names every bad rank's first bad parameter; all ranks call it together.
 
+    Where only the update is bad (gradients so large that their sum overflowed, or a dense mean, which does not show
+    which rank caused it) its first bad parameter is named.
 
-def mean_not_finite(name: str, step: int) -> NonFiniteGradient:
-    """Return the error for a dense mean: it is the same on all ranks and does not show which rank caused it."""
+    Args:
+        findings: at least one, and the same vectors in the same order on all ranks.
+    """
+    unknown = [finding for finding in findings if finding.in_update is None]
+    if not unknown:
+        finding = findings[0]
+        assert finding.in_update is not None
+        name = finding.layout.name_at(finding.in_update)
+        return NonFiniteGradient(f"mean gradient of '{name}' is not finite at step {step}. {_REMEDY}")
+    mine = torch.tensor([-1 if f.in_gradient is None else f.in_gradient for f in unknown], device=device)
+    places = []
+    for rank, found in enumerate(comm.gather_rows(mine).tolist()):  # host sync: the run ends here
+        named = [f.layout.name_at(index) for f, index in zip(unknown, found, strict=True) if index >= 0]
+        places += [f"'{name}' on rank {rank}" for name in named[:1]]
     return NonFiniteGradient(
-        f"mean gradient of '{name}' is not finite at step {step}. "
-        "Lower the learning rate, or set nonfinite=skip to leave such steps out"
+        f"gradient of {', '.join(places)} is not finite at step {step}; nothing of it was kept. {_REMEDY}"
     )

@@ -23,7 +23,8 @@ class StepStats:
         calls: the collectives called, each with its size as micro.planning.tables.LinkTable counts it.
         select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of
             the reduction.
-        skipped: True where a gradient held NaN or Inf and the update of all ranks is zero.
+        skipped: True where a gradient or the update held NaN or Inf, in this bucket or in another of the same step: the
+            update of all buckets is zero then, on all ranks, and nothing left the residuals.
         relative_error: L2 norm of what this rank's sending lost of its accumulator, over the accumulator's norm, where
             the method knows it.
         num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of

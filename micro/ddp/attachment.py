@@ -85,8 +85,8 @@ def attach(
             the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
             none to sparsify; its parameters are on several devices or one has too many elements; or clip, the reducer
             or process_group is none. Raised on all ranks where it is raised on one, and nothing is left behind.
-        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The bucket's gradients are zero
-            then; DDP's own work is done, so the model can be trained on.
+        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
+            residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
     """
     model = unwrapped(model)
     with refused_together(model):
@@ -170,6 +170,8 @@ class Attachment:
             clip=clip,
         )
         self._compute_end_s: float | None = None
+        self._num_parameters = len(reduced_parameters(model))
+        self._received: set[str] = set()  # the parameters of the buckets of this backward so far
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -177,6 +179,14 @@ class Attachment:
     def stats(self) -> tuple[StepStats, ...]:
         """The statistics of the last step, one per reduced vector in the order in which they were reduced."""
         return tuple(self._reduction.last_step.stats)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was not finite, so that the update of all buckets is zero; the same on all ranks.
+
+        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``.
+        """
+        return self._reduction.last_step.skipped
 
     @property
     def bucket_names(self) -> list[tuple[str, ...]]:
@@ -290,11 +300,12 @@ class Attachment:
             self._rehearse(bucket.index(), names)
             future.set_result(grad)
             return future
-        if bucket.index() == 0:
+        is_first, is_last = self._place_in_backward(bucket, names)
+        if is_first:
             self._begin_backward()
             self._reduction.begin(self._is_active())
-        self._reduction.put(Bucket(bucket.index() == 0, bucket.is_last(), layout, grad, gradients, future))
-        if bucket.is_last():
+        self._reduction.put(Bucket(is_first, is_last, layout, grad, gradients, future))
+        if is_last:
             self._await_end()
         return future
 
@@ -302,6 +313,21 @@ class Attachment:
         if index == 0:
             self.bucket_names.clear()
         self.bucket_names.append(names)
+
+    def _place_in_backward(self, bucket: dist.GradBucket, names: tuple[str, ...]) -> tuple[bool, bool]:
+        """Tell whether a bucket is the first and whether it is the last of its backward.
+
+        In the first backward of a static graph DDP calls all buckets number 0 and none the last: there the parameters
+        show it.
+        """
+        is_first = bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names))
+        if is_first:
+            self._received.clear()
+        self._received.update(names)
+        is_last = bucket.is_last() or len(self._received) == self._num_parameters
+        if is_last:
+            self._received.clear()
+        return is_first, is_last
 
     def _begin_backward(self) -> None:
         """Forget a backward of which ``_end_backward`` never ran.
@@ -348,8 +374,12 @@ class Attachment:
 
     def _raise_error(self) -> None:
         error = self._reduction.take_error()
-        if error is not None:
+        if error is None:
+            return
+        try:
             raise error
+        finally:
+            del error  # its traceback holds this frame, which would hold it
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:

@@ -1,10 +1,9 @@
-"""What happens to DDP's buckets on the lane: they are reduced one after the other, and handed back to DDP."""
+"""What happens to DDP's buckets on the lane: reduced one after the other, decided together, and handed back to DDP."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -13,13 +12,12 @@ from micro.clipping import clip_
 from micro.comm import GroupComm, Traffic
 from micro.ddp.last_step_stats import LastStep
 from micro.ddp.states import BucketStates
-from micro.ddp.unused_parameters import unused_set_aside
+from micro.ddp.unused_parameters import UnusedSetAside
 from micro.flat import Layout
 from micro.lane import Lane
-from micro.nonfinite import NonFiniteGradient
+from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
 from micro.scope import joined
-from micro.stats import StepStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +50,29 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A reduction that was launched: the vector ``grad`` that it reduces, the buckets in it, and its bytes so far."""
+    """A reduction that was launched.
 
-    finish: Callable[[], StepStats]
+    Attributes:
+        finish: waits for its end.
+        traffic: its bytes so far.
+        buckets: those that the vector ``grad`` holds, which it reduces.
+        set_aside: what is kept for unused parameters.
+    """
+
+    finish: Callable[[], Attempt]
     traffic: Traffic
     buckets: Sequence[Bucket]
     grad: Tensor
+    set_aside: UnusedSetAside
+
+    def hand_back(self) -> None:
+        """Give DDP what is in ``grad``."""
+        if self.grad is not self.buckets[0].grad:
+            sizes = [bucket.layout.numel for bucket in self.buckets]
+            for bucket, piece in zip(self.buckets, self.grad.split(sizes), strict=True):
+                bucket.grad.copy_(piece)
+        for bucket in self.buckets:
+            bucket.future.set_result(bucket.grad)
 
 
 class Reduction:
@@ -67,6 +82,10 @@ class Reduction:
     before it is finished, and the last of a backward is finished at once. All ranks have the same buckets, so a
     reducer may call collectives at either place. Where a step needs the whole gradient first, all are launched, then
     all finished.
+
+    DDP gets no bucket back before the last one of a backward is reduced: then it is known of all of them whether they
+    are finite, and the step counts for all or for none. No overlap is lost by that. At its end a backward waits for the
+    futures of all buckets anyway, and does nothing with one before.
 
     The public methods are called by the thread of backward; all others run on the lane's.
 
@@ -100,6 +119,7 @@ class Reduction:
         self._weight = 1.0  # of the gradients of this backward
         self._waiting: list[Bucket] = []
         self._running: list[_Running] = []
+        self._finished: list[tuple[_Running, Attempt]] = []
         self._errors: list[BaseException] = []
         self._has_failed = False
 
@@ -138,6 +158,7 @@ class Reduction:
             self._errors.clear()
 
     def _begin(self, is_active: bool | None) -> None:
+        self._release_all()  # nothing is left, unless an error ended the backward before
         self._weight = 1.0
         if is_active is None or self._has_failed:
             return
@@ -179,7 +200,11 @@ class Reduction:
                     self._launch(self._reducer, [bucket], bucket.grad, bucket.layout)
             self._waiting.clear()
         while len(self._running) > (0 if is_last else 1):
-            self._finish_first()
+            self._comm.traffic = self._running[0].traffic
+            self._finished.append((self._running[0], self._running[0].finish()))
+            del self._running[0]
+        if is_last:
+            self._decide()
 
     @property
     def _needs_whole_gradient(self) -> bool:
@@ -196,39 +221,35 @@ class Reduction:
             self.last_step.begin(state.step)
         self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
         self._comm.begin_step()
-        finish: Callable[[], StepStats]
-        with unused_set_aside(state, [view for bucket in buckets for view in bucket.gradients], self._comm):
-            try:
-                finish = reducer.launch(state, grad, self._comm)
-            except NonFiniteGradient as error:
-                finish = partial(_raise, error)
-        self._running.append(_Running(finish, self._comm.traffic, buckets, grad))
-
-    def _finish_first(self) -> None:
-        running = self._running[0]
-        self._comm.traffic = running.traffic
+        set_aside = UnusedSetAside(state, [view for bucket in buckets for view in bucket.gradients], self._comm)
         try:
-            self.last_step.stats.append(running.finish())
-        except NonFiniteGradient as error:
-            running.grad.zero_()
-            self._errors.append(error)
-        if running.grad is not running.buckets[0].grad:
-            sizes = [bucket.layout.numel for bucket in running.buckets]
-            for bucket, piece in zip(running.buckets, running.grad.split(sizes), strict=True):
-                bucket.grad.copy_(piece)
-        del self._running[0]
-        for bucket in running.buckets:
-            bucket.future.set_result(bucket.grad)
+            finish = reducer.launch(state, grad, self._comm)
+        finally:
+            set_aside.restore()
+        self._running.append(_Running(finish, self._comm.traffic, buckets, grad, set_aside))
+
+    def _decide(self) -> None:
+        """Let the step count, or take all of it back, and give DDP its buckets."""
+        decision = decide([attempt for _, attempt in self._finished], self._reducer.policy, self._comm)
+        finished, self._finished = self._finished, []
+        self.last_step.stats += decision.stats
+        if decision.error is not None:
+            self._errors.append(decision.error)
+        for running, _ in finished:
+            if self.last_step.skipped:
+                running.set_aside.restore()
+            running.hand_back()
 
     def _release_all(self) -> None:
         """Give DDP zeros where nothing can be reduced any more, so that backward ends and raises."""
-        left = [*(bucket for running in self._running for bucket in running.buckets), *self._waiting]
+        for running, attempt in self._finished:
+            attempt.take_back()
+            running.set_aside.restore()
+        launched = [*(running for running, _ in self._finished), *self._running]
+        left = [*(bucket for running in launched for bucket in running.buckets), *self._waiting]
+        self._finished.clear()
         self._running.clear()
         self._waiting.clear()
         for bucket in left:
             if not bucket.future.done():
                 bucket.future.set_result(bucket.grad.zero_())
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error

@@ -11,7 +11,9 @@ from torch import Tensor
 from micro.comm import Comm, GroupComm
 from micro.feedback import Memory
 from micro.flat import Layout, regroup
+from micro.nonfinite import Policy
 from micro.parts import NoState, Part
+from micro.reducers.attempt import Attempt, decide
 from micro.stats import StepStats
 
 
@@ -74,6 +76,12 @@ class Reducer(Part, ABC):
         """What a saved state is checked against: the method and its rule."""
         return f"{self.name} ({self.rule_name})" if self.rule_name else self.name
 
+    @property
+    def policy(self) -> Policy:
+        """What to do about a step in which a gradient or the update is not finite: the setting ``nonfinite``."""
+        policy: Policy = getattr(self, "nonfinite", "stop")
+        return policy
+
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model whose trained parameters, by name, the settings do not fit; here none is refused.
 
@@ -86,33 +94,62 @@ class Reducer(Part, ABC):
         """Return the state of a bucket before its first step."""
 
     @abstractmethod
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) of this rank by the mean update, the same bits on all ranks; it may be taken back.
+
+        What is sent leaves the residual. NaN and Inf are left out of it, and nothing is sent in a step in which any
+        rank has one. The caller calls ``comm.begin_step()`` before.
+
+        Returns:
+            what happened, and how to undo it where another bucket of the same step turns out to be bad. The parts'
+            own states (thresholds, boundaries, densities) and the number of the step are not undone: a step that is
+            skipped counts as a step, on all ranks alike.
+        """
+
     def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
         """Replace ``grad`` (numel,) of this rank by the mean update, the same bits on all ranks.
 
         The caller calls ``comm.begin_step()`` before, once per step.
 
         Raises:
-            NonFiniteGradient: on all ranks, when any gradient held NaN or Inf and the policy is to stop. The policy
-                'skip' makes the update zero; what is finite stays in the residuals, NaN and Inf are dropped.
+            NonFiniteGradient: on all ranks, when any gradient, or the update, held NaN or Inf and the policy is to
+                stop. The policy 'skip' makes the update zero. Either way what is finite stays in the residuals, NaN and
+                Inf are dropped.
         """
+        return self._decided([self.attempt_(state, grad, comm)], comm)[0]
 
-    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
+    def reduce_buckets_(
+        self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
+    ) -> tuple[StepStats, ...]:
+        """Replace every bucket's gradient by its mean update, and let the step count for all of them or for none.
+
+        Args:
+            states, grads: one per bucket, in the same order on all ranks.
+
+        Raises:
+            NonFiniteGradient: see reduce_.
+        """
+        attempts = []
+        for state, grad in zip(states, grads, strict=True):
+            comm.begin_step()
+            attempts.append(self.attempt_(state, grad, comm))
+        return self._decided(attempts, comm)
+
+    def _decided(self, attempts: Sequence[Attempt], comm: Comm) -> tuple[StepStats, ...]:
+        decision = decide(attempts, self.policy, comm)
+        if decision.error is not None:
+            raise decision.error
+        return decision.stats
+
+    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
         """Start to reduce a bucket of DDP; the returned function waits for the end. Here: reduced at the call.
 
         Every rank launches its buckets in the order of DDP's numbers. The function of bucket i is called after bucket
         i + 1 was launched, that of the last at once; so the order is the same on all ranks, and both may call
-        collectives.
+        collectives. The step is decided when the last of its buckets has ended.
         """
-        stats = self.reduce_(state, grad, comm)
-        return lambda: stats
-
-    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
-        """Count a step of which nothing is sent: keep what the feedback keeps of ``grad`` (numel,), leave it zero.
-
-        No collective is called. Here nothing is kept.
-        """
-        grad.zero_()
-        state.step += 1
+        attempt = self.attempt_(state, grad, comm)
+        return lambda: attempt
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors, what is kept for each parameter by its name."""

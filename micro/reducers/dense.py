@@ -11,7 +11,8 @@ from torch import Tensor
 from micro.comm import Comm, GroupComm, Traffic
 from micro.flat import Layout
 from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Policy, check_policy, mean_not_finite
+from micro.nonfinite import Finding, Policy, check_policy
+from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.stats import StepStats, traffic_fields
 
@@ -34,17 +35,17 @@ class DenseReducer(Reducer):
         """Return a state that only counts steps."""
         return BucketState(layout, 0, {"residual": torch.zeros(0, dtype=dtype, device=device)})
 
-    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
-        """Replace ``grad`` (numel,) by the mean over ranks; see Reducer."""
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) by the mean over ranks; nothing is kept, so there is nothing to undo."""
         started = comm.now(grad.device)
         waited = comm.traffic.elapsed_s
         comm.all_reduce_(grad)
         exchange_s = comm.traffic.elapsed_s - waited
-        is_finite = self._finish_(state, grad, comm)
+        bad = _divide_(grad, comm)
         rest_s = comm.now(grad.device) - started - exchange_s
-        return self._stats(state, grad, comm.traffic, comm, is_finite=is_finite, exchange_s=exchange_s, rest_s=rest_s)
+        return self._attempt(state, grad, comm.traffic, comm, bad=bad, exchange_s=exchange_s, rest_s=rest_s)
 
-    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
+    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
         """Start the all-reduce of a bucket and let backward go on, as DDP itself does without a hook.
 
         Only the wait after backward, which nothing hides, is reported as exchange_s.
@@ -53,53 +54,49 @@ class DenseReducer(Reducer):
             return super(DenseReducer, self).launch(state, grad, comm)
         work, traffic = comm.all_reduce_async(grad), comm.traffic
 
-        def finish() -> StepStats:
+        def finish() -> Attempt:
             started = time.perf_counter()
             work.wait()
             exchange_s = time.perf_counter() - started
-            is_finite = self._finish_(state, grad, comm)
+            bad = _divide_(grad, comm)
             rest_s = time.perf_counter() - started - exchange_s
-            return self._stats(state, grad, traffic, comm, is_finite=is_finite, exchange_s=exchange_s, rest_s=rest_s)
+            return self._attempt(state, grad, traffic, comm, bad=bad, exchange_s=exchange_s, rest_s=rest_s)
 
         return finish
 
-    def _finish_(self, state: BucketState, total: Tensor, comm: Comm) -> bool:
-        step = state.step
-        state.step += 1
-        total.div_(comm.world_size)
-        bad = first_nonfinite(total)
-        if bad is None:
-            return True
-        if self.nonfinite == "stop":
-            raise mean_not_finite(state.layout.name_at(bad), step)
-        total.zero_()
-        return False
-
-    def _stats(
+    def _attempt(
         self,
         state: BucketState,
         grad: Tensor,
         traffic: Traffic,
         comm: Comm,
         *,
-        is_finite: bool,
+        bad: int | None,
         exchange_s: float,
         rest_s: float,
-    ) -> StepStats:
+    ) -> Attempt:
         numel = grad.numel()
-        return StepStats(
-            step=state.step - 1,  # counted by _finish_
+        state.step += 1
+        stats = StepStats(
+            step=state.step - 1,
             numel=numel,
             rule=None,
             target_density=1.0,
             target_count=numel,
             counts=(numel,) * comm.world_size,
             local_count=numel,
-            global_count=numel if is_finite else 0,
+            global_count=numel,
             threshold=None,
             select_s=0.0,
             exchange_s=exchange_s,
             rest_s=rest_s,
-            skipped=not is_finite,
+            skipped=False,
             **traffic_fields(traffic),  # type: ignore[arg-type]
         )
+        findings = () if bad is None else (Finding(state.layout, None, bad),)
+        return Attempt(stats=stats, grad=grad, findings=findings)
+
+
+def _divide_(total: Tensor, comm: Comm) -> int | None:
+    """Make a sum over ranks the mean; return the index of its first NaN or Inf, None where there is none."""
+    return first_nonfinite(total.div_(comm.world_size))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +14,13 @@ from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Density, target_count
 from micro.density.constant import Constant
-from micro.feedback import Feedback, NoFeedback
+from micro.feedback import Feedback, NoFeedback, Undo, nothing_to_undo
 from micro.flat import Layout
 from micro.index_codecs import Bitmap, IndexCodec
-from micro.nonfinite import Policy, check_policy, report
+from micro.kernels.reference import first_nonfinite
+from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import as_part
+from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
 from micro.stats import StepStats, traffic_fields
@@ -114,14 +117,8 @@ class FFTReducer(Reducer):
         memory = self.feedback.start(layout.numel, dtype, device)
         return BucketState(layout, 0, memory, density=self.density_policy.start())
 
-    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
-        """Keep what the feedback keeps of a gradient of which nothing is sent; see Reducer."""
-        acc, _ = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
-        self.feedback.settle_(state.memory, acc, grad, None)
-        state.step += 1
-
-    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
-        """Replace ``grad`` (numel,) by the mean update; see Reducer."""
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s
         step, numel = state.step, grad.numel()
         target = self.density_policy.target(state.density, grad, step, state.layout, comm)
@@ -133,15 +130,17 @@ class FFTReducer(Reducer):
         gathered = self._gather(kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=bad is None)
         outcome = _outcome(gathered, kept, dropped, comm.rank)
         state.step += 1
+        undo: Undo = nothing_to_undo
         if outcome.is_finite and self.feedback.name == "residual":
+            undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back bit for bit
             acc -= vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
         self.feedback.settle_(state.memory, acc, grad, None)
+        bad_update = None
         if outcome.is_finite:
             torch.div(vector_of(gathered.parts, spectrum, numel), comm.world_size, out=grad)
-        elif self.nonfinite == "stop":
-            raise report(bad, state.layout, step, comm, grad.device)
+            bad_update = first_nonfinite(grad)
         count, exchange_s = kept.indices.numel(), comm.traffic.elapsed_s - waited
-        return StepStats(
+        stats = StepStats(
             step=step,
             numel=numel,
             rule=self.rule_name,
@@ -154,11 +153,14 @@ class FFTReducer(Reducer):
             select_s=select_s,
             exchange_s=exchange_s,
             rest_s=comm.now(grad.device) - started - select_s - exchange_s,
-            skipped=not outcome.is_finite,
+            skipped=False,
             relative_error=outcome.relative_error,
             num_bins=spectrum.numel(),
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
+        is_sound = outcome.is_finite and bad_update is None
+        findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
+        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 
     def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: bool) -> _Gathered:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""

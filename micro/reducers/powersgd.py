@@ -1,17 +1,20 @@
 """PowerSGD: each matrix of the gradient travels as the product of two thin ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.feedback import ErrorFeedback
+from micro.feedback import ErrorFeedback, Undo, nothing_to_undo
 from micro.flat import Layout
-from micro.nonfinite import Policy, check_policy, report
+from micro.kernels.reference import first_nonfinite
+from micro.nonfinite import Finding, Policy, check_policy
 from micro.randomness import generator
+from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.matrices import Batch, batches_of, rest_of
 from micro.stats import StepStats, traffic_fields
@@ -76,13 +79,8 @@ class PowerSGD(Reducer):
         }
         return BucketState(layout, 0, memory, factors=drawn)
 
-    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
-        """Keep a gradient of which nothing is sent; see Reducer."""
-        FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
-        state.step += 1
-
-    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
-        """Replace ``grad`` (numel,) by the mean update; see Reducer."""
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) by the mean update; what undoes it are the matrices, which are copies already."""
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s
         batches = batches_of(state.layout, self.rank, self.min_compression)
         acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
@@ -90,19 +88,25 @@ class PowerSGD(Reducer):
         rest = rest_of(state.layout, self.rank, self.min_compression, str(acc.device))
         factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
-        flag = acc.new_tensor([float(bad is not None)])
-        *left, whole, flag = _mean([*left, acc[rest], flag], comm)
+        flag, own_rest = acc.new_tensor([float(bad is not None)]), acc[rest]
+        *left, whole, flag = _mean([*left, own_rest, flag], comm)
         left = [torch.linalg.qr(factor).Q for factor in left]
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
         right = _mean(own, comm) if own else []
         state.step += 1
         is_finite = not bool(flag > 0)  # host sync: the policy for NaN acts on the host
+        undo: Undo = nothing_to_undo
+        bad_update = None
         if is_finite:
+            undo = partial(_put_back, state, zip(batches, matrices, strict=True), rest, own_rest, dict(state.factors))
             self._apply_(state, batches, acc, grad, left, own, right)
             acc[rest], grad[rest] = 0.0, whole.to(grad.dtype)
-        elif self.nonfinite == "stop":
-            raise report(bad, state.layout, state.step - 1, comm, grad.device)
-        return self._stats(state, comm, started, waited, is_finite=is_finite, device=grad.device)
+            bad_update = first_nonfinite(grad)
+        is_sound = is_finite and bad_update is None
+        findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
+        return Attempt(
+            stats=self._stats(state, comm, started, waited, device=grad.device), grad=grad, findings=findings, undo=undo
+        )
 
     def _apply_(
         self,
@@ -123,7 +127,7 @@ class PowerSGD(Reducer):
                 grad[place] = update[i]
 
     def _stats(
-        self, state: BucketState, comm: Comm, started: float, waited: float, *, is_finite: bool, device: torch.device
+        self, state: BucketState, comm: Comm, started: float, waited: float, *, device: torch.device
     ) -> StepStats:
         numel, exchange_s = state.layout.numel, comm.traffic.elapsed_s - waited
         return StepStats(
@@ -134,12 +138,12 @@ class PowerSGD(Reducer):
             target_count=numel,
             counts=(numel,) * comm.world_size,
             local_count=numel,
-            global_count=numel if is_finite else 0,
+            global_count=numel,
             threshold=None,
             select_s=0.0,
             exchange_s=exchange_s,
             rest_s=comm.now(device) - started - exchange_s,
-            skipped=not is_finite,
+            skipped=False,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
 
@@ -162,6 +166,22 @@ class PowerSGD(Reducer):
         for bucket in old:
             state.factors |= {name: factor for name, factor in bucket.factors.items() if name in state.factors}
         return state
+
+
+def _put_back(
+    state: BucketState,
+    matrices: Iterable[tuple[Batch, Tensor]],
+    rest: Tensor,
+    own_rest: Tensor,
+    factors: dict[str, Tensor],
+) -> None:
+    """Make the residual the accumulator again, and the factors those before the step."""
+    acc = state.residual
+    for batch, own in matrices:
+        for place, matrix in zip(batch.places, own, strict=True):
+            acc[place] = matrix.flatten()
+    acc[rest] = own_rest
+    state.factors = factors
 
 
 def _mean(parts: list[Tensor], comm: Comm) -> list[Tensor]:

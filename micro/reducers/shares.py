@@ -55,17 +55,15 @@ def share_of(layout: Layout, is_in: Callable[[str, Sequence[int]], bool]) -> Sha
     return Share(Layout(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs)), tuple(runs))
 
 
-def together(dense: StepStats, sparse: StepStats | None, numel: int, comm: Comm) -> StepStats:
+def together(dense: StepStats, sparse: StepStats, numel: int, comm: Comm) -> StepStats:
     """Return the statistics of a step in which both shares were reduced, the dense one first.
 
     Args:
         dense: of the dense share.
-        sparse: of the other one; None where nothing of it was sent because the dense mean was not finite.
+        sparse: of the other one.
         numel: of both.
         comm: whose traffic of the step holds that of both.
     """
-    if sparse is None:
-        return replace(dense, numel=numel, target_density=dense.numel / numel, dense_numel=dense.numel)
     count = dense.numel + sparse.target_count
     return replace(
         sparse,
@@ -74,7 +72,7 @@ def together(dense: StepStats, sparse: StepStats | None, numel: int, comm: Comm)
         target_count=count,
         counts=tuple(dense.numel + chosen for chosen in sparse.counts),
         local_count=dense.numel + sparse.local_count,
-        global_count=0 if sparse.skipped else dense.numel + sparse.global_count,
+        global_count=dense.numel + sparse.global_count,
         exchange_s=dense.exchange_s + sparse.exchange_s,
         rest_s=dense.rest_s + sparse.rest_s,
         num_bins=dense.numel + sparse.num_bins if sparse.num_bins else None,

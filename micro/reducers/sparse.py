@@ -14,10 +14,11 @@ from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.union import Union
-from micro.feedback import ErrorFeedback, Feedback
+from micro.feedback import ErrorFeedback, Feedback, Undo
 from micro.flat import Layout
 from micro.index_codecs import IndexCodec, Int32
-from micro.nonfinite import Policy, check_policy, report
+from micro.nonfinite import Finding, Policy, check_policy
+from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
@@ -36,7 +37,8 @@ class SparseReducer(Reducer):
         codec: the form of the values on the wire; Raw by default.
         indices: the form of the indices on the wire; Int32 by default.
         feedback: what becomes of what was not sent; ErrorFeedback by default.
-        nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
+        nonfinite: 'stop' raises on all ranks when a gradient or the update holds NaN or Inf, 'skip' makes the update of
+            that step zero.
         seed: for shared randomness.
 
     Raises:
@@ -92,8 +94,8 @@ class SparseReducer(Reducer):
             self.density_policy.start(),
         )
 
-    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
-        """Replace ``grad`` (numel,) by the sparse mean update; see Reducer."""
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) by the sparse mean update; what undoes it are the values at what was sent."""
         started = comm.now(grad.device)
         waited = comm.traffic.elapsed_s
         wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
@@ -114,11 +116,9 @@ class SparseReducer(Reducer):
             is_finite=bad is None,
         )
         state.step += 1
-        self._apply_(state, acc, grad, exchanged, selection.scale)
-        if not exchanged.is_finite and self.nonfinite == "stop":
-            raise report(bad, state.layout, step.index, comm, grad.device)
+        undo = self._apply_(state, acc, grad, exchanged, selection.scale)
         exchange_s = comm.traffic.elapsed_s - waited
-        return StepStats(
+        stats = StepStats(
             step=step.index,
             numel=grad.numel(),
             rule=self.rule_name,
@@ -126,26 +126,23 @@ class SparseReducer(Reducer):
             target_count=target.count,
             counts=exchanged.counts,
             local_count=exchanged.counts[comm.rank],
-            global_count=exchanged.num_updated if exchanged.is_finite else 0,
+            global_count=exchanged.num_updated,
             threshold=selection.threshold,
             select_s=select_s,
             exchange_s=exchange_s,
             rest_s=comm.now(grad.device) - started - select_s - exchange_s,
-            skipped=not exchanged.is_finite,
+            skipped=False,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
+        findings = () if exchanged.is_finite else (Finding(state.layout, bad),)
+        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 
-    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
-        """Keep what the feedback keeps of a gradient of which nothing is sent; see Reducer."""
-        acc, _ = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
-        self.feedback.settle_(state.memory, acc, grad, None)
-        state.step += 1
-
-    def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> None:
-        self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
+    def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> Undo:
+        undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
         if exchanged.is_finite:
             for part in exchanged.update:
                 part.add_to_(grad, alpha=scale)
+        return undo
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""

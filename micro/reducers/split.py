@@ -11,11 +11,11 @@ from torch import Tensor
 from micro.comm import Comm, GroupComm
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, listed, matches
-from micro.nonfinite import NonFiniteGradient, Policy
+from micro.nonfinite import Policy
+from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.shares import Share, share_of, together
-from micro.stats import StepStats
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Split(Reducer):
     @property
     def policy(self) -> Policy:
         """What to do about NaN and Inf: the reducer's policy."""
-        return getattr(self.reducer, "nonfinite", "stop")
+        return self.reducer.policy
 
     @property
     def rule_name(self) -> str | None:
@@ -149,15 +149,15 @@ class Split(Reducer):
             _fill(state, self.reducer.start(state.sparse.layout, dtype, device))
         return state
 
-    def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
-        """Replace ``grad`` (numel,) by the mean update; see Reducer."""
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) by the mean update; the reducer's undo undoes it."""
         assert isinstance(state, SplitState)
         if self._is_mixed(state):
-            return self._reduce_both_(state, grad, comm)
+            return self._attempt_both_(state, grad, comm)
         reducer, inner = self._begin(state)
-        return _counted(reducer, reducer.reduce_(inner, grad, comm))
+        return _counted(reducer, reducer.attempt_(inner, grad, comm))
 
-    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], StepStats]:
+    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
         """Start to reduce a bucket; one whose parameters are all dense is reduced while backward goes on."""
         assert isinstance(state, SplitState)
         if self._is_mixed(state):
@@ -165,14 +165,6 @@ class Split(Reducer):
         reducer, inner = self._begin(state)
         finish = reducer.launch(inner, grad, comm)
         return lambda: _counted(reducer, finish())
-
-    def withhold_(self, state: BucketState, grad: Tensor, comm: Comm) -> None:
-        """Keep what the reducer keeps of the sparse parameters; see Reducer."""
-        assert isinstance(state, SplitState)
-        if state.sparse is not None and state.sparse_state is not None and state.step >= self.start_step:
-            state.sparse_state.step = state.step
-            self.reducer.withhold_(state.sparse_state, state.sparse.take(grad), comm)
-        Reducer.withhold_(self, state, grad, comm)
 
     def _is_mixed(self, state: SplitState) -> bool:
         """Whether the bucket's next step has a dense and a sparse share."""
@@ -187,7 +179,7 @@ class Split(Reducer):
         state.sparse_state.step = step
         return self.reducer, state.sparse_state
 
-    def _reduce_both_(self, state: SplitState, grad: Tensor, comm: Comm) -> StepStats:
+    def _attempt_both_(self, state: SplitState, grad: Tensor, comm: Comm) -> Attempt:
         assert state.sparse is not None
         assert state.dense is not None
         assert state.sparse_state is not None
@@ -195,21 +187,12 @@ class Split(Reducer):
         dense_state = BucketState(state.dense.layout, state.step, {})
         state.sparse_state.step = state.step
         state.step += 1
-        try:
-            dense = DenseReducer(self.policy).reduce_(dense_state, whole, comm)
-        except NonFiniteGradient:
-            self.reducer.withhold_(state.sparse_state, rest, comm)
-            raise
-        sparse = None
-        if dense.skipped:
-            self.reducer.withhold_(state.sparse_state, rest, comm)
-        else:
-            sparse = self.reducer.reduce_(state.sparse_state, rest, comm)
-            if sparse.skipped:
-                whole.zero_()
+        dense = DenseReducer(self.policy).attempt_(dense_state, whole, comm)
+        sparse = self.reducer.attempt_(state.sparse_state, rest, comm)
         state.dense.put_back_(grad, whole)
         state.sparse.put_back_(grad, rest)
-        return together(dense, sparse, grad.numel(), comm)
+        stats = together(dense.stats, sparse.stats, grad.numel(), comm)
+        return Attempt(stats=stats, grad=grad, findings=(*dense.findings, *sparse.findings), undo=sparse.undo)
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's, and the shapes of all parameters."""
@@ -271,5 +254,7 @@ def _fill(state: SplitState, inner: BucketState) -> None:
     state.sparse_state, state.memory = inner, inner.memory
 
 
-def _counted(reducer: Reducer, stats: StepStats) -> StepStats:
-    return replace(stats, dense_numel=stats.numel) if isinstance(reducer, DenseReducer) else stats
+def _counted(reducer: Reducer, attempt: Attempt) -> Attempt:
+    if not isinstance(reducer, DenseReducer):
+        return attempt
+    return replace(attempt, stats=replace(attempt.stats, dense_numel=attempt.stats.numel))

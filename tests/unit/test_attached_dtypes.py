@@ -12,6 +12,7 @@ import micro
 from micro.comm import GroupComm
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.states import BucketStates
+from micro.lane import ThreadLane
 from tests.products import grid
 
 
@@ -88,7 +89,7 @@ def test_a_bucket_that_does_not_fit_its_layout_is_refused_before_a_kernel_writes
     layout, comm, cpu = micro.Layout.flat(10, "weight"), GroupComm(), torch.device("cpu")
     reducer = micro.SparseReducer(micro.Micro(), density=0.5)
     states = BucketStates(reducer, {"weight": torch.zeros(10)})
-    reduction = Reduction(reducer, states, comm, cpu, whole_model=False, clip=None)
+    reduction = Reduction(reducer, states, comm, cpu, lane=ThreadLane(cpu), whole_model=False, clip=None)
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     reduction.put(Bucket(True, True, layout, torch.ones(20), (), future))
     future.wait()

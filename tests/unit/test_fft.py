@@ -139,11 +139,14 @@ def test_a_single_spike_spreads_over_all_bins() -> None:
     assert step.update[5] == pytest.approx(2.0 * count * 2 / 16)
 
 
-def test_a_transform_that_overflows_does_not_stop_the_ranks() -> None:
+def test_a_step_whose_transform_overflows_is_left_out() -> None:
     grads = torch.full((WORLD_SIZE, 257), 3e38)
-    step = once(FFTReducer(density=0.1), grads)
+    step = once(FFTReducer(density=0.1, nonfinite="skip"), grads)
     assert step.stats[0].counts == (13,) * WORLD_SIZE
-    assert not step.stats[0].skipped
+    assert step.stats[0].skipped
+    assert not step.update.any()
+    with pytest.raises(micro.NonFiniteGradient, match="mean gradient of 'flat' is not finite at step 0"):
+        once(FFTReducer(density=0.1), grads)
 
 
 # --- the quantiser ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 
 import micro
 from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import check_policy, mean_not_finite, report
+from micro.nonfinite import Finding, check_policy, report
 from micro.simulate import SimulatedGroup
 
 LAYOUT = micro.Layout(("a", "b"), ((4,), (6,)))
@@ -53,17 +53,26 @@ def test_unknown_policies(policy: str) -> None:
 
 def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
     bad = [None, 3, 4, None]
+    other = micro.Layout.flat(4, "c")
     group = SimulatedGroup(4)
-    errors = group.run(lambda comm: report(bad[comm.rank], LAYOUT, 12, comm, torch.device("cpu")))
+    errors = group.run(
+        lambda comm: report(
+            [Finding(LAYOUT, bad[comm.rank]), Finding(other, 1 if comm.rank > 1 else None)],
+            12,
+            comm,
+            torch.device("cpu"),
+        )
+    )
     group.close()
     messages = {str(error) for error in errors}
     assert len(messages) == 1
-    assert messages.pop().startswith("gradient of 'a' on rank 1, 'b' on rank 2 is not finite at step 12;")
+    words = "gradient of 'a' on rank 1, 'b' on rank 2, 'c' on rank 3 is not finite at step 12;"
+    assert messages.pop().startswith(words)
 
 
 def test_errors_are_one_line_and_say_what_to_do() -> None:
-    solo = report(9, LAYOUT, 3, micro.SoloComm(), torch.device("cpu"))
-    for error in (solo, mean_not_finite("b", 3)):
+    for finding in (Finding(LAYOUT, 9), Finding(LAYOUT, None, 9)):
+        error = report([finding], 3, micro.SoloComm(), torch.device("cpu"))
         assert "'b'" in str(error)
         assert "step 3" in str(error)
         assert "nonfinite=skip" in str(error)
