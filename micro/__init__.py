@@ -16,7 +16,7 @@ Reading order:
     codecs/            the bytes of values; index_codecs: the bytes of indices; bits: packing both
     feedback, density  what becomes of what was not sent; how much to send at each step
     reducers/          the pipeline that runs these parts (sparse), and methods that do without them
-    stats, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
+    stats, summary, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
     ddp/, lane         the driver for DistributedDataParallel and the thread that it reduces on; private_comm: its group
     simulate           n ranks in one process
     resizing           from the saved states of n ranks to those of m
@@ -98,6 +98,7 @@ from micro.selectors.topk import TopK
 from micro.simulate import SimulatedGroup, SimulatedStep, Simulation
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.stats import StepStats
+from micro.summary import StepSummary
 
 __version__ = "0.1.0"
 
@@ -194,6 +195,7 @@ __all__ = [
     "StatefulPart",
     "Step",
     "StepStats",
+    "StepSummary",
     "Target",
     "TernGrad",
     "Threshold",

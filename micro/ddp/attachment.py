@@ -13,8 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 from micro.clipping import check_clip
 from micro.comm import GroupComm
 from micro.ddp.bucket_order import replay
-from micro.ddp.checks import check_group, check_lane, check_module, check_parameters, check_reducer, refused_together
+from micro.ddp.checks import (
+    check_group,
+    check_lane,
+    check_module,
+    check_on_step,
+    check_parameters,
+    check_reducer,
+    refused_together,
+)
 from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
+from micro.ddp.discarded_gradients import DiscardedGradients
 from micro.ddp.hook import Hook
 from micro.ddp.names import plain_parameters, unwrapped
 from micro.ddp.reduction import Bucket, Reduction
@@ -27,6 +36,7 @@ from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
 from micro.scope import Scope, scoped
 from micro.stats import StepStats
+from micro.summary import StepSummary
 
 NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
 
@@ -43,6 +53,7 @@ def attach(
     timed: bool = False,
     lane: LaneChoice | str = "auto",
     process_group: dist.ProcessGroup | None = None,
+    on_step: Callable[[StepSummary], object] | None = None,
 ) -> "Attachment":
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
 
@@ -76,6 +87,9 @@ def attach(
         process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
             group is made for the thread, with the backend, the timeout and the options of the model's own, and
             destroyed by ``close``; yours is left as it is.
+        on_step: called on this rank with the statistics of each step, at the end of its backward, before the optimizer
+            steps. An exception in it comes out of backward(); the gradients are reduced then. See
+            micro.integrations.wandb and micro.integrations.tensorboard.
 
     Returns:
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.
@@ -92,6 +106,7 @@ def attach(
     with refused_together(model):
         check_module(model.module)
         check_clip(clip)
+        check_on_step(on_step)
         lane = check_lane(lane, model)
         check_group(process_group, model, lane=lane)
         trained = reduced_parameters(model)
@@ -107,6 +122,7 @@ def attach(
         timed=timed,
         lane=lane,
         process_group=process_group,
+        on_step=on_step,
     )
 
 
@@ -143,6 +159,7 @@ class Attachment:
         timed: bool,
         lane: str,
         process_group: dist.ProcessGroup | None,
+        on_step: Callable[[StepSummary], object] | None,
     ) -> None:
         parameters = plain_parameters(model.module)
         trained = {name: real(p) for name, p in parameters.items() if p.requires_grad}
@@ -153,6 +170,8 @@ class Attachment:
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._finds_unused = bool(model.find_unused_parameters)
         self._is_rehearsing = False
+        self._is_paused = False
+        self._on_step = on_step
         self._device = next(iter(trained.values())).device
         self.comm: GroupComm
         if lane == "thread" and process_group is None:
@@ -172,6 +191,7 @@ class Attachment:
         self._compute_end_s: float | None = None
         self._num_parameters = len(reduced_parameters(model))
         self._received: set[str] = set()  # the parameters of the buckets of this backward so far
+        self._discarded = DiscardedGradients(list(reduced_parameters(model).values()))
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -187,6 +207,17 @@ class Attachment:
         A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``.
         """
         return self._reduction.last_step.skipped
+
+    @property
+    def summary(self) -> StepSummary:
+        """The statistics of the last step over all buckets.
+
+        Raises:
+            ValueError: no step was taken yet.
+        """
+        if not self.stats:
+            raise ValueError("there is no step yet to be summarized: call backward first")
+        return StepSummary(self.stats, self.exposed_s)
 
     @property
     def bucket_names(self) -> list[tuple[str, ...]]:
@@ -219,6 +250,7 @@ class Attachment:
         hook = self._hook()
         if hook is not None and hook.attached is self:
             hook.attached = None
+        self._discarded.close()
         self._reduction.close()
         self.comm.close()
 
@@ -275,6 +307,21 @@ class Attachment:
         }
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let backward reduce nothing in this context: its gradients stay this rank's own, residuals as they are.
+
+        For a backward whose gradients are not used: a discriminator's while the generator is trained, one for logging.
+        All ranks pause the same ones. What was not sent of such a backward would otherwise wait in the residuals
+        and be added to later steps. ``model.no_sync()`` does the same where the forward is in it too; gradients
+        that are not removed then are part of the next step, and so they are here.
+        """
+        was, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was
+
+    @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Let backward go by in this context without reducing anything.
 
@@ -296,8 +343,9 @@ class Attachment:
         layout = Layout(names, tuple(tuple(real(parameter).shape) for parameter in parameters))
         gradients = tuple(layout.split(grad).values()) if self._finds_unused else ()
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
-        if self._is_rehearsing:
-            self._rehearse(bucket.index(), names)
+        if self._is_rehearsing or self._is_paused:
+            if self._is_rehearsing:
+                self._rehearse(bucket.index(), names)
             future.set_result(grad)
             return future
         is_first, is_last = self._place_in_backward(bucket, names)
@@ -352,7 +400,7 @@ class Attachment:
             _at_end_of_backward(self._note_compute_end)
             return
         self._reduction.wait()
-        self._raise_error()
+        self._end_step()
 
     def _is_active(self) -> bool | None:
         """Whether this rank has inputs, where a join context asks for the mean over the ranks that have; else None."""
@@ -370,16 +418,23 @@ class Attachment:
         assert self._compute_end_s is not None
         self._reduction.last_step.exposed_s = self.comm.now(self._device) - self._compute_end_s
         self._compute_end_s = None
-        self._raise_error()
+        self._end_step()
 
-    def _raise_error(self) -> None:
+    def _end_step(self) -> None:
+        """Raise what went wrong in this step, or tell of it."""
         error = self._reduction.take_error()
         if error is None:
+            self._tell()
             return
         try:
             raise error
         finally:
             del error  # its traceback holds this frame, which would hold it
+
+    def _tell(self) -> None:
+        self._discarded.end_backward(is_applied=not self.skipped)
+        if self._on_step is not None:
+            self._on_step(self.summary)
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:

@@ -1,0 +1,95 @@
+"""A note where gradients are removed without an optimizer step, while what was not sent of them waits in residuals."""
+
+import warnings
+import weakref
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+NOTE = (
+    "the gradients of a backward were removed without an optimizer step, but what was not sent of them waits in the "
+    "residuals and is added to later steps: run such a backward within model.no_sync() or attachment.paused()"
+)
+
+
+class DiscardedGradients:
+    """Compares the parameters of two reduced backwards, and warns once where gradients were removed between them.
+
+    A step is one of a torch.optim.Optimizer that holds any of the parameters, or a write to any of them, which raises
+    its version counter. Where there was none between two backwards, and the gradient of a parameter is gone when the
+    second one computes it, the first one's gradients were thrown away. They were accumulated where the gradient is
+    still there, which is as good as a step. A loop that writes to ``parameter.data`` by itself does neither: nothing is
+    said before a step was seen once.
+
+    Args:
+        parameters: the model's, as far as they are reduced.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._watched = min(parameters, key=Tensor.numel)
+        self._ids = {id(parameter) for parameter in parameters}
+        self._versions: int | None = None
+        self._had_gradient = False
+        self._has_stepped = False
+        self._is_found = False
+        self._has_warned = False
+        me = weakref.ref(self)  # the parameter must not keep this alive
+
+        def look(_: Tensor) -> None:
+            if (watching := me()) is not None:
+                watching._look()
+
+        def stepped(optimizer: Optimizer, *_: object) -> None:
+            if (watching := me()) is not None:
+                watching._note_step(optimizer)
+
+        handles = [self._watched.register_hook(look), register_optimizer_step_post_hook(stepped)]
+        self._stop = weakref.finalize(self, _remove, handles)
+
+    def end_backward(self, *, is_applied: bool) -> None:
+        """Note the parameters at the end of a reduced backward, and warn if the one before was thrown away.
+
+        Args:
+            is_applied: whether its gradients are for a step; not so where they are zero because one was not finite.
+        """
+        if self._is_found and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(NOTE, stacklevel=2)
+        self._versions = self._version() if is_applied else None
+        gradient = self._watched.grad
+        self._had_gradient = gradient is not None and not gradient.is_cuda and bool(gradient.any())
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop()
+
+    def _note_step(self, optimizer: Optimizer) -> None:
+        if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
+            self._has_stepped, self._versions = True, None
+
+    def _version(self) -> int:
+        return sum(parameter._version for parameter in self._parameters)
+
+    def _look(self) -> None:
+        """Look at the watched parameter before its gradient of this backward is added to what is there."""
+        if self._versions is None or self._has_warned:
+            return
+        if self._version() != self._versions:
+            self._has_stepped, self._versions = True, None
+        elif self._has_stepped and self._is_removed():
+            self._is_found = True
+
+    def _is_removed(self) -> bool:
+        gradient = self._watched.grad
+        if gradient is None:
+            return True
+        return self._had_gradient and not gradient.any()  # zeroed in place; on a GPU that would make the host wait
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
