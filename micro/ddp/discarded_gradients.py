@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -37,18 +37,7 @@ class DiscardedGradients:
         self._has_stepped = False
         self._is_found = False
         self._has_warned = False
-        me = weakref.ref(self)  # the parameter must not keep this alive
-
-        def look(_: Tensor) -> None:
-            if (watching := me()) is not None:
-                watching._look()
-
-        def stepped(optimizer: Optimizer, *_: object) -> None:
-            if (watching := me()) is not None:
-                watching._note_step(optimizer)
-
-        handles = [self._watched.register_hook(look), register_optimizer_step_post_hook(stepped)]
-        self._stop = weakref.finalize(self, _remove, handles)
+        self._stop: Callable[[], object] | None = None
 
     def end_backward(self, *, is_applied: bool) -> None:
         """Note the parameters at the end of a reduced backward, and warn if the one before was thrown away.
@@ -60,12 +49,30 @@ class DiscardedGradients:
             self._has_warned = True
             warnings.warn(NOTE, stacklevel=2)
         self._versions = self._version() if is_applied else None
+        if self._stop is None:
+            self._start()  # not before the first backward: a parameter without hooks lets DDP's buckets be restored
         gradient = self._watched.grad
         self._had_gradient = gradient is not None and not gradient.is_cuda and bool(gradient.any())
 
     def close(self) -> None:
         """Stop watching."""
-        self._stop()
+        if self._stop is not None:
+            self._stop()
+
+    def _start(self) -> None:
+        """Look at every backward and at every step from now on."""
+        me = weakref.ref(self)  # neither the parameter nor torch must keep this alive
+
+        def look(_: Tensor) -> None:
+            if (watching := me()) is not None:
+                watching._look()
+
+        def stepped(optimizer: Optimizer, *_: object) -> None:
+            if (watching := me()) is not None:
+                watching._note_step(optimizer)
+
+        handles = [self._watched.register_hook(look), register_optimizer_step_post_hook(stepped)]
+        self._stop = weakref.finalize(self, _remove, handles)
 
     def _note_step(self, optimizer: Optimizer) -> None:
         if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):

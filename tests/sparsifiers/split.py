@@ -59,7 +59,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="split+topk+gather",
-        make=split(micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather()), dense=("a.w*",)),
+        make=split(micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather()), dense=("*a*.weight",)),
         band=BUILD_UP,
         counts=rest(rows(8), NUM_FIRST),
         indices=rest(lists(4), NUM_FIRST),
