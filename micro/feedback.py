@@ -23,6 +23,16 @@ def nothing_to_undo() -> None:
     """Undo where nothing was sent, or nothing is kept."""
 
 
+def after(first: Undo, then: Undo) -> Undo:
+    """Return what undoes by ``first`` and ``then``, in that order."""
+
+    def undo() -> None:
+        first()
+        then()
+
+    return undo
+
+
 class Feedback(Part, ABC):
     """A rule for what was not sent. What it keeps is owned by the reducer's state and changed in place."""
 
@@ -54,10 +64,28 @@ class Feedback(Part, ABC):
             places of ``sent``, but no copy of a vector.
         """
 
+    def keep_(self, memory: Memory, unsent: SparseValues) -> Undo:
+        """Keep ``unsent`` too, after settle_: what the mean update lost when it was rounded to the gradient's dtype.
+
+        Every rank keeps the same, so that the sum over ranks is world_size times what the update lacks.
+
+        Returns:
+            what takes it back, called before what settle_ returned.
+        """
+        residual = memory["residual"]
+        if not residual.numel():
+            return nothing_to_undo
+        undo = _putting_back(residual, unsent.indices)
+        unsent.add_to_(residual)
+        return undo
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorFeedback(Feedback):
     """Keep what was not sent and add it to the next gradient: ``residual = acc - sent``.
+
+    The residual is of single precision at least. Of half-precision gradients it also keeps what the mean loses on being
+    rounded to their dtype.
 
     The learning rate stays outside: residuals are in units of gradients, and what was kept before a change of the
     learning rate is applied at the new one.
@@ -166,7 +194,7 @@ class MomentumCorrection(Feedback):
         undo = _putting_back(acc, sent.indices), _putting_back(memory["momentum"], sent.indices)
         sent.add_to_(acc, alpha=-1.0)
         memory["momentum"][sent.indices] = 0.0
-        return partial(_call_both, *undo)
+        return after(*undo)
 
 
 def _putting_back(vector: Tensor, indices: Tensor) -> Undo:
@@ -176,11 +204,6 @@ def _putting_back(vector: Tensor, indices: Tensor) -> Undo:
 
 def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     vector[indices] = values
-
-
-def _call_both(one: Undo, other: Undo) -> None:
-    one()
-    other()
 
 
 def _drop_nonfinite_(grad: Tensor) -> int | None:

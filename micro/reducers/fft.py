@@ -22,6 +22,7 @@ from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import as_part
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.rounding import write_
 from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
 from micro.stats import StepStats, traffic_fields
 from micro.transforms import to_spectrum
@@ -137,7 +138,9 @@ class FFTReducer(Reducer):
         self.feedback.settle_(state.memory, acc, grad, None)
         bad_update = None
         if outcome.is_finite:
-            torch.div(vector_of(gathered.parts, spectrum, numel), comm.world_size, out=grad)
+            unsent = write_(vector_of(gathered.parts, spectrum, numel).div_(comm.world_size), grad)
+            if unsent is not None and self.feedback.name == "residual":
+                acc += unsent
             bad_update = first_nonfinite(grad)
         count, exchange_s = kept.indices.numel(), comm.traffic.elapsed_s - waited
         stats = StepStats(

@@ -17,6 +17,7 @@ from micro.randomness import generator
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.matrices import Batch, batches_of, rest_of
+from micro.reducers.rounding import rounding, write_
 from micro.stats import StepStats, traffic_fields
 
 FEEDBACK = ErrorFeedback()
@@ -101,6 +102,8 @@ class PowerSGD(Reducer):
             undo = partial(_put_back, state, zip(batches, matrices, strict=True), rest, own_rest, dict(state.factors))
             self._apply_(state, batches, acc, grad, left, own, right)
             acc[rest], grad[rest] = 0.0, whole.to(grad.dtype)
+            if grad.dtype != acc.dtype:
+                acc[rest] = rounding(whole, grad[rest])
             bad_update = first_nonfinite(grad)
         is_sound = is_finite and bad_update is None
         findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
@@ -120,11 +123,13 @@ class PowerSGD(Reducer):
     ) -> None:
         """Take the own products out of the residual, put the mean ones into the gradient, and keep the factors."""
         for batch, p, mine, mean in zip(batches, left, own, right, strict=True):
-            sent, update = (p @ mine.mT).flatten(1), (p @ mean.mT).flatten(1).to(grad.dtype)
+            sent, update = (p @ mine.mT).flatten(1), (p @ mean.mT).flatten(1)
             state.factors.update(zip(batch.names, mean.unbind(), strict=True))
             for i, place in enumerate(batch.places):
                 acc[place] -= sent[i]
-                grad[place] = update[i]
+                unsent = write_(update[i], grad[place])
+                if unsent is not None:
+                    acc[place] += unsent
 
     def _stats(
         self, state: BucketState, comm: Comm, started: float, waited: float, *, device: torch.device

@@ -14,12 +14,13 @@ from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.union import Union
-from micro.feedback import ErrorFeedback, Feedback, Undo
+from micro.feedback import ErrorFeedback, Feedback, Undo, after
 from micro.flat import Layout
 from micro.index_codecs import IndexCodec, Int32
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.rounding import write_sum_
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, Step
@@ -140,8 +141,9 @@ class SparseReducer(Reducer):
     def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> Undo:
         undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
         if exchanged.is_finite:
-            for part in exchanged.update:
-                part.add_to_(grad, alpha=scale)
+            unsent = write_sum_(exchanged.update, grad, scale=scale)
+            if unsent is not None:
+                undo = after(self.feedback.keep_(state.memory, unsent), undo)
         return undo
 
     def save(self, state: BucketState) -> dict[str, Any]:

@@ -33,6 +33,17 @@ class Net(nn.Module):
         return x
 
 
+class HalfNet(Net):
+    """The same in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half()
+
+    def forward(self, x: Tensor, used: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
+        return super().forward(x.half(), used)
+
+
 class TiedNet(Net):
     def __init__(self) -> None:
         super().__init__()

@@ -22,6 +22,7 @@ from tests.dist.ddp_steps import (
     MICRO,
     TINY_MB,
     TOPK,
+    HalfNet,
     Losses,
     MixedNet,
     Net,
@@ -90,10 +91,10 @@ def hook_and_loop_of(name: str, settings: dict[str, Any]) -> list[bool]:
     return hook_and_loop(ROWS[name].make(0.05, 0), settings)
 
 
-def dense_beside_ddp(settings: dict[str, Any]) -> list[bool]:
+def dense_beside_ddp(settings: dict[str, Any], net: type[nn.Module] = Net) -> list[bool]:
     """Return, per step, whether the dense reducer and DDP without a hook gave the same bits."""
-    hooked, _ = wrap(build(Net), DENSE, **settings)
-    bare = DistributedDataParallel(build(Net), **settings)
+    hooked, _ = wrap(build(net), DENSE, **settings)
+    bare = DistributedDataParallel(build(net), **settings)
     same = []
     for step in range(3):
         mine, theirs = ddp_gradients(hooked, one_loss, step), ddp_gradients(bare, one_loss, step)
@@ -313,6 +314,10 @@ def test_dense_equals_ddp_without_a_hook(settings: str) -> None:
     assert ranks(2).run(dense_beside_ddp, ONCE[settings]) == [[True] * 3] * 2
 
 
+def test_the_dense_reducer_divides_half_precision_where_ddp_does() -> None:
+    assert ranks(3).run(dense_beside_ddp, {}, HalfNet) == [[True] * 3] * 3
+
+
 @pytest.mark.parametrize("settings", ONCE)
 def test_every_bucket_reports_its_own_bytes(settings: str) -> None:
     for reported, expected in ranks(3).run(traffic_of_dense, ONCE[settings]):
@@ -328,10 +333,11 @@ def test_accumulated_gradients_equal_one_big_batch(reducer: str) -> None:
 @pytest.mark.parametrize("settings", ["one bucket", "static graph"])
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_nothing_is_lost_of_mixed_dtypes_but_the_rounding_of_updates(reducer: str, settings: str) -> None:
-    answers = ranks(3).run(keep_books, MixedNet, one_loss, REDUCERS[reducer], ONCE[settings], timeout_s=20)
+    answers = ranks(3).run(keep_books, MixedNet, one_loss, REDUCERS[reducer], ONCE[settings])
     for given, booked, _ in answers:
         assert given.keys() == booked.keys()
-        for name, rtol in (("wide.weight", 1e-10), ("single.weight", 1e-5), ("narrow.weight", 1e-2), ("scale", 1e-5)):
+        narrow = 1e-2 if reducer == "dense" else 1e-5  # which keeps no residual
+        for name, rtol in (("wide.weight", 1e-10), ("single.weight", 1e-5), ("narrow.weight", narrow), ("scale", 1e-5)):
             scale = float(given[name].abs().max())
             torch.testing.assert_close(booked[name], given[name], rtol=rtol, atol=rtol * scale)
 
@@ -370,7 +376,7 @@ def test_models_that_cannot_be_attached_to() -> None:
 @pytest.mark.parametrize("settings", ["one bucket", "small buckets", "views"])
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_a_nan_stops_all_ranks_with_the_same_words(reducer: str, settings: str) -> None:
-    answers = ranks(2).run(stop_at_nan, REDUCERS[reducer], ONCE[settings], timeout_s=20)
+    answers = ranks(2).run(stop_at_nan, REDUCERS[reducer], ONCE[settings])
     assert len({words for words, _ in answers}) == 1
     words, went_on = answers[0]
     assert "'layers.1.bias'" in words
@@ -391,7 +397,7 @@ def test_a_nan_leaves_the_step_out_in_all_buckets_of_all_ranks(reducer: micro.Re
 
 @pytest.mark.parametrize("members", [[0], [0, 2]])
 def test_ranks_outside_the_model_are_not_waited_for(members: list[int]) -> None:
-    assert ranks(3).run(part_of_the_ranks, members, timeout_s=20) == [True] * 3
+    assert ranks(3).run(part_of_the_ranks, members, timeout_s=60) == [True] * 3
 
 
 # The scripts of the README
