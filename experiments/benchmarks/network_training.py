@@ -25,6 +25,7 @@ DDP, FP16, POWERSGD = "ddp", "torch_fp16", "torch_powersgd"  # torch's own; ever
 POWERSGD_RANK, POWERSGD_STARTS, POWERSGD_LEAST = 4, 2, 2  # as in micro's; the first step that hook may start at
 CPU = torch.device("cpu")
 BytesSent = Callable[[], float]  # by this rank in the last step
+Wrapped = tuple[DistributedDataParallel, BytesSent, micro.Attachment | None]
 
 
 class Training:
@@ -38,7 +39,7 @@ class Training:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
         # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
         wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
-        self._ddp, self._bytes_sent = _wrapped(method, config, model, wrap, plan)
+        self._ddp, self._bytes_sent, self._attachment = _wrapped(method, config, model, wrap, plan)
 
     def step(self) -> tuple[float, float]:
         """Train one step; return its seconds and the bytes that this rank sent, as its method counts them."""
@@ -52,6 +53,11 @@ class Training:
             elapsed_s = self._step()
         group["lr"] = lr
         return elapsed_s
+
+    def close(self) -> None:
+        """Give back the thread and the process group of the method, if it has some."""
+        if self._attachment is not None:
+            self._attachment.close()
 
     def _step(self) -> float:
         started = time.perf_counter()
@@ -80,25 +86,25 @@ def _wrapped(
     model: nn.Module,
     wrap: Callable[..., DistributedDataParallel],
     plan: Plan | None,
-) -> tuple[DistributedDataParallel, BytesSent]:
+) -> Wrapped:
     ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
     numel = sum(parameter.numel() for parameter in model.parameters())
     if method == DDP:
-        return wrap(), lambda: ring * 4 * numel
+        return wrap(), lambda: ring * 4 * numel, None
     if method == FP16:
         ddp = wrap()
         ddp.register_comm_hook(None, fp16_compress_hook)
-        return ddp, lambda: ring * 2 * numel
+        return ddp, lambda: ring * 2 * numel, None
     if method == POWERSGD:
         # One bucket: on gloo, two of this hook's in flight wait for each other for ever.
         ddp = wrap(bucket_cap_mb=4 * numel / 2**20 + 1)
         state = PowerSGDState(None, POWERSGD_RANK, POWERSGD_STARTS, min_compression_rate=POWERSGD_LEAST)
         ddp.register_comm_hook(state, powerSGD_hook)
-        return ddp, lambda: ring * 4 * powersgd_numel(model)
+        return ddp, lambda: ring * 4 * powersgd_numel(model), None
     kernels.prepare()
     ddp = wrap(**bucket_caps(config, model, plan))
     attachment = micro.attach(ddp, build_reducer(config), timed=config.timed)
-    return ddp, lambda: sum(stats.bytes_sent for stats in attachment.stats)
+    return ddp, lambda: sum(stats.bytes_sent for stats in attachment.stats), attachment
 
 
 def powersgd_numel(model: nn.Module) -> int:
@@ -123,6 +129,8 @@ _training: Training | None = None  # of this rank: it lasts from one call to the
 def begin_training(method: str, overrides: list[str], plan: Plan | None) -> None:
     """Begin to train by a method on this rank, instead of the one before."""
     global _training
+    if _training:
+        _training.close()
     _training = None  # frees its memory first
     _training = Training(method, overrides, plan)
 

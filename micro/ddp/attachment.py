@@ -1,6 +1,6 @@
 """A reducer at work on a DistributedDataParallel model, through DDP's communication hook."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 from weakref import ref
@@ -29,6 +29,7 @@ from micro.ddp.names import plain_parameters, unwrapped
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.saved_state import check_header, header, plain_buckets
 from micro.ddp.states import BucketStates
+from micro.ddp.vectors import vectors_of
 from micro.description import describe
 from micro.flat import Layout, real
 from micro.lane import CallerLane, LaneChoice, ThreadLane
@@ -339,9 +340,8 @@ class Attachment:
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Put one bucket of DDP on the lane, where it is reduced in place; DDP waits for the future."""
         grad, parameters = bucket.buffer(), bucket.parameters()
-        names = tuple(self._names[parameter] for parameter in parameters)
-        layout = Layout(names, tuple(tuple(real(parameter).shape) for parameter in parameters))
-        gradients = tuple(layout.split(grad).values()) if self._finds_unused else ()
+        named = {self._names[parameter]: parameter for parameter in parameters}
+        names = tuple(named)
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
         if self._is_rehearsing or self._is_paused:
             if self._is_rehearsing:
@@ -352,10 +352,21 @@ class Attachment:
         if is_first:
             self._begin_backward()
             self._reduction.begin(self._is_active())
-        self._reduction.put(Bucket(is_first, is_last, layout, grad, gradients, future))
+        self._put(vectors_of(named, grad), grad, future)
         if is_last:
+            self._reduction.end()
             self._await_end()
         return future
+
+    def _put(
+        self, vectors: Sequence[tuple[Layout, Tensor]], grad: Tensor, future: torch.futures.Future[Tensor]
+    ) -> None:
+        for layout, vector in vectors:
+            gradients = tuple(layout.split(vector).values()) if self._finds_unused else ()
+            is_last = layout is vectors[-1][0]
+            self._reduction.put(Bucket(layout, vector, gradients, grad, future if is_last else None))
+        if not vectors:
+            future.set_result(grad)
 
     def _rehearse(self, index: int, names: tuple[str, ...]) -> None:
         if index == 0:

@@ -16,16 +16,13 @@ class LastStep:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
         self.exposed_s = 0.0
-        self._index: int | None = None
 
     @property
     def skipped(self) -> bool:
         """Whether the step was taken back: its update is zero in all buckets, on all ranks alike."""
         return any(stats.skipped for stats in self.stats)
 
-    def begin(self, index: int) -> None:
-        """Forget the step before, at the first bucket of a backward; ``index`` is the number of the new step."""
-        if index != self._index:
-            self._index = index
-            self.stats.clear()
-            self.bucket_names.clear()
+    def begin(self) -> None:
+        """Forget the step before."""
+        self.stats.clear()
+        self.bucket_names.clear()

@@ -22,21 +22,20 @@ from micro.scope import joined
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket of DDP.
+    """A bucket of DDP, or a part of one.
 
     Attributes:
-        is_first, is_last: it is the first, or the last, of its backward.
         layout: of its gradients in the vector ``grad`` (numel,).
         gradients: views of ``grad``, one per parameter, where DDP looks for unused parameters; else empty.
-        future: what DDP waits for.
+        buffer: what DDP gets back: ``grad``, or that of which it is a part.
+        future: what DDP waits for; None where another part of the bucket follows.
     """
 
-    is_first: bool
-    is_last: bool
     layout: Layout
     grad: Tensor
     gradients: Sequence[Tensor]
-    future: torch.futures.Future[Tensor]
+    buffer: Tensor
+    future: torch.futures.Future[Tensor] | None
 
     def check(self) -> None:
         """Raise ValueError unless the layout fits the vector: compiled loops would write beyond its end."""
@@ -46,6 +45,11 @@ class Bucket:
                 f"bucket of '{self.layout.names[0]}' holds {given} elements, its parameters {expected}: "
                 "parameters must keep the shape and dtype that they had when DDP was built"
             )
+
+    def hand_back(self) -> None:
+        """Give DDP its bucket, with the last part."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(self.buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class _Running:
             for bucket, piece in zip(self.buckets, self.grad.split(sizes), strict=True):
                 bucket.grad.copy_(piece)
         for bucket in self.buckets:
-            bucket.future.set_result(bucket.grad)
+            bucket.hand_back()
 
 
 class Reduction:
@@ -130,11 +134,15 @@ class Reduction:
             is_active: whether this rank has inputs, where the mean is to be over the ranks that have some; None for
                 the mean over all ranks.
         """
-        self._lane.put(partial(self._begin, is_active))
+        self._lane.put(partial(self._guarded, partial(self._begin, is_active)))
 
     def put(self, bucket: Bucket) -> None:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
-        self._lane.put(partial(self._receive, bucket))
+        self._lane.put(partial(self._guarded, partial(self._receive, bucket)))
+
+    def end(self) -> None:
+        """End a backward; called after its last bucket was put."""
+        self._lane.put(partial(self._guarded, partial(self._advance, is_last=True)))
 
     def wait(self) -> None:
         """Wait for all buckets that were put."""
@@ -157,43 +165,42 @@ class Reduction:
         if not self._has_failed:
             self._errors.clear()
 
-    def _begin(self, is_active: bool | None) -> None:
-        self._release_all()  # nothing is left, unless an error ended the backward before
-        self._weight = 1.0
-        if is_active is None or self._has_failed:
-            return
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do a part of a backward: a task of the lane must not raise, backward does at its end."""
         try:
-            active = self._comm.all_reduce_(torch.tensor([int(is_active)], device=self._device), "counts")
-            self._weight = self._comm.world_size / int(active)  # host sync: once a step, in such a join context only
+            work()
         except BaseException as error:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """Keep an error after which nothing can be reduced: a task of the lane must not raise, backward does."""
-        self._errors.append(error)
-        self._has_failed = True
-        self._comm.abort(error)
-
-    def _receive(self, bucket: Bucket) -> None:
-        self._waiting.append(bucket)
-        try:
-            if not self._has_failed:
-                bucket.check()
-                if self._weight != 1:
-                    bucket.grad.mul_(self._weight)
-                self._advance()
-        except BaseException as error:
-            self._fail(error)
+            self._errors.append(error)
+            self._has_failed = True
+            self._comm.abort(error)
         if self._has_failed:
             self._release_all()
 
-    def _advance(self) -> None:
+    def _begin(self, is_active: bool | None) -> None:
+        self._release_all()  # nothing is left, unless an error ended the backward before
+        self.last_step.begin()
+        self._weight = 1.0
+        if is_active is not None and not self._has_failed:
+            active = self._comm.all_reduce_(torch.tensor([int(is_active)], device=self._device), "counts")
+            self._weight = self._comm.world_size / int(active)  # host sync: once a step, in such a join context only
+
+    def _receive(self, bucket: Bucket) -> None:
+        self._waiting.append(bucket)
+        if self._has_failed:
+            return
+        bucket.check()
+        if self._weight != 1:
+            bucket.grad.mul_(self._weight)
+        self._advance(is_last=False)
+
+    def _advance(self, *, is_last: bool) -> None:
         """Launch what can be launched; finish all but the last that was launched, at the end of a backward all."""
-        is_last = self._waiting[-1].is_last
+        if self._has_failed:
+            return
         if is_last or not self._needs_whole_gradient:
             if self.clip is not None:
                 clip_([bucket.grad for bucket in self._waiting], self.clip)
-            if self._whole_model:
+            if self._whole_model and self._waiting:
                 self._launch_joined(list(self._waiting))
             else:
                 for bucket in self._waiting:
@@ -217,8 +224,6 @@ class Reduction:
 
     def _launch(self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout) -> None:
         state = self._states.of(layout, grad.dtype, grad.device)
-        if buckets[0].is_first:
-            self.last_step.begin(state.step)
         self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
         self._comm.begin_step()
         set_aside = UnusedSetAside(state, [view for bucket in buckets for view in bucket.gradients], self._comm)
@@ -251,5 +256,5 @@ class Reduction:
         self._running.clear()
         self._waiting.clear()
         for bucket in left:
-            if not bucket.future.done():
-                bucket.future.set_result(bucket.grad.zero_())
+            bucket.grad.zero_()
+            bucket.hand_back()

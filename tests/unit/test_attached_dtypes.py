@@ -91,7 +91,8 @@ def test_a_bucket_that_does_not_fit_its_layout_is_refused_before_a_kernel_writes
     states = BucketStates(reducer, {"weight": torch.zeros(10)})
     reduction = Reduction(reducer, states, comm, cpu, lane=ThreadLane(cpu), whole_model=False, clip=None)
     future: torch.futures.Future[Tensor] = torch.futures.Future()
-    reduction.put(Bucket(True, True, layout, torch.ones(20), (), future))
+    grad = torch.ones(20)
+    reduction.put(Bucket(layout, grad, (), grad, future))
     future.wait()
     with pytest.raises(ValueError, match="bucket of 'weight' holds 20 elements, its parameters 10"):
         raise reduction.take_error() or AssertionError
