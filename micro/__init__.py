@@ -43,6 +43,7 @@ from micro.ddp import Attachment, RankStates, attach, detach
 from micro.density.accordion import Accordion
 from micro.density.accordion_published import PublishedAccordion
 from micro.density.base import Density, DensitySchedule, Target, target_count
+from micro.density.by_name import ByName
 from micro.density.constant import Constant
 from micro.density.warmup import WarmUp
 from micro.exchanges.base import Exchange, Wire
@@ -111,6 +112,7 @@ __all__ = [
     "BFloat16",
     "Bitmap",
     "BucketState",
+    "ByName",
     "Codec",
     "Comm",
     "Constant",

@@ -84,6 +84,7 @@ def calls_of(
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"what reducer {reducer.name} sends is not known: state it in micro.planning.volumes")
     layout = layout or Layout.flat(numel)
+    reducer = reducer.at(reducer.density_policy.density)
     step = _step_of(reducer, layout, world_size, dtype, build_up=build_up, local_count=local_count)
     density = reducer.density_policy.density
     return (*_of_selector(step.selector, density, layout, world_size), *_of_exchange(step))

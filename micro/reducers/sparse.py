@@ -1,7 +1,7 @@
 """The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from micro.comm import Comm
 from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Wire
+from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, Undo, after
 from micro.flat import Layout
@@ -104,14 +105,16 @@ class SparseReducer(Reducer):
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device), comm.traffic.elapsed_s
-        selection = self.selector.select(state.selector, acc, step, comm)
+        at_work = self.at(target.density)
+        is_usual = at_work is self
+        selection = at_work.selector.select(state.selector if is_usual else at_work.selector.start(), acc, step, comm)
         select_s = comm.now(grad.device) - before[0] - (comm.traffic.elapsed_s - before[1])
-        exchanged = self.exchange.exchange(
-            state.exchange,
+        exchanged = at_work.exchange.exchange(
+            state.exchange if is_usual else at_work.exchange.start(),
             acc,
             selection,
             step=step,
-            overlap=self.selector.overlap,
+            overlap=at_work.selector.overlap,
             wire=Wire(self.codec, self.indices),
             comm=comm,
             is_finite=bad is None,
@@ -137,6 +140,17 @@ class SparseReducer(Reducer):
         )
         findings = () if exchanged.is_finite else (Finding(state.layout, bad),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
+
+    def at(self, density: float) -> "SparseReducer":
+        """Return the composition at work at this density: at 1 all values travel, encoded as ever, and no index.
+
+        Published behaviours, and selectors that follow no density, are at work as they are.
+        """
+        usual = isinstance(self.selector, Everything) or not self.selector.follows_density
+        if density < 1.0 or usual or "published" in (self.rule_name or ""):
+            return self
+        exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
+        return replace(self, selector=Everything(), density=1.0, exchange=exchange)
 
     def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> Undo:
         undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)

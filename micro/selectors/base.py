@@ -24,7 +24,8 @@ class Selector(StatefulPart[S], ABC):
     this folder.
 
     ``by_layer`` says that each parameter gets the density that the policy sets for it, ``needs_all`` that selecting
-    within one parameter makes no sense.
+    within one parameter makes no sense, ``follows_density`` that a density of 1 means every index: none is selected
+    then, and none travels.
     """
 
     kind: ClassVar[str] = "selector"
@@ -33,6 +34,7 @@ class Selector(StatefulPart[S], ABC):
     overlap: ClassVar[Overlap] = Overlap.ANY
     by_layer: ClassVar[bool] = False
     needs_all: ClassVar[bool] = False
+    follows_density: ClassVar[bool] = True
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.

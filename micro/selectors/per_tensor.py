@@ -62,6 +62,11 @@ class PerTensor(Selector[PerTensorState]):
         return self.selector.overlap
 
     @property
+    def follows_density(self) -> bool:  # type: ignore[override]  # depends on the selector
+        """Whether a density of 1 means every index."""
+        return self.selector.follows_density
+
+    @property
     def rule_name(self) -> str | None:
         """Which published behaviour the selector follows."""
         return self.selector.rule_name

@@ -29,6 +29,7 @@ class Threshold(Selector[NoState]):
 
     value: float | None = None
     name: ClassVar[str] = "threshold"
+    follows_density: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.value is not None and not self.value > 0:

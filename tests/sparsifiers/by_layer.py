@@ -44,6 +44,13 @@ def accordion(rule: Rule) -> Make:
     return make
 
 
+def by_name(density: micro.Density[Any] | float, seed: int) -> micro.Reducer:
+    """Make top-k by layer with another density for some layers."""
+    rest = density.density if isinstance(density, micro.Density) else density
+    policy = micro.ByName(patterns={"*a*.bias": 0.5, "b.*": 0.02}, density=rest)
+    return micro.SparseReducer(micro.TopK(scope="layer"), policy, seed=seed)
+
+
 def reduced_energies(outcome: Outcome, rank: int) -> float:
     """Header of the gather exchange; every other step, three float64 energies summed over the ranks."""
     return rows(8)(outcome, rank) + (all_reduce(24, outcome.world_size) if outcome.num_extra else 0.0)
@@ -73,6 +80,16 @@ ROWS: tuple[Row, ...] = (
         indices=lists(4),
         values=raw_lists,
         num_collectives=3,
+    ),
+    Row(
+        name="topk+layers+by_name",
+        make=by_name,
+        band=LAYERS,
+        counts=no_bytes,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=2,
+        follows_density=False,
     ),
     Row(
         name="accordion",

@@ -1,9 +1,13 @@
 """The density asked for is the density given, at every step of a schedule."""
 
 import math
+import re
+from collections.abc import Callable
+from contextlib import closing
 from itertools import pairwise
 
 import pytest
+import torch
 
 import micro
 from micro.density.base import target_count
@@ -80,3 +84,100 @@ def test_a_warm_up_ends_at_the_density_itself_and_not_beside_it() -> None:
 )
 def test_k_is_rounded_down_but_at_least_one(density: float, numel: int, k: int) -> None:
     assert target_count(density, numel) == k
+
+
+# --- a density of 1: no index travels ---------------------------------------------------------------------------------
+
+LAYERS = micro.Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
+
+
+def drawn(step: int) -> torch.Tensor:
+    return torch.randn(3, LAYERS.numel, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+SENDING: dict[str, dict[str, object]] = {
+    "topk, gather": {"selector": micro.TopK(), "exchange": micro.Gather()},
+    "topk, dsa": {"selector": micro.TopK(), "exchange": micro.DSA()},
+    "topk, oktopk": {"selector": micro.TopK(), "exchange": micro.Oktopk()},
+    "topk by layer": {"selector": micro.TopK(scope="layer")},
+    "micro": {"selector": micro.Micro()},
+    "micro by tensor": {"selector": micro.PerTensor(selector=micro.Micro())},
+    "leader": {"selector": micro.Leader()},
+    "gaussiank": {"selector": micro.GaussianK(), "exchange": micro.Gather()},
+    "in pieces": {"selector": micro.TopK(), "exchange": micro.InPieces(each=micro.Gather(), ends=(100, 257))},
+    "momentum": {"selector": micro.TopK(), "feedback": micro.MomentumCorrection(momentum=0.5)},
+}
+
+
+@pytest.mark.parametrize("name", SENDING)
+def test_a_warm_up_from_one_begins_as_dense_training(name: str) -> None:
+    density = micro.WarmUp(density=0.1, start_density=1.0, steps=2, stages=1)
+    reducer = micro.SparseReducer(density=density, **SENDING[name])  # type: ignore[arg-type]
+    with closing(micro.Simulation(reducer, LAYERS, 3, dtype=torch.float64)) as simulation:
+        for step in range(4):
+            out = simulation.step(drawn(step), residuals=True)
+            stats = out.stats[0]
+            assert out.residuals is not None
+            if step < 2:
+                assert stats.indices_bytes == stats.counts_bytes == 0
+                assert stats.global_count == stats.target_count == LAYERS.numel
+                assert not out.residuals.any()
+                assert {op for op, _ in stats.calls} == {"all_reduce"}
+            else:
+                assert out.residuals.any()
+                assert stats.global_count < LAYERS.numel
+            if step == 0:
+                torch.testing.assert_close(out.update, drawn(step).mean(0))
+
+
+def test_a_codec_is_at_work_at_a_density_of_one_too() -> None:
+    reducer = micro.SparseReducer(micro.TopK(), 1.0, exchange=micro.Gather(), codec=micro.Half())
+    with closing(micro.Simulation(reducer, LAYERS, 3, dtype=torch.float64)) as simulation:
+        out = simulation.step(drawn(0), residuals=True)
+    assert out.residuals is not None
+    assert out.residuals.any(), "the rounding to half precision"
+    torch.testing.assert_close(3 * out.update + out.residuals.sum(0), drawn(0).sum(0))
+
+
+@pytest.mark.parametrize("selector", [micro.Threshold(), micro.PublishedMicro()])
+def test_what_follows_no_density_or_a_published_rule_stays_as_it_is(selector: micro.Selector[object]) -> None:
+    reducer = micro.SparseReducer(selector, 1.0)
+    assert reducer.at(1.0) is reducer
+
+
+# --- by name ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("selector", [micro.TopK(scope="layer"), micro.PerTensor(selector=micro.Micro())])
+def test_parameters_have_the_density_of_the_first_pattern_that_matches(selector: micro.Selector[object]) -> None:
+    policy = micro.ByName(patterns={"*.bias": 1.0, "a.*": 0.25, "*": 0.1}, density=0.5)
+    reducer = micro.SparseReducer(selector, policy, exchange=micro.Union())
+    with closing(micro.Simulation(reducer, LAYERS, 1, dtype=torch.float64)) as simulation:
+        out = simulation.step(drawn(0)[:1])
+    updated = {name: int((piece != 0).sum()) for name, piece in LAYERS.split(out.update).items()}
+    assert updated == {"a.weight": 32, "a.bias": 8, "b.weight": 12}
+    assert out.stats[0].target_count == 52
+    assert out.stats[0].target_density == 52 / LAYERS.numel
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (lambda: micro.ByName(patterns={}, density=0.1), "patterns of by_name must be densities by pattern, got {}"),
+        (lambda: micro.ByName(patterns={"a": 2.0}, density=0.1), "density of 'a' must be in (0, 1], got 2.0"),
+        (lambda: micro.ByName(patterns={"a": 0.2}, density=0.0), "density must be in (0, 1], got 0.0"),
+        (
+            lambda: micro.SparseReducer(micro.Micro(), micro.ByName(patterns={"a": 0.2}, density=0.1)),
+            "density by_name differs by layer, micro does not: use topk, scope=layer, or per_tensor",
+        ),
+        (
+            lambda: micro.SparseReducer(
+                micro.TopK(scope="layer"), micro.ByName(patterns={"c*": 0.2}, density=0.1)
+            ).check_parameters({"a": (1,)}),
+            "patterns: no trained parameter is called 'c*', there are 'a'",
+        ),
+    ],
+)
+def test_densities_by_name_that_make_no_sense_are_refused(work: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        work()

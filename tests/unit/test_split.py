@@ -142,8 +142,8 @@ def test_the_mean_of_residuals_serves_another_number_of_workers() -> None:
     with closing(simulation(reducer)) as split:
         split.step(gradients(0))
         expected = torch.stack(split.residuals()).mean(0)
-        (saved,) = average(reducer, [[rank] for rank in split.state_dict()["ranks"]])
-    state = reducer.load(saved, torch.float64, torch.device("cpu"))
+        (saved,) = average([{"buckets": [rank]} for rank in split.state_dict()["ranks"]], 1)
+    state = reducer.load(saved["buckets"][0], torch.float64, torch.device("cpu"))
     assert torch.equal(state.residual, expected)
     assert state.step == 1
 

@@ -1,0 +1,61 @@
+"""Another density for some parameters, by their names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.density.base import Density, Target, check_density, target_count
+from micro.flat import Layout
+from micro.names import check_matched, matches
+from micro.parts import NoState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByName(Density[NoState]):
+    """A density for the parameters whose names match a pattern, and one for all others.
+
+    It goes with selectors that look at each parameter separately: ``TopK(scope="layer")``, ``PerTensor``.
+
+    Args:
+        patterns: densities by pattern, for instance ``{"embed*": 0.1}``: ``*`` is any text, ``?`` one character,
+            ``[ab]`` a or b; the first that matches counts.
+        density: of the parameters that no pattern matches.
+
+    Raises:
+        ValueError: no patterns, or a density outside of (0, 1]; from check_parameters: a pattern that matches nothing.
+    """
+
+    patterns: Mapping[str, float] | tuple[tuple[str, float], ...]
+    density: float
+    name: ClassVar[str] = "by_name"
+    by_layer: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        if not isinstance(self.patterns, Mapping | tuple) or not self.patterns:
+            raise ValueError(f"patterns of by_name must be densities by pattern, got {self.patterns!r}")
+        object.__setattr__(self, "patterns", self._pairs)
+        for pattern, density in self._pairs:
+            check_density(density, f"density of '{pattern}'")
+
+    @property
+    def _pairs(self) -> tuple[tuple[str, float], ...]:
+        return tuple(self.patterns.items()) if isinstance(self.patterns, Mapping) else self.patterns
+
+    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a model in which a pattern matches nothing; see Density."""
+        check_matched([pattern for pattern, _ in self._pairs], shapes, "patterns")
+
+    def of(self, name: str) -> float:
+        """Return the density of the parameter of this name."""
+        return next((density for pattern, density in self._pairs if matches((pattern,), name)), self.density)
+
+    def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
+        """Return the density of each parameter, and of the whole."""
+        densities = tuple(map(self.of, layout.names))
+        pairs = zip(densities, layout.numels, strict=True)
+        count = sum(target_count(density, numel) for density, numel in pairs if numel)
+        return Target(count / layout.numel, count, densities)
