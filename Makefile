@@ -101,7 +101,7 @@ bench: $(READY) ## measure the cost of a step against its floor, and of the loop
 
 lock: ## renew requirements.lock from pyproject.toml
 	@$(PYTHON) -m venv --clear $(VENV)-lock
-	@$(VENV)-lock/bin/pip install --quiet --editable '.[experiments,zoo,dev,docs]'
+	@$(VENV)-lock/bin/pip install --quiet --editable '.[experiments,zoo,frameworks,dev,docs]'
 	@{ echo "# All pins, made by 'make lock' from pyproject.toml. Packages for NVIDIA GPUs exist for Linux alone."; \
 	   $(VENV)-lock/bin/pip freeze --exclude-editable --exclude pip --exclude setuptools | \
 	   sed -E 's/^((nvidia|cuda)-.*|triton==.*)$$/\1 ; sys_platform == "linux"/'; } > requirements.lock

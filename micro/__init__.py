@@ -39,7 +39,7 @@ from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.comm import Comm, GroupComm, SoloComm, Traffic
-from micro.ddp import Attachment, RankStates, attach, detach
+from micro.ddp import AllRanks, Attachment, RankStates, attach, detach
 from micro.density.accordion import Accordion
 from micro.density.accordion_published import PublishedAccordion
 from micro.density.base import Density, DensitySchedule, Target, target_count
@@ -108,6 +108,7 @@ __all__ = [
     "DSA",
     "QSGD",
     "Accordion",
+    "AllRanks",
     "Attachment",
     "BFloat16",
     "Bitmap",

@@ -234,3 +234,10 @@ def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list
     items: list[object] = [None] * dist.get_world_size(group)
     dist.all_gather_object(items, item, group=group)
     return items
+
+
+def gather_objects_at_first(item: object, group: dist.ProcessGroup | None = None) -> list[object] | None:
+    """Return every rank's picklable ``item`` in rank order on the group's first rank, None on all others."""
+    items: list[object] | None = [None] * dist.get_world_size(group) if dist.get_rank(group) == 0 else None
+    dist.gather_object(item, items, group=group, group_dst=0)
+    return items

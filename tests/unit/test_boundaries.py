@@ -23,6 +23,7 @@ LEVELS = (  # the packages of experiments/: each imports from the levels above i
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 OPTIONAL = ("timm", "torchvision", "transformers")  # for models/, where a function that needs one imports it
+FRAMEWORKS = {"micro.integrations.lightning": "lightning", "micro.integrations.transformers": "transformers"}
 COLLECTIVES = {
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
     *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),
@@ -157,6 +158,10 @@ def micro_may_import(module: str, name: str) -> bool:
             "micro.ddp.checks",
             "micro.ddp.hook",
         )  # the hook is given DDP's own bucket
+    if is_in(module, "micro.integrations"):
+        return is_own_or_standard(name, "micro", "torch", FRAMEWORKS.get(module, "micro"))
+    if is_in(name, "micro.integrations"):
+        return False  # who uses a tool imports its module
     if is_in(module, "micro.kernels"):
         return is_own_or_standard(name, "micro.kernels", "micro", "torch", "numpy", "numba", "llvmlite", "triton")
     if is_in(name, "micro.planning") and not is_in(module, "micro.planning"):
@@ -226,6 +231,10 @@ def test_tables_need_no_drawing_library() -> None:
         ("micro.selectors.micro_rules.agreed", "from ...exchanges.base import mean_of"),
         ("micro.exchanges.union", "from micro.selectors.base import Selector"),
         ("micro.kernels.cpu", "import pandas"),
+        ("micro.ddp.attachment", "from micro.integrations import lightning"),
+        ("micro.ddp.attachment", "def late():\n    import accelerate"),
+        ("micro.integrations.transformers", "import lightning"),
+        ("micro.integrations.lightning", "import torch.distributed as dist\ndist.barrier()"),
         ("micro.ddp.attachment", "import torch.distributed as dist\ndist.all_reduce(x)"),
         ("micro.ddp.attachment", "from torch import distributed as d\nf = d.broadcast"),
         ("micro.ddp.attachment", "import torch\ntorch.distributed.barrier()"),

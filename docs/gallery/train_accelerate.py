@@ -1,0 +1,57 @@
+"""Train a GPT with Accelerate, save, and go on from the checkpoint.
+
+accelerate launch --cpu --num_processes 2 train_accelerate.py 1   # one epoch
+accelerate launch --cpu --num_processes 2 train_accelerate.py 3   # goes on to the third
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from gpt import GPT, Text
+from torch import nn
+from torch.utils.data import DataLoader
+
+import micro
+
+
+class Progress:
+    """The number of epochs done, in a form that Accelerate saves."""
+
+    epochs = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what is saved."""
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, saved: dict[str, int]) -> None:
+        """Take over what was saved."""
+        self.epochs = saved["epochs"]
+
+
+def main(epochs: int, folder: Path) -> nn.Module:
+    """Train up to ``epochs`` in all; the checkpoint lies in ``folder``."""
+    accelerator, network, progress = Accelerator(cpu=True), GPT(), Progress()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(network, optimizer, DataLoader(Text(), batch_size=8))
+    attachment = micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.05))
+    accelerator.register_for_checkpointing(micro.AllRanks(attachment), progress)
+    if folder.exists():
+        accelerator.load_state(folder)
+
+    while progress.epochs < epochs:
+        for batch in loader:
+            loss = model(**batch)["loss"]
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+        accelerator.print(f"epoch {progress.epochs}: loss {loss:.4f}")
+        progress.epochs += 1
+        accelerator.save_state(folder)
+    accelerator.wait_for_everyone()
+    return model
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path("checkpoints"))

@@ -1,0 +1,52 @@
+"""Train a GPT with plain DistributedDataParallel, save, and go on from the checkpoint.
+
+torchrun --nproc-per-node 2 train_ddp.py 1   # one epoch
+torchrun --nproc-per-node 2 train_ddp.py 3   # goes on to the third
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpt import GPT, Text, batches_of
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import micro
+
+
+def main(epochs: int, folder: Path) -> DistributedDataParallel:
+    """Train up to ``epochs`` in all; the checkpoint lies in ``folder``."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model = DistributedDataParallel(GPT())
+    attachment = micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.05))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(Text(), batch_sampler=batches_of(rank, world_size))
+
+    first, own = 0, folder / f"rank{rank}.pt"  # every rank has a file of its own: its residuals are not those of others
+    if own.exists():
+        saved = torch.load(own)
+        first = saved["epoch"]
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        attachment.load_state_dict(saved["micro"])
+
+    for epoch in range(first, epochs):
+        for batch in loader:
+            loss = model(**batch)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({"epoch": epoch + 1, **state, "micro": attachment.state_dict()}, own)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {loss:.4f}, density {attachment.stats[0].global_density:.3f}")
+    return model
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path("checkpoints"))
+    dist.destroy_process_group()

@@ -1,0 +1,73 @@
+"""A callback for Lightning's Trainer. Accelerate and Fabric need none: see micro.AllRanks."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from micro.comm import gather_objects_at_first
+from micro.ddp import AllRanks, Attachment, attach
+from micro.reducers.base import Reducer
+
+
+class MicroCallback(Callback):
+    """Attach a reducer to the model of a DDP strategy, from the start of a fit to its end.
+
+        Trainer(strategy="ddp", callbacks=[MicroCallback(micro.SparseReducer(micro.Micro(), density=0.01))])
+
+    The Trainer's checkpoints hold the states of all ranks (see micro.AllRanks), and a fit with ``ckpt_path`` goes on
+    from them.
+
+    Args:
+        reducer, settings: as for micro.attach.
+        resize: average the states of another number of ranks, and do not refuse them.
+
+    Attributes:
+        attachment: what is attached, None before the first fit.
+
+    Raises:
+        ValueError: at the start of a fit, where the strategy has no DistributedDataParallel; see micro.attach.
+    """
+
+    def __init__(self, reducer: Reducer, *, resize: bool = False, **settings: Any) -> None:
+        self.attachment: Attachment | None = None
+        self._reducer = reducer
+        self._resize = resize
+        self._settings = settings
+        self._saved: dict[str, Any] | None = None
+        self._is_attached = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach to the model, which the strategy has wrapped by now."""
+        self._close()
+        self.attachment = attach(trainer.strategy.model, self._reducer, **self._settings)
+        self._is_attached = True
+        self._load()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Close the attachment; its statistics stay."""
+        self._close()
+        self._saved = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all ranks on rank 0, which writes the checkpoint; called on all ranks."""
+        if self.attachment is None:
+            return {}
+        if self._is_attached:
+            return AllRanks(self.attachment).state_dict()
+        states = gather_objects_at_first(self.attachment.state_dict())  # after the fit: its own group is closed
+        return {} if states is None else {"ranks": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint; before the fit begins it is kept until then."""
+        self._saved = state_dict
+        self._load()
+
+    def _load(self) -> None:
+        if self._saved is not None and self.attachment is not None and self._is_attached:
+            AllRanks(self.attachment, resize=self._resize).load_state_dict(self._saved)
+            self._saved = None
+
+    def _close(self) -> None:
+        self._is_attached = False
+        if self.attachment is not None:
+            self.attachment.close()

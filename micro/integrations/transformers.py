@@ -1,0 +1,95 @@
+"""A callback for the Trainer of transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from micro.ddp import Attachment, attach
+from micro.reducers.base import Reducer
+from micro.resizing import average
+
+
+class MicroCallback(TrainerCallback):
+    """Attach a reducer to the Trainer's model, from the start of a training to its end.
+
+        trainer.add_callback(MicroCallback(trainer, micro.SparseReducer(micro.Micro(), density=0.01)))
+
+    Every rank adds a file of its own to the Trainer's checkpoints, ``micro_rank0.pt`` and so on, beside the Trainer's
+    own ``rng_state_0.pth``; ``trainer.train(resume_from_checkpoint=...)`` goes on from them.
+
+    Args:
+        trainer: whose ``train`` is noted, for it tells callbacks not from which checkpoint it resumes.
+        reducer, settings: as for micro.attach.
+        resize: average the states of another number of ranks, and do not refuse them.
+
+    Attributes:
+        attachment: what is attached, None before the first training.
+
+    Raises:
+        ValueError: out of ``train``, where there is one process only (its model is in no DistributedDataParallel), or
+            the checkpoint has no file of this rank, or one that does not fit; see micro.attach.
+    """
+
+    def __init__(self, trainer: Trainer, reducer: Reducer, *, resize: bool = False, **settings: Any) -> None:
+        self.attachment: Attachment | None = None
+        self._trainer = trainer
+        self._reducer = reducer
+        self._resize = resize
+        self._settings = settings
+        self._resumes_from: Path | None = None
+        self._train = trainer.train
+        trainer.train = self._noting_train
+
+    def _noting_train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **settings: Any) -> Any:
+        found = resume_from_checkpoint
+        if found is True:
+            found = get_last_checkpoint(self._trainer.args.output_dir)
+        self._resumes_from = Path(found) if found else None
+        return self._train(resume_from_checkpoint, *args, **settings)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Attach to the model, which Accelerate has wrapped by now, and load this rank's file."""
+        if self.attachment is not None:  # of an attempt that failed, or of a training before
+            self.attachment.close()
+        self.attachment = attach(self._trainer.model_wrapped, self._reducer, **self._settings)
+        if self._resumes_from is not None:
+            self.attachment.load_state_dict(self._read(self._resumes_from, self.attachment))
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Add this rank's file to the checkpoint."""
+        if self.attachment is not None and not args.save_only_model:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(self.attachment.state_dict(), _file(folder, self.attachment.comm.rank))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Close the attachment; its statistics stay."""
+        if self.attachment is not None:
+            self.attachment.close()
+
+    def _read(self, folder: Path, attachment: Attachment) -> dict[str, Any]:
+        rank, world_size = attachment.comm.rank, attachment.comm.world_size
+        own, files = _file(folder, rank), sorted(folder.glob("micro_rank*.pt"))
+        if not files:
+            raise ValueError(f"{folder} has no files micro_rank*.pt: it was saved without this callback")
+        saved = _load(own if own in files else files[0])
+        if saved["world_size"] == world_size:
+            return saved  # one of another rank is refused when it is loaded
+        if not self._resize:
+            raise ValueError(
+                f"{folder} is of {saved['world_size']} ranks, this group has {world_size}: start as many, or average "
+                "them with MicroCallback(..., resize=True)"
+            )
+        return average([_load(_file(folder, old)) for old in range(saved["world_size"])], world_size)[rank]
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"micro_rank{rank}.pt"
+
+
+def _load(path: Path) -> dict[str, Any]:
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return saved
