@@ -327,9 +327,8 @@ class Attachment:
         """Let backward go by in this context without reducing anything.
 
         DDP makes new buckets before its second forward, in the order in which gradients were ready in the first
-        backward. One rehearsal on all ranks before the first step, or before the first after a restart, lets every
-        step have the buckets that it would have in a run that was never interrupted. The gradients are this rank's own
-        then.
+        backward. One rehearsal on all ranks before the first step lets every step have the same buckets. The gradients
+        are this rank's own then. After a restart ``load_state_dict`` does what is needed, unless parameters have hooks.
         """
         self._is_rehearsing = True
         try:
