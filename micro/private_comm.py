@@ -36,9 +36,11 @@ class PrivateComm(GroupComm):
     def abort(self, error: BaseException) -> None:
         """Close after an error on this rank, so that the other ranks fail too and do not wait for it."""
         if self._group is not None:
-            self._group.abort()  # NCCL's kernels end; gloo's sockets are closed when nothing refers to the group
+            with suppress(RuntimeError):  # a backend that has none
+                self._group.abort()  # NCCL's kernels end; gloo's sockets are closed when nothing refers to the group
         _clear_frames(error)
-        self.close()
+        with suppress(RuntimeError):  # the error that this follows is the one to be raised
+            self.close()
 
 
 def _new_group_like(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:

@@ -16,7 +16,7 @@ from micro.ddp.bucket_order import replay
 from micro.ddp.checks import (
     check_group,
     check_lane,
-    check_module,
+    check_model,
     check_on_step,
     check_parameters,
     check_reducer,
@@ -105,7 +105,7 @@ def attach(
     """
     model = unwrapped(model)
     with refused_together(model):
-        check_module(model.module)
+        check_model(model)
         check_clip(clip)
         check_on_step(on_step)
         lane = check_lane(lane, model)

@@ -53,9 +53,14 @@ def check_reducer(reducer: object) -> Reducer:
     raise ValueError(f"reducer must be a micro.Reducer, got {what}: build one, as in {example}")
 
 
-def check_module(module: nn.Module) -> None:
-    """Raise ValueError where the module makes sparse gradients."""
-    for name, inner in module.named_modules():
+def check_model(model: DistributedDataParallel) -> None:
+    """Raise ValueError where DDP has no buckets, or the module makes sparse gradients."""
+    if getattr(model, "_use_python_reducer", False):
+        raise ValueError(
+            "model was wrapped while torch._dynamo.config.optimize_ddp was 'python_reducer', with which DDP has no "
+            "buckets: wrap it with 'ddp_optimizer'"
+        )
+    for name, inner in model.module.named_modules():
         if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse:
             where = f"'{name}'" if name else f"the model, an {type(inner).__name__},"
             raise ValueError(f"gradients must be dense tensors, {where} makes sparse ones: build it with sparse=False")

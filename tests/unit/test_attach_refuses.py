@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -80,6 +81,13 @@ def test_what_is_no_limit_of_a_norm_is_refused(clip: object) -> None:
 def test_sparse_gradients_are_refused_with_the_name_of_their_module(module: nn.Module, where: str) -> None:
     said = refusal(DistributedDataParallel(module), lambda model: micro.attach(model, GOOD))
     assert said == f"gradients must be dense tensors, {where} sparse ones: build it with sparse=False"
+
+
+def test_a_model_for_compiled_autograd_is_refused() -> None:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        model = wrapped()
+    said = refusal(model, lambda model: micro.attach(model, GOOD))
+    assert said.startswith("model was wrapped while torch._dynamo.config.optimize_ddp was 'python_reducer'")
 
 
 def test_a_group_that_does_not_fit_is_refused() -> None:
