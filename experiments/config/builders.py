@@ -55,22 +55,29 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
     """
     parts, common = config.sparsifier, {"nonfinite": config.nonfinite, "seed": config.seed}
     try:
-        if parts.reducer != "sparse":
+        if part_name(parts.reducer) not in ("sparse", "split"):
             _refuse_parts(config)
             return micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
-        if parts.selector is None:
-            raise UserError("sparsifier.selector is missing: say which indices to send, or choose sparsifier=dense")
-        return micro.SparseReducer(
-            selector=micro.build(micro.Selector, parts.selector),
-            density=_density(config, steps_per_epoch),
-            exchange=micro.build(micro.Exchange, parts.exchange),
-            codec=micro.build(micro.Codec, parts.codec),
-            indices=micro.build(micro.IndexCodec, parts.indices),
-            feedback=micro.build(micro.Feedback, _feedback(config)),
-            **common,  # type: ignore[arg-type]
-        )
+        sparse = _composed(config, steps_per_epoch, common)
+        return sparse if parts.reducer == "sparse" else micro.build(micro.Reducer, parts.reducer, reducer=sparse)
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from None
+
+
+def _composed(config: TrainConfig, steps_per_epoch: int, common: dict[str, Any]) -> micro.SparseReducer:
+    """Return the composition of the sparsifier's parts."""
+    parts = config.sparsifier
+    if parts.selector is None:
+        raise UserError("sparsifier.selector is missing: say which indices to send, or choose sparsifier=dense")
+    return micro.SparseReducer(
+        selector=micro.build(micro.Selector, parts.selector),
+        density=_density(config, steps_per_epoch),
+        exchange=micro.build(micro.Exchange, parts.exchange),
+        codec=micro.build(micro.Codec, parts.codec),
+        indices=micro.build(micro.IndexCodec, parts.indices),
+        feedback=micro.build(micro.Feedback, _feedback(config)),
+        **common,
+    )
 
 
 def build_schedule(config: TrainConfig) -> Schedule | None:

@@ -51,7 +51,9 @@ class SparsifierConfig:
     layer and with time; without one, density and density_warmup do.
 
     Attributes:
-        reducer: sparse: the composition of the parts below; dense, fft and powersgd have none of them.
+        reducer: sparse: the composition of the parts below; dense, fft and powersgd have none of them. split: the
+            composition for some parameters, the others dense: {name: split, min_dims: 2} takes biases and norms out,
+            {name: split, dense: ["embed*"], start_step: 100} embeddings, and the first 100 steps of all.
         selector: which indices are sent; null: none are chosen, the reducer is no composition.
         exchange: how the indices and values of all workers meet.
         codec: what values travel as.

@@ -10,10 +10,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import data
-from experiments.config.builders import build_model, check_parts
+from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, from_yaml
+from experiments.config.schema import TrainConfig, from_yaml, part_name
 from experiments.config.slurm_settings import IN_JOB
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.tracking.wandb_account import check_wandb
@@ -56,6 +56,8 @@ def check_content(config: TrainConfig) -> None:
         check_task(config, info)
         with torch.device("meta"), _SkipInitialization():
             model = build_model(config, info.sizes)
+        trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+        build_reducer(config).check_parameters(trained)
     except ValueError as error:
         raise UserError(str(error)) from None
     make_plan(config, model)
@@ -89,6 +91,8 @@ def _content_key(config: TrainConfig) -> tuple[str, ...]:
         parts += [config.sparsifier, config.density]
     if config.start_from:  # a checkpoint must be of the same method
         parts += [config.sparsifier, config.optimizer]
+    if part_name(config.sparsifier.reducer) == "split" or config.sparsifier.policy:  # may name the model's parameters
+        parts += [config.sparsifier]
     return tuple(str(part) for part in parts)
 
 

@@ -38,6 +38,7 @@ class SimulatedWorkers(Workers):
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         layout = micro.Layout.of({name: self._parameters[name] for name in self._ready_order()})
         reducer = scoped(build_reducer(config, steps_per_epoch=self.num_steps), config.scope)
+        reducer.check_parameters(dict(zip(layout.names, layout.shapes, strict=True)))
         self._simulation = micro.Simulation(reducer, layout, config.world_size, device=task.device)
         self._rows = torch.zeros(config.world_size, layout.numel, device=task.device)
 

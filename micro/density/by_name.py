@@ -1,6 +1,6 @@
 """Another density for some parameters, by their names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Density, Target, check_density, target_count
 from micro.flat import Layout
-from micro.names import check_matched, matches
+from micro.names import as_patterns, check_matched, matches
 from micro.parts import NoState
 
 
@@ -21,29 +21,35 @@ class ByName(Density[NoState]):
 
     Args:
         patterns: densities by pattern, for instance ``{"embed*": 0.1}``: ``*`` is any text, ``?`` one character,
-            ``[ab]`` a or b; the first that matches counts.
+            ``[ab]`` a or b; the first that matches counts. A mapping, or pairs of both.
         density: of the parameters that no pattern matches.
 
     Raises:
         ValueError: no patterns, or a density outside of (0, 1]; from check_parameters: a pattern that matches nothing.
     """
 
-    patterns: Mapping[str, float] | tuple[tuple[str, float], ...]
+    patterns: Mapping[str, float] | Sequence[tuple[str, float]]
     density: float
     name: ClassVar[str] = "by_name"
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_density(self.density)
-        if not isinstance(self.patterns, Mapping | tuple) or not self.patterns:
+        pairs = self.patterns.items() if isinstance(self.patterns, Mapping) else self.patterns
+        try:
+            checked = tuple((as_patterns(pattern, "patterns")[0], density) for pattern, density in pairs)
+        except (TypeError, ValueError):
+            checked = ()
+        if not checked:
             raise ValueError(f"patterns of by_name must be densities by pattern, got {self.patterns!r}")
-        object.__setattr__(self, "patterns", self._pairs)
-        for pattern, density in self._pairs:
+        for pattern, density in checked:
             check_density(density, f"density of '{pattern}'")
+        object.__setattr__(self, "patterns", checked)
 
     @property
     def _pairs(self) -> tuple[tuple[str, float], ...]:
-        return tuple(self.patterns.items()) if isinstance(self.patterns, Mapping) else self.patterns
+        assert isinstance(self.patterns, tuple)
+        return self.patterns
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model in which a pattern matches nothing; see Density."""

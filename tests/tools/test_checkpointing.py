@@ -23,6 +23,7 @@ CASES = {
     "momentum before": [*IMAGES, "sparsifier=topk", "optimizer.momentum_at=gradient", "optimizer.clip=0.5"],
     "rate inside": [*IMAGES, "sparsifier=micro", "optimizer.lr_at=gradient", "accumulate=2"],
     "published": [*IMAGES, "sparsifier=micro_published", "optimizer=sgd_published", "precision=bfloat16"],
+    "split": [*IMAGES, "sparsifier=micro", "sparsifier.reducer={name:split,min_dims:2,start_step:5}"],
     "by tensor": [*IMAGES, "sparsifier=micro", "scope=tensor"],
     "carry and dropout": [*LETTERS, "batch_size=4", "dataset.sequence_length=10", "epochs=2", "sparsifier=micro"],
     "pairs": [*PAIRS, "epochs=1", "sparsifier=micro"],

@@ -100,6 +100,20 @@ def test_a_mistake_is_one_line(word: str) -> None:
         (("cluster.num_threads=0",), "cluster.num_threads must be at least 1, got 0"),
         (("optimizer.nesterov=pytorch", "optimizer.momentum=0"), "nesterov=pytorch needs a momentum"),
         (("cluster=nodes",), "rdzv_endpoint"),
+        (
+            ("sparsifier.reducer={name:split}",),
+            "split reduces nothing densely: set dense, only, min_dims or start_step",
+        ),
+        (("sparsifier.reducer={name:split,dense:['*norm*']}",), r"dense: no trained parameter is called '\*norm\*'"),
+        (("sparsifier.reducer={name:split,min_dim:2}",), "has .* got 'min_dim'; did you mean 'min_dims'"),
+        (
+            ("sparsifier=topk_layers", "sparsifier.policy={name:by_name,patterns:[['embed*',0.1]]}"),
+            r"patterns: no trained parameter is called 'embed\*'",
+        ),
+        (
+            ("sparsifier=dgc", "optimizer.momentum=0", "sparsifier.reducer={name:split,min_dims:2}"),
+            "feedback momentum holds the optimizer's momentum, which dense parameters",
+        ),
         (("dataset=cifar10", "model=resnet20", "dataset.root=/nowhere"), "/nowhere"),
     ],
 )

@@ -150,6 +150,7 @@ def test_what_follows_no_density_or_a_published_rule_stays_as_it_is(selector: mi
 
 @pytest.mark.parametrize("selector", [micro.TopK(scope="layer"), micro.PerTensor(selector=micro.Micro())])
 def test_parameters_have_the_density_of_the_first_pattern_that_matches(selector: micro.Selector[object]) -> None:
+    assert micro.ByName(patterns=[("a", 0.2)], density=0.1) == micro.ByName(patterns={"a": 0.2}, density=0.1)
     policy = micro.ByName(patterns={"*.bias": 1.0, "a.*": 0.25, "*": 0.1}, density=0.5)
     reducer = micro.SparseReducer(selector, policy, exchange=micro.Union())
     with closing(micro.Simulation(reducer, LAYERS, 1, dtype=torch.float64)) as simulation:
@@ -164,6 +165,10 @@ def test_parameters_have_the_density_of_the_first_pattern_that_matches(selector:
     ("work", "message"),
     [
         (lambda: micro.ByName(patterns={}, density=0.1), "patterns of by_name must be densities by pattern, got {}"),
+        (
+            lambda: micro.ByName(patterns=[0.1], density=0.1),
+            "patterns of by_name must be densities by pattern, got [0.1]",
+        ),  # type: ignore[list-item]
         (lambda: micro.ByName(patterns={"a": 2.0}, density=0.1), "density of 'a' must be in (0, 1], got 2.0"),
         (lambda: micro.ByName(patterns={"a": 0.2}, density=0.0), "density must be in (0, 1], got 0.0"),
         (
