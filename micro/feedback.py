@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels.reference import first_nonfinite
+from micro.kernels.reference import is_ordinary, too_large
 from micro.parts import Part
 from micro.sparse import SparseValues
 
@@ -52,7 +52,8 @@ class Feedback(Part, ABC):
             memory: what was kept; its residual may become the accumulator.
             grad: (numel,) may become the accumulator, or zero.
         Returns:
-            acc (numel,), finite; the index of the first NaN or Inf of the gradient, which was left out, or None.
+            acc (numel,), finite also where ranks are added up; the index of the first NaN, Inf or number so large that
+            sums would overflow, which was left out; or None.
         """
 
     @abstractmethod
@@ -124,8 +125,8 @@ class NoFeedback(Feedback):
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
         """Return the gradient itself, in single precision at least."""
-        first_bad = _drop_nonfinite_(grad)
-        return grad.to(memory["residual"].dtype), first_bad
+        acc = grad.to(memory["residual"].dtype)
+        return acc, None if is_ordinary(acc, acc.dtype) else _drop_too_large_(acc)
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Forget the accumulator, which may be the gradient."""
@@ -175,7 +176,8 @@ class MomentumCorrection(Feedback):
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
         """Add the gradient to the momentum, and that to the residual, in place; return the residual."""
         residual, momentum = memory["residual"], memory["momentum"]
-        first_bad = _drop_nonfinite_(grad)
+        ordinary = is_ordinary(grad, residual.dtype)
+        first_bad = None if ordinary else _drop_too_large_(grad)
         if self.clip is not None:
             _clip_(grad, self.clip / math.sqrt(world_size))
         if self.nesterov:
@@ -185,6 +187,8 @@ class MomentumCorrection(Feedback):
             torch.add(grad, momentum, alpha=self.momentum, out=momentum)
         residual.add_(momentum)
         grad.zero_()
+        if not ordinary:
+            first_bad = _first_of(first_bad, _drop_too_large_(momentum), _drop_too_large_(residual))
         return residual, first_bad
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
@@ -206,12 +210,18 @@ def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     vector[indices] = values
 
 
-def _drop_nonfinite_(grad: Tensor) -> int | None:
-    """Set NaN and Inf in ``grad`` (numel,) to zero; return the index of the first, None where there was none."""
-    first_bad = first_nonfinite(grad)
-    if first_bad is not None:
-        grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    return first_bad
+def _drop_too_large_(vector: Tensor) -> int | None:
+    """Set what is not finite, or counts as infinite, to zero; return the index of the first, or None."""
+    is_bad = too_large(vector)
+    bad = torch.nonzero(is_bad).view(-1)
+    if not bad.numel():
+        return None
+    vector.masked_fill_(is_bad, 0.0)
+    return int(bad[0])  # host sync: only after something was found
+
+
+def _first_of(*indices: int | None) -> int | None:
+    return min((index for index in indices if index is not None), default=None)
 
 
 def _clip_(grad: Tensor, largest: float) -> None:

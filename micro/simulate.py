@@ -12,6 +12,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
+from micro.nonfinite import NonFiniteGradient
 from micro.reducers.base import BucketState, Reducer
 from micro.stats import StepStats
 
@@ -234,11 +235,19 @@ class Simulation:
             given = f"{tuple(gradients.shape)} of {gradients.dtype}"
             raise ValueError(f"gradients must be {expected} of {self.dtype}, got {given}")
 
-        def reduce(comm: Comm) -> StepStats:
+        def reduce(comm: Comm) -> StepStats | NonFiniteGradient:
             comm.begin_step()
-            return self.reducer.reduce_(self._states[comm.rank], gradients[comm.rank], comm)
+            try:
+                return self.reducer.reduce_(self._states[comm.rank], gradients[comm.rank], comm)
+            except NonFiniteGradient as error:  # raised on all ranks: each ends its step before the first is passed on
+                return error
 
-        return self._group.run(reduce)
+        stats = []
+        for answer in self._group.run(reduce):
+            if isinstance(answer, NonFiniteGradient):
+                raise answer
+            stats.append(answer)
+        return stats
 
     def residuals(self) -> list[Tensor]:
         """Return each rank's residual (numel,), not copied; empty where the reducer keeps none."""

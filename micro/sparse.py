@@ -107,3 +107,16 @@ def summed(parts: Sequence[SparseValues]) -> SparseValues:
     for part in parts:  # one after the other, so that sums are the same bits everywhere; each has an index only once
         values.index_add_(0, torch.searchsorted(indices, part.indices), part.values)
     return SparseValues(indices, values)
+
+
+def overflown(parts: Sequence[SparseValues], scale: float) -> Tensor | None:
+    """Return where ``scale`` times any of ``parts`` is not finite, (m,) int32; None where all is finite.
+
+    A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end.
+    """
+    scaled = [part.values if scale == 1 else part.values * scale for part in parts]
+    if bool(torch.isfinite(torch.stack([values.sum() for values in scaled])).all()):  # host sync: what is applied
+        return None
+    bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]
+    indices = torch.cat(bad)
+    return indices if indices.numel() else None

@@ -87,10 +87,11 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     """Add ``grad`` (numel,) to ``residual`` (numel,) and set it to zero, in one pass over both.
 
-    NaN and Inf are left out of the residual.
+    The residual stays finite, and so do sums of as many residuals as there may be ranks. A NaN or Inf of the gradient
+    is left out; zero is kept where a sum reaches the largest number times 2^-28, which is 2^100 in single precision.
 
     Returns:
-        the index of the first NaN or Inf that was left out, None where there was none.
+        the index of the first sum that is not finite or that large, None where there is none.
 
     Raises:
         ValueError: the vectors differ in length; the compiled loops themselves do not look.

@@ -1,5 +1,7 @@
 """What the kernels compute, in plain torch: the oracle of their tests and the fallback where they cannot run."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,13 +36,39 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 
 
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
-    """Add ``grad`` (numel,) to ``residual`` and set it to zero, NaN and Inf left out; return where the first was."""
-    first_bad = first_nonfinite(grad)
-    if first_bad is not None:
-        grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    residual.add_(grad)
+    """Add ``grad`` (numel,) to ``residual`` and set it to zero; return where the first sum is too large, or None."""
+    if is_ordinary(grad, residual.dtype):
+        residual.add_(grad)
+        grad.zero_()
+        return None
+    kept = residual.where(~torch.isfinite(grad), torch.zeros_like(residual))
+    total = residual + grad
+    is_bad = too_large(total)
+    residual.copy_(kept.where(is_bad, total))
     grad.zero_()
-    return first_bad
+    bad = torch.nonzero(is_bad).view(-1)
+    return int(bad[0]) if bad.numel() else None  # host sync: only after something was found
+
+
+def limit(dtype: torch.dtype) -> float:
+    """Return the magnitude from which on a number counts as infinite, so that sums over ranks stay finite."""
+    return 2.0 ** (math.frexp(torch.finfo(dtype).max)[1] - 28)
+
+
+def too_large(vector: Tensor) -> Tensor:
+    """Return (numel,) bool: where ``vector`` is NaN, infinite, or counts as it."""
+    return ~(vector.abs() < limit(vector.dtype))
+
+
+def is_ordinary(grad: Tensor, dtype: torch.dtype) -> bool:
+    """Whether ``grad`` (numel,) is finite, and small beside the limit of ``dtype``: no sum with it can be too large.
+
+    It costs one read. A residual just below the limit may come to lie just above it, which does no harm.
+    """
+    if not grad.numel():
+        return True
+    lowest, highest = torch.stack(torch.aminmax(grad)).tolist()  # host sync: what goes on depends on it
+    return bool(max(-lowest, highest) < limit(dtype) * 2.0**-16)  # False with NaN, which aminmax passes on
 
 
 def first_nonfinite(vector: Tensor) -> int | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from micro.comm import Comm
@@ -40,6 +41,15 @@ class Decision:
 
     stats: tuple[StepStats, ...]
     error: NonFiniteGradient | None = None
+
+
+def cut_(acc: Tensor, indices: Tensor | slice, num_summands: int) -> None:
+    """Cut ``acc`` (numel,) at ``indices``, where an update overflowed, so that sums of ``num_summands`` do not.
+
+    It cannot be kept whole: with numbers so near to the largest there is, every later step would be left out too.
+    """
+    limit = torch.finfo(acc.dtype).max / (2 * num_summands)
+    acc[indices] = acc[indices].clamp(-limit, limit)
 
 
 def decide(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:

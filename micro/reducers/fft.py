@@ -20,7 +20,7 @@ from micro.index_codecs import Bitmap, IndexCodec
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import as_part
-from micro.reducers.attempt import Attempt
+from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.rounding import write_
 from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
@@ -142,6 +142,10 @@ class FFTReducer(Reducer):
             if unsent is not None and self.feedback.name == "residual":
                 acc += unsent
             bad_update = first_nonfinite(grad)
+            if bad_update is not None:
+                undo()
+                undo = nothing_to_undo
+                cut_(acc, slice(None), comm.world_size * numel)
         count, exchange_s = kept.indices.numel(), comm.traffic.elapsed_s - waited
         stats = StepStats(
             step=step,

@@ -17,7 +17,7 @@ from micro.randomness import generator
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.matrices import Batch, batches_of, rest_of
-from micro.reducers.rounding import rounding, write_
+from micro.reducers.rounding import rounded, rounding, write_
 from micro.stats import StepStats, traffic_fields
 
 FEEDBACK = ErrorFeedback()
@@ -101,10 +101,15 @@ class PowerSGD(Reducer):
         if is_finite:
             undo = partial(_put_back, state, zip(batches, matrices, strict=True), rest, own_rest, dict(state.factors))
             self._apply_(state, batches, acc, grad, left, own, right)
-            acc[rest], grad[rest] = 0.0, whole.to(grad.dtype)
+            acc[rest], grad[rest] = 0.0, rounded(whole, grad.dtype)
             if grad.dtype != acc.dtype:
                 acc[rest] = rounding(whole, grad[rest])
             bad_update = first_nonfinite(grad)
+            if bad_update is not None:
+                undo()
+                undo = nothing_to_undo
+                largest = torch.finfo(acc.dtype).max ** 0.5 / acc.numel()  # whose products do not overflow
+                acc.clamp_(-largest, largest)
         is_sound = is_finite and bad_update is None
         findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
         return Attempt(

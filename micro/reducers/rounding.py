@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from micro.sparse import SparseValues, summed
@@ -10,7 +11,8 @@ from micro.sparse import SparseValues, summed
 def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float) -> SparseValues | None:
     """Write ``scale`` times the sum of ``parts`` into ``grad`` (numel,), which is zero.
 
-    Parts of a higher precision than the gradient's are added up in theirs and rounded once.
+    Parts of a higher precision than the gradient's are added up in theirs and rounded once. What is beyond the largest
+    number of the gradient's dtype waits in the residual too: float16 ends at 65,504.
 
     Returns:
         what rounding left out, the same on all ranks; None where parts have the gradient's precision.
@@ -21,17 +23,26 @@ def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float) -> 
         return None
     total = summed(parts)
     mean = total.values * scale
-    rounded = mean.to(grad.dtype)
-    grad[total.indices] = rounded
-    return SparseValues(total.indices, rounding(mean, rounded))
+    lower = rounded(mean, grad.dtype)
+    grad[total.indices] = lower
+    return SparseValues(total.indices, rounding(mean, lower))
 
 
 def write_(mean: Tensor, grad: Tensor) -> Tensor | None:
     """Write ``mean`` (m,) into ``grad`` (m,); return what rounding left out (m,), None where both have one dtype."""
-    grad.copy_(mean)
-    return None if mean.dtype == grad.dtype else rounding(mean, grad)
+    if mean.dtype == grad.dtype:
+        grad.copy_(mean)
+        return None
+    grad.copy_(rounded(mean, grad.dtype))
+    return rounding(mean, grad)
 
 
-def rounding(mean: Tensor, rounded: Tensor) -> Tensor:
-    """Return what ``rounded`` lacks of ``mean``; nothing where it overflowed, for such a step is taken back."""
-    return (mean - rounded).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+def rounded(mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``mean`` in a lower precision, cut at the largest number that this has; the rest waits."""
+    largest = torch.finfo(dtype).max
+    return mean.to(dtype).clamp_(-largest, largest)
+
+
+def rounding(mean: Tensor, lower: Tensor) -> Tensor:
+    """Return what ``lower`` lacks of ``mean``; nothing where that is not finite, for such a step is taken back."""
+    return (mean - lower).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

@@ -19,12 +19,12 @@ from micro.feedback import ErrorFeedback, Feedback, Undo, after
 from micro.flat import Layout
 from micro.index_codecs import IndexCodec, Int32
 from micro.nonfinite import Finding, Policy, check_policy
-from micro.reducers.attempt import Attempt
+from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.rounding import write_sum_
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
-from micro.sparse import Exchanged, Overlap, Step
+from micro.sparse import Exchanged, Overlap, Step, overflown
 from micro.stats import StepStats, traffic_fields
 
 
@@ -120,6 +120,10 @@ class SparseReducer(Reducer):
             is_finite=bad is None,
         )
         state.step += 1
+        overflow = overflown(exchanged.update, selection.scale) if exchanged.is_finite else None
+        if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
+            exchanged = replace(exchanged, is_finite=False)
+            cut_(acc, overflow, comm.world_size)
         undo = self._apply_(state, acc, grad, exchanged, selection.scale)
         exchange_s = comm.traffic.elapsed_s - waited
         stats = StepStats(
@@ -138,7 +142,8 @@ class SparseReducer(Reducer):
             skipped=False,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        findings = () if exchanged.is_finite else (Finding(state.layout, bad),)
+        in_update = None if overflow is None else int(overflow.min())
+        findings = () if exchanged.is_finite else (Finding(state.layout, bad, in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 
     def at(self, density: float) -> "SparseReducer":

@@ -187,6 +187,23 @@ def test_magnitude_counts_are_brute_force(
         assert got.tolist() == brute_counts(x, first, shift, num_bins)
 
 
+@pytest.mark.parametrize("absorb_", [kernels.absorb_, reference.absorb_])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_absorb_keeps_zero_where_sums_are_so_large_that_those_over_ranks_could_overflow(
+    absorb_: Callable[[Tensor, Tensor], int | None], dtype: torch.dtype
+) -> None:
+    wide = torch.promote_types(dtype, torch.float32)
+    large = reference.limit(wide)
+    grad = torch.tensor([0.0, large, -large / 2, math.nan, 1.0, 1e20, large / 4], dtype=dtype)
+    residual = torch.tensor([large / 2, large / 2, -large / 2, 2.0, large / 2, 1.0, -large / 2], dtype=wide)
+    expected = residual + grad
+    expected[1:4] = torch.tensor([0.0, 0.0, 2.0], dtype=wide)
+    assert absorb_(residual, grad) == 1
+    assert torch.equal(residual, expected)
+    assert residual.isfinite().all()
+    assert not grad.any()
+
+
 @grid(
     absorb_=[kernels.absorb_, reference.absorb_],
     dtype=[torch.float32, torch.float64, torch.bfloat16],

@@ -66,7 +66,7 @@ def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
     group.close()
     messages = {str(error) for error in errors}
     assert len(messages) == 1
-    words = "gradient of 'a' on rank 1, 'b' on rank 2, 'c' on rank 3 is not finite at step 12;"
+    words = "gradient of 'a' on rank 1, 'b' on rank 2, 'c' on rank 3 is not finite at step 12,"
     assert messages.pop().startswith(words)
 
 
