@@ -1,28 +1,65 @@
-"""Bound the norm of one worker's gradient before anything is kept of it or sent."""
+"""Bound the norm of a gradient before anything is kept of it or sent: of each worker's own, or of all alike."""
 
 import math
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+from micro.comm import Comm
+
+ClipNorm = Literal["rank", "global"]
+"""The norm that is bounded: each rank's own, or one that all ranks share."""
 
 
 def clip_(vectors: Sequence[Tensor], limit: float) -> None:
     """Scale ``vectors``, the parts of one gradient, in place so that their common Euclidean norm is at most ``limit``.
 
-    A gradient whose norm is NaN or infinite stays as it is: the reducer's policy handles it.
+    Norms are taken in single precision at least. A gradient with NaN or Inf stays as it is: the reducer's policy
+    handles it.
 
     Source: Pascanu, Mikolov & Bengio, On the difficulty of training recurrent neural networks, ICML 2013,
     arXiv 1211.5063. Each worker clips its own, before error feedback: clipping the accumulator would lose mass.
     """
-    norms = torch.stack([torch.linalg.vector_norm(vector) for vector in vectors])
-    norm = float(torch.linalg.vector_norm(norms))  # host sync: whether to scale
+    _scale_(vectors, limit, _norm(vectors))
+
+
+def clip_together_(vectors: Sequence[Tensor], limit: float, comm: Comm) -> None:
+    """Scale ``vectors``, the parts of this rank's gradient, in place by the same factor on all ranks.
+
+    What is held to ``limit`` is the root of the mean over ranks of the squared norms. The norm of the mean gradient is
+    never larger, and known to nobody without dense communication. So the direction of the mean gradient stays, which it
+    does not where each rank scales by a factor of its own, and a rank whose gradient is large by itself is not held
+    back. One all-reduce of a float64: 16 (n-1)/n bytes, counted as counts. Where any rank holds NaN or Inf, no rank
+    scales.
+    """
+    norm = _norm(vectors)
+    squares = comm.all_reduce_(torch.tensor([norm * norm], dtype=torch.float64, device=vectors[0].device), "counts")
+    _scale_(vectors, limit, math.sqrt(float(squares) / comm.world_size))  # host sync: whether to scale
+
+
+def _norm(vectors: Sequence[Tensor]) -> float:
+    """Return the Euclidean norm of all vectors together; in double precision where single precision overflows."""
+    norms = [torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in vectors]
+    norm = float(torch.linalg.vector_norm(torch.stack(norms)))  # host sync: whether to scale
+    if math.isfinite(norm):
+        return norm
+    wide = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in vectors]
+    return float(torch.linalg.vector_norm(torch.stack(wide)))  # host sync: in rare steps
+
+
+def _scale_(vectors: Sequence[Tensor], limit: float, norm: float) -> None:
     if math.isfinite(norm) and norm > limit:
         for vector in vectors:
             vector.mul_(limit / norm)
 
 
-def check_clip(limit: float | None) -> None:
-    """Raise ValueError unless the limit is positive or None."""
+def check_clip(limit: float | None, norm: ClipNorm | str = "rank") -> None:
+    """Raise ValueError unless the limit is positive or None, and the norm is one of ClipNorm."""
     if limit is not None and not (isinstance(limit, int | float) and limit > 0):
         raise ValueError(f"clip must be positive, got {limit!r}: leave it out to disable clipping")
+    if norm not in get_args(ClipNorm):
+        raise ValueError(f"clip_norm must be one of {', '.join(get_args(ClipNorm))}, got {norm!r}")
+    if limit is None and norm != "rank":
+        raise ValueError(f"clip_norm={norm} needs a clip: set it, or leave clip_norm out")

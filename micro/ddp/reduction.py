@@ -8,7 +8,7 @@ from threading import Event
 import torch
 from torch import Tensor
 
-from micro.clipping import clip_
+from micro.clipping import ClipNorm, clip_, clip_together_
 from micro.comm import GroupComm, Traffic
 from micro.ddp.last_step_stats import LastStep
 from micro.ddp.states import BucketStates
@@ -99,6 +99,7 @@ class Reduction:
         lane: where it runs.
         whole_model: select over all buckets at once.
         clip: see micro.attach; may be changed between steps.
+        clip_norm: see micro.attach.
     """
 
     def __init__(
@@ -111,8 +112,11 @@ class Reduction:
         lane: Lane,
         whole_model: bool,
         clip: float | None,
+        clip_norm: ClipNorm | str = "rank",
     ) -> None:
         self.clip = clip
+        self._clip_norm = clip_norm
+        self._has_clipped = False
         self.last_step = LastStep()
         self._reducer = reducer
         self._states = states
@@ -198,8 +202,7 @@ class Reduction:
         if self._has_failed:
             return
         if is_last or not self._needs_whole_gradient:
-            if self.clip is not None:
-                clip_([bucket.grad for bucket in self._waiting], self.clip)
+            self._clip()
             if self._whole_model and self._waiting:
                 self._launch_joined(list(self._waiting))
             else:
@@ -213,6 +216,18 @@ class Reduction:
         if is_last:
             self._decide()
 
+    def _clip(self) -> None:
+        """Clip the whole gradient; what that sends is counted with its first bucket."""
+        if self.clip is None or not self._waiting:
+            return
+        gradients = [bucket.grad for bucket in self._waiting]
+        self._comm.begin_step()
+        self._has_clipped = True
+        if self._clip_norm == "rank":
+            clip_(gradients, self.clip)
+        else:
+            clip_together_(gradients, self.clip, self._comm)
+
     @property
     def _needs_whole_gradient(self) -> bool:
         return self._whole_model or self.clip is not None
@@ -225,7 +240,9 @@ class Reduction:
     def _launch(self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout) -> None:
         state = self._states.of(layout, grad.dtype, grad.device)
         self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
-        self._comm.begin_step()
+        if not self._has_clipped:
+            self._comm.begin_step()
+        self._has_clipped = False
         set_aside = UnusedSetAside(state, [view for bucket in buckets for view in bucket.gradients], self._comm)
         try:
             finish = reducer.launch(state, grad, self._comm)
