@@ -28,16 +28,39 @@ class Traffic:
         num_bytes: bytes sent, by kind.
         elapsed_s: seconds spent inside collectives.
         calls: each operation in turn, with its size as micro.planning.tables.LinkTable counts it.
+        local_bytes: the part of num_bytes that stayed within a node, where ranks are of two levels.
+        local_calls: the operations within a node, with their sizes.
     """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})
     elapsed_s: float = 0.0
     calls: list[tuple[Op, float]] = field(default_factory=list)
+    local_bytes: float = 0.0
+    local_calls: list[tuple[Op, float]] = field(default_factory=list)
 
     @property
     def num_collectives(self) -> int:
         """Number of collectives called."""
-        return len(self.calls)
+        return len(self.calls) + len(self.local_calls)
+
+    def add_local(self, local: "Traffic") -> None:
+        """Add what the collectives within a node cost."""
+        for kind, sent in local.num_bytes.items():
+            self.num_bytes[kind] += sent
+        self.elapsed_s += local.elapsed_s
+        self.local_bytes += sum(local.num_bytes.values())
+        self.local_calls += local.calls
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A group of ranks as nodes: ``within``, the ranks of this rank's node; ``between``, those of the same place.
+
+    Rank r is the rank ``r % ranks_per_node`` within its node and the rank ``r // ranks_per_node`` between nodes.
+    """
+
+    within: "Comm"
+    between: "Comm"
 
 
 class Comm(ABC):
@@ -48,6 +71,34 @@ class Comm(ABC):
         self.world_size = world_size
         self.timed = timed
         self.traffic = Traffic()
+        self._levels: dict[int, Levels] = {}
+
+    def levels(self, ranks_per_node: int, device: torch.device) -> Levels:
+        """Return this rank's node and its peers in other nodes; all ranks make them together, at the first call.
+
+        Args:
+            device: of what they will send.
+
+        Raises:
+            ValueError: the ranks cannot be divided into nodes of this size.
+        """
+        if self.world_size % ranks_per_node:
+            raise ValueError(
+                f"ranks_per_node must divide the number of ranks, got {ranks_per_node} for {self.world_size} ranks"
+            )
+        if ranks_per_node not in self._levels:
+            node, place = divmod(self.rank, ranks_per_node)
+            within = range(node * ranks_per_node, (node + 1) * ranks_per_node)
+            between = range(place, self.world_size, ranks_per_node)
+            self._levels[ranks_per_node] = Levels(self._part(within, device), self._part(between, device))
+        return self._levels[ranks_per_node]
+
+    def _part(self, ranks: range, device: torch.device) -> "Comm":
+        return SoloComm(timed=self.timed) if len(ranks) == 1 else self._subgroup(ranks, device)
+
+    def _subgroup(self, ranks: range, device: torch.device) -> "Comm":
+        """Return a group of some ranks of this one, this rank among them; each of them calls this."""
+        raise ValueError(f"{type(self).__name__} has no groups of some of its ranks: use a GroupComm")
 
     def begin_step(self) -> None:
         """Start the counts of a new step."""
@@ -194,10 +245,23 @@ class GroupComm(Comm):
     def close(self) -> None:
         """Forget the process group, which is somebody else's; a collective raises from now on."""
         self._group, self._is_closed = None, True
+        for part in self._parts():
+            part.close()
 
     def abort(self, error: BaseException) -> None:
         """Close after an error on this rank."""
+        for part in self._parts():
+            part.abort(error)
         self.close()
+
+    def _parts(self) -> Iterator["GroupComm"]:
+        both = (part for levels in self._levels.values() for part in (levels.within, levels.between))
+        return (part for part in both if isinstance(part, GroupComm))
+
+    def _subgroup(self, ranks: range, device: torch.device) -> Comm:
+        from micro.private_comm import PrivateComm  # which extends this class
+
+        return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
         _all_gather_single()(rows.view(-1), row, group=self.group)

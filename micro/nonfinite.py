@@ -12,7 +12,7 @@ from micro.flat import Layout
 Policy = Literal["stop", "skip"]
 """What to do about NaN or Inf: raise on all ranks, or make that step's update zero."""
 
-_REMEDY = "Lower the learning rate, or set nonfinite=skip to leave such steps out"
+REMEDY = "Lower the learning rate, or set nonfinite=skip to leave such steps out"
 
 
 class NonFiniteGradient(RuntimeError):
@@ -54,7 +54,7 @@ def report(findings: Sequence[Finding], step: int, comm: Comm, device: torch.dev
         finding = findings[0]
         assert finding.in_update is not None
         name = finding.layout.name_at(finding.in_update)
-        return NonFiniteGradient(f"mean gradient of '{name}' is not finite at step {step}. {_REMEDY}")
+        return NonFiniteGradient(f"mean gradient of '{name}' is not finite at step {step}. {REMEDY}")
     mine = torch.tensor([-1 if f.in_gradient is None else f.in_gradient for f in unknown], device=device)
     places = []
     for rank, found in enumerate(comm.gather_rows(mine).tolist()):  # host sync: the run ends here
@@ -62,5 +62,5 @@ def report(findings: Sequence[Finding], step: int, comm: Comm, device: torch.dev
         places += [f"'{name}' on rank {rank}" for name in named[:1]]
     return NonFiniteGradient(
         f"gradient of {', '.join(places)} is not finite at step {step}, or so large that sums overflow; "
-        f"nothing of it was kept. {_REMEDY}"
+        f"nothing of it was kept. {REMEDY}"
     )

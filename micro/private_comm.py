@@ -12,6 +12,8 @@ from micro.comm import GroupComm
 class PrivateComm(GroupComm):
     """The ranks of ``group`` over a new process group, so that these collectives never mix with others.
 
+    With ``ranks``, it is a group of those places in ``group``, this rank's among them; only they make it.
+
     The new group has the backend of ``group`` for ``device``, its timeout and its options. All ranks make their groups
     in the same order: torch derives a name, at which ranks meet, from the number of groups made so far.
 
@@ -20,10 +22,19 @@ class PrivateComm(GroupComm):
     ranks close their groups in the same order too, after the work on the device.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, *, timed: bool = True) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        *,
+        timed: bool = True,
+        ranks: range | None = None,
+    ) -> None:
         own = group or dist.group.WORLD
         assert own is not None, "DDP was built on a process group"
-        super().__init__(_new_group_like(own, device), timed=timed)
+        everyone = dist.get_process_group_ranks(own)
+        chosen = everyone if ranks is None else [everyone[rank] for rank in ranks]
+        super().__init__(_new_group_like(own, device, chosen), timed=timed)
 
     def close(self) -> None:
         """Destroy the process group; a collective raises from now on."""
@@ -40,15 +51,15 @@ class PrivateComm(GroupComm):
                 self._group.abort()  # NCCL's kernels end; gloo's sockets are closed when nothing refers to the group
         _clear_frames(error)
         with suppress(RuntimeError):  # the error that this follows is the one to be raised
-            self.close()
+            super().abort(error)
 
 
-def _new_group_like(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[int]) -> dist.ProcessGroup:
     names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     backend = group._get_backend(device)
     options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
     created = dist.new_group(
-        dist.get_process_group_ranks(group),
+        ranks,
         timeout=getattr(options, "_timeout", None),
         backend=names[device.type],
         pg_options=_copied(options) if names[device.type] == "nccl" else None,

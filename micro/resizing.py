@@ -25,7 +25,8 @@ def average(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str,
         world_size: of the new group.
 
     Raises:
-        ValueError: states of a rank are missing or given twice, or were saved at different steps.
+        ValueError: states of a rank are missing or given twice, were saved at different steps, or are of TwoLevel or of
+            a sharded model.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
@@ -40,6 +41,11 @@ def average(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str,
 def _check(states: Sequence[dict[str, Any]]) -> None:
     if not states:
         raise ValueError("states must hold one state per rank, got none")
+    if any(_is_of_shards(state) for state in states):
+        raise ValueError(
+            "states hold each rank's own shard of a node (two_level, attach_fsdp), and shards have no mean: "
+            "go on with the same number of ranks"
+        )
     if any("version" not in state for state in states):
         return  # of micro before 0.2, which said neither rank nor step
     ranks = sorted(state["rank"] for state in states)
@@ -49,6 +55,10 @@ def _check(states: Sequence[dict[str, Any]]) -> None:
     steps = sorted({state["step"] for state in states})
     if len(steps) > 1:
         raise ValueError(f"states must be of one step, got those of steps {steps}: take one checkpoint")
+
+
+def _is_of_shards(state: dict[str, Any]) -> bool:
+    return state.get("scope") == "shard" or any("place" in (b | b.get("sparse", {})) for b in state["buckets"])
 
 
 def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:

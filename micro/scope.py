@@ -10,6 +10,7 @@ from micro.flat import Layout
 from micro.reducers.base import Reducer
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
+from micro.reducers.two_level import TwoLevel
 from micro.selectors.per_tensor import PerTensor
 
 Scope = Literal["bucket", "tensor", "model"]
@@ -27,6 +28,10 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
     if scope == "bucket":
         return reducer
     if isinstance(reducer, Split):
+        return replace(reducer, reducer=scoped(reducer.reducer, scope))
+    if isinstance(reducer, TwoLevel):
+        if scope == "model":
+            raise ValueError("scope=model joins buckets, two_level cuts each into shards: use scope=bucket or tensor")
         return replace(reducer, reducer=scoped(reducer.reducer, scope))
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")

@@ -26,16 +26,16 @@ class _Barrier:
     than cores, fewer compete for the interpreter's lock.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, cores: threading.Semaphore | None = None) -> None:
         self._world_size = world_size
         self._lock = threading.Lock()
-        self.cores = threading.Semaphore(os.cpu_count() or 1)
+        self.cores = cores or threading.Semaphore(os.cpu_count() or 1)
         self.reset()
 
     def reset(self) -> None:
         """Return to the initial state; no rank may be waiting."""
         self._arrived = 0
-        self._is_broken = False
+        self.is_broken = False
         self._locks = [threading.Lock() for _ in range(self._world_size)]
         for lock in self._locks:
             lock.acquire()
@@ -43,7 +43,7 @@ class _Barrier:
     def wait(self, rank: int) -> None:
         """Return when all ranks have arrived; raise BrokenBarrierError if one has failed."""
         with self._lock:
-            if self._is_broken:
+            if self.is_broken:
                 raise threading.BrokenBarrierError
             self._arrived = (self._arrived + 1) % self._world_size
             is_last = self._arrived == 0
@@ -51,7 +51,7 @@ class _Barrier:
             self.cores.release()
             self._locks[rank].acquire()
             self.cores.acquire()
-            if self._is_broken:
+            if self.is_broken:
                 raise threading.BrokenBarrierError
             return
         for other, lock in enumerate(self._locks):
@@ -61,7 +61,7 @@ class _Barrier:
     def abort(self) -> None:
         """Raise BrokenBarrierError in every rank that waits or will wait."""
         with self._lock:
-            self._is_broken = True
+            self.is_broken = True
             for lock in self._locks:
                 if lock.locked():
                     lock.release()
@@ -74,10 +74,34 @@ class _SharedMemory:
     still reads the slots of the one before that.
     """
 
-    def __init__(self, world_size: int) -> None:
-        self.barrier = _Barrier(world_size)
+    def __init__(self, world_size: int, cores: threading.Semaphore | None = None) -> None:
+        self.barrier = _Barrier(world_size, cores)
         self.slots: tuple[list[Any], list[Any]] = ([None] * world_size, [None] * world_size)
         self.sums: list[Any] = [None] * world_size
+        self._lock = threading.Lock()
+        self._parts: dict[range, _SharedMemory] = {}
+
+    def part(self, ranks: range) -> "_SharedMemory":
+        """Return the memory that these ranks of the group share; the first to call makes it."""
+        with self._lock:
+            if ranks not in self._parts:
+                self._parts[ranks] = _SharedMemory(len(ranks), self.barrier.cores)
+                if self.barrier.is_broken:
+                    self._parts[ranks].barrier.abort()
+            return self._parts[ranks]
+
+    def abort(self) -> None:
+        """Raise BrokenBarrierError in every rank that waits or will wait, in this group or a part of it."""
+        self.barrier.abort()
+        with self._lock:
+            for part in self._parts.values():
+                part.barrier.abort()
+
+    def reset(self) -> None:
+        """Return to the initial state; no rank may be waiting."""
+        self.barrier.reset()
+        for part in self._parts.values():
+            part.barrier.reset()
 
 
 class ThreadComm(Comm):
@@ -87,10 +111,18 @@ class ThreadComm(Comm):
         super().__init__(rank, world_size)
         self._memory = memory
         self._turn = 0
+        self._parts: list[ThreadComm] = []
 
     def restart(self) -> None:
         """Start over after some ranks left a collective that others had not reached."""
         self._turn = 0
+        for part in self._parts:
+            part.restart()
+
+    def _subgroup(self, ranks: range, device: torch.device) -> Comm:
+        part = ThreadComm(ranks.index(self.rank), len(ranks), self._memory.part(ranks))
+        self._parts.append(part)
+        return part
 
     def _put(self, item: Any) -> list[Any]:
         """Put ``item``, which must not change any more, where all ranks read it; return every rank's item."""
@@ -154,7 +186,7 @@ class SimulatedGroup:
         futures = [self._pool.submit(self._guarded, work, comm) for comm in self.comms]
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         if errors:
-            self._memory.barrier.reset()
+            self._memory.reset()
             for comm in self.comms:
                 comm.restart()
             raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
@@ -165,7 +197,7 @@ class SimulatedGroup:
         try:
             return work(comm)
         except BaseException:
-            self._memory.barrier.abort()
+            self._memory.abort()
             raise
         finally:
             self._memory.barrier.cores.release()
@@ -215,6 +247,11 @@ class Simulation:
         self.reducer, self.layout, self.world_size = reducer, layout, world_size
         self.dtype, self.device = dtype, torch.device(device)
         self._group = SimulatedGroup(world_size)
+        try:
+            self._group.run(lambda comm: reducer.prepare(comm, self.device))
+        except ValueError:
+            self._group.close()
+            raise
         self._states = [reducer.start(layout, dtype, self.device) for _ in range(world_size)]
 
     def step(self, gradients: Tensor, *, residuals: bool = False) -> SimulatedStep:

@@ -21,6 +21,8 @@ class StepStats:
         threshold: the cut on abs(acc), where there was one.
         counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm).
         calls: the collectives called, each with its size as micro.planning.tables.LinkTable counts it.
+        local_bytes: the part of these bytes that stayed within a node, where ranks are of two levels.
+        local_calls: the collectives called within a node, with their sizes; ``calls`` are then those between nodes.
         select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of
             the reduction.
         skipped: True where a gradient or the update held NaN or Inf, in this bucket or in another of the same step: the
@@ -53,11 +55,13 @@ class StepStats:
     relative_error: float | None = None
     num_bins: int | None = None
     dense_numel: int = 0
+    local_bytes: float = 0.0
+    local_calls: tuple[tuple[Op, float], ...] = ()
 
     @property
     def num_collectives(self) -> int:
         """Number of collectives called."""
-        return len(self.calls)
+        return len(self.calls) + len(self.local_calls)
 
     @property
     def num_choices(self) -> int:
@@ -68,6 +72,11 @@ class StepStats:
     def bytes_sent(self) -> float:
         """Bytes that this rank sent."""
         return self.counts_bytes + self.indices_bytes + self.values_bytes
+
+    @property
+    def between_bytes(self) -> float:
+        """Bytes that this rank sent to other nodes, where ranks are of two levels; else all."""
+        return self.bytes_sent - self.local_bytes
 
     @property
     def local_density(self) -> float:
@@ -98,4 +107,6 @@ class StepStats:
 
 def traffic_fields(traffic: Traffic) -> dict[str, object]:
     """Return the fields of StepStats that a step's traffic fills, but for the time."""
-    return {f"{kind}_bytes": sent for kind, sent in traffic.num_bytes.items()} | {"calls": tuple(traffic.calls)}
+    sent: dict[str, object] = {f"{kind}_bytes": num_bytes for kind, num_bytes in traffic.num_bytes.items()}
+    local = {"local_bytes": traffic.local_bytes, "local_calls": tuple(traffic.local_calls)}
+    return sent | local | {"calls": tuple(traffic.calls)}

@@ -55,11 +55,13 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
     """
     parts, common = config.sparsifier, {"nonfinite": config.nonfinite, "seed": config.seed}
     try:
-        if part_name(parts.reducer) not in ("sparse", "split"):
+        if part_name(parts.reducer) not in ("sparse", "split", "two_level"):
             _refuse_parts(config)
             return micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
         sparse = _composed(config, steps_per_epoch, common)
-        return sparse if parts.reducer == "sparse" else micro.build(micro.Reducer, parts.reducer, reducer=sparse)
+        reducer = sparse if parts.reducer == "sparse" else micro.build(micro.Reducer, parts.reducer, reducer=sparse)
+        _check_nodes(reducer, config)
+        return reducer
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from None
 
@@ -78,6 +80,14 @@ def _composed(config: TrainConfig, steps_per_epoch: int, common: dict[str, Any])
         feedback=micro.build(micro.Feedback, _feedback(config)),
         **common,
     )
+
+
+def _check_nodes(reducer: micro.Reducer, config: TrainConfig) -> None:
+    if isinstance(reducer, micro.TwoLevel) and config.world_size % reducer.ranks_per_node:
+        raise UserError(
+            f"ranks_per_node of sparsifier {config.sparsifier.name} must divide the number of workers, "
+            f"got {reducer.ranks_per_node} for {config.world_size}"
+        )
 
 
 def build_schedule(config: TrainConfig) -> Schedule | None:

@@ -56,6 +56,15 @@ class BucketState:
         return {key: {name: vector[place] for name, place in places} for key, vector in kept.items()}
 
 
+def prepare(reducer: "Reducer", comm: GroupComm, device: torch.device) -> None:
+    """Have ``reducer`` make what it needs of the ranks; close ``comm`` and raise where they do not fit it."""
+    try:
+        reducer.prepare(comm, device)
+    except ValueError:
+        comm.close()
+        raise
+
+
 def saved_layout(saved: dict[str, Any]) -> Layout:
     """Return the layout of a saved bucket."""
     return Layout(tuple(saved["shapes"]), tuple(tuple(shape) for shape in saved["shapes"].values()))
@@ -87,6 +96,16 @@ class Reducer(Part, ABC):
 
         Raises:
             ValueError: a setting names parameters that the model does not have.
+        """
+
+    def prepare(self, comm: Comm, device: torch.device) -> None:
+        """Make what the reducer needs of the ranks; called once by all of them before the first step. Here nothing.
+
+        Args:
+            device: of the gradients.
+
+        Raises:
+            ValueError: these ranks do not fit the settings.
         """
 
     @abstractmethod

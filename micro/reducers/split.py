@@ -33,7 +33,7 @@ class SplitState(BucketState):
 
     def vector(self, key: str) -> Tensor:
         """Return a copy of what is kept under ``key`` (numel,) in the layout's order, zero where nothing is kept."""
-        kept = self.memory[key]
+        kept = self.memory[key] if self.sparse_state is None else self.sparse_state.vector(key)
         if not kept.numel() or self.sparse is None or self.dense is None:
             return kept
         whole = kept.new_zeros(self.layout.numel)
@@ -127,6 +127,10 @@ class Split(Reducer):
     def shares(self, layout: Layout) -> tuple[Share | None, Share | None]:
         """Return the dense share of ``layout`` and the other one; None where there is none."""
         return share_of(layout, self.is_dense), share_of(layout, lambda name, shape: not self.is_dense(name, shape))
+
+    def prepare(self, comm: Comm, device: torch.device) -> None:
+        """Make what the reducer needs of the ranks; see Reducer."""
+        self.reducer.prepare(comm, device)
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the patterns do not fit; see Reducer."""

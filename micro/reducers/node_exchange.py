@@ -1,0 +1,106 @@
+"""What the ranks of a node send each other: gradients before the exchange between nodes, updates after it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm, Levels
+from micro.flat import Layout
+from micro.kernels.reference import first_nonfinite
+from micro.nonfinite import Finding
+from micro.reducers.attempt import Attempt
+from micro.reducers.node_shards import NodeShards
+
+INDEX_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHeader:
+    """What the ranks of a node know of each other's exchange.
+
+    Attributes:
+        is_finite: whether the gradients of all ranks, and all updates, are finite.
+        num_updated: how many elements of each shard are not zero.
+        target_count, global_count: sums over the shards.
+        counts: how many indices each rank of the whole group chose.
+    """
+
+    is_finite: bool
+    num_updated: tuple[int, ...]
+    target_count: int
+    global_count: int
+    counts: tuple[int, ...]
+
+
+def node_mean(grad: Tensor, shards: NodeShards, within: Comm) -> Tensor:
+    """Return the mean over the node of this rank's shard, in single precision at least; ``grad`` (numel,) stays."""
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    received = within.scatter_parts(shards.apart(grad), list(shards.numels), "values")
+    return received.sum(0, dtype=wide).div_(within.world_size)
+
+
+def share_header(attempt: Attempt | None, indices: Tensor, levels: Levels) -> NodeHeader:
+    """Tell the ranks of a node what came of each shard.
+
+    Args:
+        attempt: of this rank's shard; None where it is empty.
+        indices: (k,) where its update is not zero.
+    """
+    nodes = levels.between.world_size
+    row = [1, 0, 0, 0, *(0 for _ in range(nodes))]
+    if attempt is not None:
+        stats = attempt.stats
+        row = [int(not attempt.findings), indices.numel(), stats.target_count, stats.global_count, *stats.counts]
+    mine = torch.tensor(row, dtype=torch.int32, device=indices.device)
+    rows = levels.within.gather_rows(mine).tolist()  # host sync: list lengths shape the next message
+    return NodeHeader(
+        is_finite=all(row[0] for row in rows),
+        num_updated=tuple(row[1] for row in rows),
+        target_count=sum(row[2] for row in rows),
+        global_count=sum(row[3] for row in rows),
+        counts=tuple(row[4 + node] for node in range(nodes) for row in rows),
+    )
+
+
+def gather_update_(
+    grad: Tensor, update: Tensor, indices: Tensor, header: NodeHeader, shards: NodeShards, within: Comm
+) -> None:
+    """Make ``grad`` (numel,) the update of all shards, the same bits on all ranks.
+
+    Pairs are sent where they are shorter than whole shards.
+
+    Args:
+        update: of this rank's shard, in the dtype of ``grad``.
+        indices: (k,) where it is not zero.
+    """
+    if sum(header.num_updated) * (INDEX_BYTES + update.element_size()) >= grad.nbytes:
+        grad.copy_(shards.together(within.gather_lists(update, shards.numels, "values")))
+        return
+    places = within.gather_lists(indices.to(torch.int32), header.num_updated, "indices")
+    values = within.gather_lists(update[indices], header.num_updated, "values")
+    grad.zero_()
+    for place, (found, sent) in enumerate(zip(places, values, strict=True)):
+        grad[shards.positions(place, found)] = sent
+
+
+def find(grad: Tensor, attempt: Attempt | None, layout: Layout, comm: Comm) -> Finding:
+    """Return where a step of which any shard was not finite is bad: in gradients, or in sums of finite ones.
+
+    All ranks call it together.
+
+    Args:
+        grad: (numel,) of this rank, as it was given.
+        attempt: of this rank's shard; None where it is empty.
+        layout: of the vector.
+    """
+    own, numel = first_nonfinite(grad), layout.numel
+    findings = attempt.findings if attempt else ()
+    places = [(f.layout, f.in_gradient if f.in_update is None else f.in_update) for f in findings]
+    named = [layout.names.index(shard.name_at(place)) for shard, place in places if place is not None]
+    in_sum = layout.offsets[named[0]] if named else numel
+    mine = torch.tensor([int(own is not None), in_sum], dtype=torch.int32, device=grad.device)
+    rows = comm.gather_rows(mine).tolist()  # host sync: the step is taken back
+    if any(row[0] for row in rows):
+        return Finding(layout, own)
+    return Finding(layout, None, min(row[1] for row in rows))

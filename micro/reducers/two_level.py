@@ -1,0 +1,261 @@
+"""Two levels: a dense mean within each node, any method between nodes."""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm, Traffic
+from micro.feedback import Undo, nothing_to_undo
+from micro.flat import Layout
+from micro.nonfinite import Finding, Policy
+from micro.reducers.attempt import Attempt
+from micro.reducers.base import BucketState, Reducer, saved_layout
+from micro.reducers.node_exchange import NodeHeader, find, gather_update_, node_mean, share_header
+from micro.reducers.node_shards import NodeShards, node_shards
+from micro.reducers.powersgd import PowerSGD
+from micro.stats import StepStats, traffic_fields
+
+
+@dataclass(slots=True)
+class TwoLevelState(BucketState):
+    """The state of a bucket on one rank: memory is that of the shard which this rank exchanges with other nodes.
+
+    Attributes:
+        place: this rank's place in its node; None before the first step.
+        shard: the reducer's state of the shard; None before the first step, and where the shard has no elements.
+        shards: where the shards of the node's ranks lie; None before the first step.
+        keys: under which something is kept of each parameter.
+    """
+
+    place: int | None = None
+    shard: BucketState | None = None
+    shards: NodeShards | None = None
+    keys: tuple[str, ...] = ()
+
+    def vector(self, key: str) -> Tensor:
+        """Return a copy of what is kept under ``key`` (numel,) in the layout's order, zero outside of this shard.
+
+        The sum over the ranks of a node is what the node keeps.
+        """
+        kept = self.memory[key] if self.shard is None else self.shard.vector(key)
+        if self.shards is None or self.place is None:
+            return kept
+        whole = kept.new_zeros(self.layout.numel)
+        if kept.numel():
+            whole[self.shards.positions(self.place, torch.arange(kept.numel(), device=kept.device))] = kept
+        return whole
+
+    def pieces(self, names: AbstractSet[str] | None = None) -> dict[str, dict[str, Tensor]]:
+        """Return views of what is kept of each parameter: the slice of it that is in this rank's shard.
+
+        The keys are the same on all ranks, also where a shard has no elements.
+        """
+        if self.place is None:
+            return {}
+        return {key: {} for key in self.keys} if self.shard is None else self.shard.pieces(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoLevel(Reducer):
+    """Average densely within a node, where links are fast, and with ``reducer`` between nodes.
+
+    Ranks are numbered node by node, as torchrun does. Each rank of a node owns a slice of every parameter, its shard.
+    A step has three parts. The gradients of a node are added up, each rank's shard at that rank. Each rank then
+    exchanges its shard with the ranks of the same place in the other nodes: the reducer's world size is the number of
+    nodes, ranks_per_node such exchanges run side by side, and each rank keeps the residual of its own shard only. Last
+    the ranks of a node give each other the updates of their shards, sparse or whole, whichever is shorter. With the
+    mean over its ranks as the gradient of a node, and what all of them keep as its residual::
+
+        sum over nodes of acc  ==  sum over nodes of residual  +  num_nodes * update
+
+    The slices depend on the parameters alone, so residuals stay where they are when DDP makes new buckets.
+
+    Args:
+        reducer: what exchanges shards between nodes.
+        ranks_per_node: ranks of a node; 1: all ranks are nodes.
+
+    Raises:
+        ValueError: ranks_per_node below 1; a reducer that needs whole matrices, or is of two levels itself; before the
+            first step, a number of ranks that ranks_per_node does not divide.
+    """
+
+    reducer: Reducer
+    ranks_per_node: int
+    name: ClassVar[str] = "two_level"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reducer, Reducer) or isinstance(self.reducer, TwoLevel | PowerSGD):
+            got = self.reducer.name if isinstance(self.reducer, Reducer) else repr(self.reducer)
+            raise ValueError(
+                f"two_level needs a reducer of flat vectors, got {got}: give a SparseReducer, for instance"
+            )
+        if not isinstance(self.ranks_per_node, int) or self.ranks_per_node < 1:
+            raise ValueError(f"ranks_per_node must be a number of at least 1, got {self.ranks_per_node!r}")
+
+    @property
+    def policy(self) -> Policy:
+        """What to do about NaN and Inf: the reducer's policy."""
+        return self.reducer.policy
+
+    @property
+    def rule_name(self) -> str | None:
+        """Which published behaviour the reducer follows."""
+        return self.reducer.rule_name
+
+    @property
+    def method(self) -> str:
+        """The reducer's method, and the size of a node."""
+        return f"{self.name} {self.ranks_per_node} {self.reducer.method}"
+
+    @property
+    def full_name(self) -> str:
+        """The name, and the reducer's."""
+        return f"{self.name} {self.reducer.full_name}"
+
+    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse a model that the reducer does not fit; see Reducer."""
+        self.reducer.check_parameters(shapes)
+
+    def prepare(self, comm: Comm, device: torch.device) -> None:
+        """Divide the ranks into nodes; see Reducer."""
+        comm.levels(self.ranks_per_node, device)
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> TwoLevelState:
+        """Return a state that has no shard yet: which one it is depends on the rank."""
+        wide = torch.promote_types(dtype, torch.float32)
+        return TwoLevelState(layout, 0, {"residual": torch.zeros(0, dtype=wide, device=device)})
+
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) by the mean update; what undoes it is what undoes the exchange of this shard."""
+        assert isinstance(state, TwoLevelState)
+        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        levels = comm.levels(self.ranks_per_node, grad.device)
+        levels.within.traffic, levels.between.traffic = Traffic(), comm.traffic
+        shards = self._begin(state, levels.within.rank, grad)
+        update = node_mean(grad, shards, levels.within)
+        inner = None if state.shard is None else self.reducer.attempt_(state.shard, update, levels.between)
+        indices = update.nonzero().view(-1)
+        header = share_header(inner, indices, levels)
+        findings: tuple[Finding, ...] = ()
+        undo = inner.undo if inner else nothing_to_undo
+        if header.is_finite:
+            update, undo = _rounded(update, indices, grad.dtype, state, undo)
+            gather_update_(grad, update, indices, header, shards, levels.within)
+        else:
+            findings = (find(grad, inner, state.layout, comm),)
+        comm.traffic.add_local(levels.within.traffic)
+        state.step += 1
+        stats = self._stats(state, inner, header, comm)
+        exchange_s = comm.traffic.elapsed_s - waited
+        rest_s = comm.now(grad.device) - started - stats.select_s - exchange_s
+        return Attempt(
+            stats=replace(stats, exchange_s=exchange_s, rest_s=rest_s), grad=grad, findings=findings, undo=undo
+        )
+
+    def _begin(self, state: TwoLevelState, place: int, grad: Tensor) -> NodeShards:
+        """Give the state its shard, at its first step; return where the shards of the node's ranks lie."""
+        shards = node_shards(state.layout, self.ranks_per_node)
+        if state.place is None:
+            layout = shards.layout(place)
+            dtype = torch.promote_types(grad.dtype, torch.float32)
+            self._take(state, place, None if layout is None else self.reducer.start(layout, dtype, grad.device))
+        assert state.place == place, f"state of place {state.place} used at place {place}"
+        if state.shard is not None:
+            state.shard.step = state.step
+        return shards
+
+    def _take(self, state: TwoLevelState, place: int, shard: BucketState | None) -> None:
+        """Make ``shard`` the state's; the memory of both is one."""
+        state.place, state.shard = place, shard
+        state.shards = node_shards(state.layout, self.ranks_per_node)
+        one = self.reducer.start(Layout.flat(1), torch.float32, torch.device("cpu"))
+        state.keys = tuple(one.pieces())
+        if shard is not None:
+            state.memory.update(shard.memory)  # not replaced: a Split around this holds it too
+
+    def _stats(self, state: TwoLevelState, inner: Attempt | None, header: NodeHeader, comm: Comm) -> StepStats:
+        return StepStats(
+            step=state.step - 1,
+            numel=state.layout.numel,
+            rule=self.rule_name,
+            target_density=header.target_count / state.layout.numel,
+            target_count=header.target_count,
+            counts=header.counts,
+            local_count=header.counts[comm.rank],
+            global_count=header.global_count,
+            threshold=inner.stats.threshold if inner else None,
+            select_s=inner.stats.select_s if inner else 0.0,
+            exchange_s=0.0,
+            rest_s=0.0,
+            skipped=False,
+            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+        )
+
+    def save(self, state: BucketState) -> dict[str, Any]:
+        """Return the state as plain data and tensors: the reducer's of this rank's shard, and where it lies."""
+        assert isinstance(state, TwoLevelState)
+        inner: dict[str, Any] = {"memory": {}}
+        if state.shard is not None:
+            state.shard.step = state.step
+            inner = self.reducer.save(state.shard)
+        return {
+            "method": self.method,
+            "step": state.step,
+            "memory": inner.pop("memory"),
+            "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
+            "place": state.place,
+            "shard": inner,
+        }
+
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> TwoLevelState:
+        """Return the state that ``save`` described.
+
+        Raises:
+            ValueError: it is the state of another method, or of nodes of another size.
+        """
+        if saved["method"] != self.method:
+            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
+        state = self.start(saved_layout(saved), dtype, device)
+        state.step = saved["step"]
+        if saved["place"] is not None:
+            wide = torch.promote_types(dtype, torch.float32)
+            inner = {**saved["shard"], "memory": saved["memory"]}
+            self._take(state, saved["place"], self.reducer.load(inner, wide, device) if saved["shard"] else None)
+        return state
+
+    def rebuild(
+        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
+    ) -> TwoLevelState:
+        """Return the state of a new bucket; see Reducer. A rank owns the same slices of parameters as before."""
+        state = self.start(layout, dtype, device)
+        state.step = max((bucket.step for bucket in old), default=0)
+        before = [bucket for bucket in old if isinstance(bucket, TwoLevelState)]
+        place = next((bucket.place for bucket in before if bucket.place is not None), None)
+        if place is not None:
+            shard = node_shards(layout, self.ranks_per_node).layout(place)
+            parts = [bucket.shard for bucket in before if bucket.shard is not None]
+            wide = torch.promote_types(dtype, torch.float32)
+            self._take(state, place, None if shard is None else self.reducer.rebuild(shard, parts, wide, device))
+        return state
+
+
+def _rounded(
+    update: Tensor, indices: Tensor, dtype: torch.dtype, state: TwoLevelState, undo: Undo
+) -> tuple[Tensor, Undo]:
+    """Return the update of a shard in the dtype of the gradient; what rounding takes from it stays in the residual."""
+    rounded = update.to(dtype)
+    kept = state.memory["residual"]
+    if update.dtype == dtype or kept.numel() != update.numel():  # no residual, or one of some parameters
+        return rounded, undo
+    before = kept[indices]
+    kept[indices] += (update - rounded.to(update.dtype))[indices]
+
+    def undo_both() -> None:
+        kept[indices] = before
+        undo()
+
+    return rounded, undo_both
