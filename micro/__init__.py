@@ -18,6 +18,8 @@ Reading order:
     reducers/          the pipeline that runs these parts (sparse), and methods that do without them
     stats, summary, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
     ddp/, lane         the driver for DistributedDataParallel and the thread that it reduces on; private_comm: its group
+    fsdp/              the driver for FSDP2: sparse between the replicas of a sharded model
+    bucket_states      what drivers keep of each bucket; saved_state, rank_states: its form in a checkpoint; wrappers
     simulate           n ranks in one process
     resizing           from the saved states of n ranks to those of m
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
@@ -39,7 +41,7 @@ from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.comm import Comm, GroupComm, SoloComm, Traffic
-from micro.ddp import AllRanks, Attachment, RankStates, attach, detach
+from micro.ddp import Attachment, attach, detach
 from micro.density.accordion import Accordion
 from micro.density.accordion_published import PublishedAccordion
 from micro.density.base import Density, DensitySchedule, Target, target_count
@@ -59,17 +61,20 @@ from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
 from micro.flat import Layout
+from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.partition import cyclic_slice, equal_slice
 from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
 from micro.randomness import generator
+from micro.rank_states import AllRanks, RankStates
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
+from micro.reducers.two_level import TwoLevel
 from micro.resizing import average
 from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
@@ -185,6 +190,7 @@ __all__ = [
     "Scope",
     "Selection",
     "Selector",
+    "ShardedAttachment",
     "Shortest",
     "Sidco",
     "Sign",
@@ -204,12 +210,14 @@ __all__ = [
     "Threshold",
     "TopK",
     "Traffic",
+    "TwoLevel",
     "Union",
     "WarmUp",
     "Wire",
     "__version__",
     "as_part",
     "attach",
+    "attach_fsdp",
     "average",
     "build",
     "check_rule",

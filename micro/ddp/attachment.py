@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from micro.bucket_states import BucketStates
+from micro.checks import check_reducer
 from micro.clipping import ClipNorm, check_clip
 from micro.comm import GroupComm
 from micro.ddp.bucket_order import replay
@@ -19,25 +21,23 @@ from micro.ddp.checks import (
     check_model,
     check_on_step,
     check_parameters,
-    check_reducer,
     refused_together,
 )
 from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
 from micro.ddp.discarded_gradients import DiscardedGradients
 from micro.ddp.hook import Hook
-from micro.ddp.names import plain_parameters, unwrapped
 from micro.ddp.reduction import Bucket, Reduction
-from micro.ddp.saved_state import check_header, header, plain_buckets
-from micro.ddp.states import BucketStates
 from micro.ddp.vectors import vectors_of
 from micro.description import describe
 from micro.flat import Layout, real
 from micro.lane import CallerLane, LaneChoice, ThreadLane
 from micro.private_comm import PrivateComm
-from micro.reducers.base import Reducer
+from micro.reducers.base import Reducer, prepare
+from micro.saved_state import check_header, header, plain_buckets
 from micro.scope import Scope, scoped
 from micro.stats import StepStats
 from micro.summary import StepSummary
+from micro.wrappers import plain_parameters, unwrapped
 
 NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
 
@@ -186,6 +186,7 @@ class Attachment:
             self.comm = PrivateComm(model.process_group, self._device, timed=timed)
         else:
             self.comm = GroupComm(process_group or model.process_group, timed=timed)
+        prepare(reducer, self.comm, self._device)
         self._states = BucketStates(reducer, {name: real(p) for name, p in parameters.items()})
         self._reduction = Reduction(
             reducer,
@@ -203,6 +204,21 @@ class Attachment:
         self._discarded = DiscardedGradients(list(reduced_parameters(model).values()))
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
+
+    @property
+    def rank(self) -> int:
+        """This rank in the process group of the model."""
+        return self.comm.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the model."""
+        return self.comm.world_size
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group over which gradients are reduced."""
+        return self.comm.group
 
     @property
     def stats(self) -> tuple[StepStats, ...]:

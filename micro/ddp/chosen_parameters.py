@@ -6,11 +6,11 @@ from glob import escape
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.ddp.names import plain_names
 from micro.flat import real
 from micro.names import as_patterns
 from micro.reducers.base import Reducer
 from micro.reducers.split import Split
+from micro.wrappers import plain_names
 
 Choice = str | Iterable[str] | Callable[[str, Tensor], bool]
 """Parameters: patterns of their names, or a function of name and parameter that returns whether it is one of them."""

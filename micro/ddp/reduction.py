@@ -8,10 +8,10 @@ from threading import Event
 import torch
 from torch import Tensor
 
+from micro.bucket_states import BucketStates
 from micro.clipping import ClipNorm, clip_, clip_together_
 from micro.comm import GroupComm, Traffic
 from micro.ddp.last_step_stats import LastStep
-from micro.ddp.states import BucketStates
 from micro.ddp.unused_parameters import UnusedSetAside
 from micro.flat import Layout
 from micro.lane import Lane

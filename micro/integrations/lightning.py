@@ -5,7 +5,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from micro.comm import gather_objects_at_first
-from micro.ddp import AllRanks, Attachment, attach
+from micro.ddp import Attachment, attach
+from micro.rank_states import AllRanks
 from micro.reducers.base import Reducer
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.bucket_states import BucketStates
 from micro.comm import GroupComm
 from micro.ddp.reduction import Bucket, Reduction
-from micro.ddp.states import BucketStates
 from micro.lane import ThreadLane
 from tests.products import grid
 

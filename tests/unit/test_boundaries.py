@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,7 @@ def package_of(name: str) -> str | None:
 
 def micro_may_import(module: str, name: str) -> bool:
     if is_in(name, "torch.distributed"):
-        if module in ("micro.comm", "micro.private_comm"):
+        if module in ("micro.comm", "micro.private_comm") or is_in(module, "micro.fsdp"):
             return True
         return module in (
             "micro.ddp.attachment",
@@ -162,6 +163,8 @@ def micro_may_import(module: str, name: str) -> bool:
         return is_own_or_standard(name, "micro", "torch", FRAMEWORKS.get(module, "micro"))
     if is_in(name, "micro.integrations"):
         return False  # who uses a tool imports its module
+    if any(is_in(module, one) and is_in(name, other) for one, other in permutations(("micro.ddp", "micro.fsdp"))):
+        return False  # no driver knows another
     if is_in(module, "micro.kernels"):
         return is_own_or_standard(name, "micro.kernels", "micro", "torch", "numpy", "numba", "llvmlite", "triton")
     if is_in(name, "micro.planning") and not is_in(module, "micro.planning"):

@@ -12,9 +12,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.ddp.names import plain_names
-from micro.ddp.saved_state import VERSION
 from micro.description import describe, difference
+from micro.saved_state import VERSION
+from micro.wrappers import plain_names
 from tests.sparsifiers import TABLE
 
 LR = 0.1

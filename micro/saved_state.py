@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from micro.ddp.names import plain_names
 from micro.description import difference
+from micro.wrappers import plain_names
 
 FORMAT = "micro.attachment"
 VERSION = 1

@@ -1,13 +1,34 @@
 """Every rank's state in one checkpoint: of torch.distributed.checkpoint, or of one that rank 0 writes for all."""
 
 import io
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from micro.comm import gather_objects, gather_objects_at_first
-from micro.ddp.attachment import Attachment
 from micro.resizing import average
+
+
+class HasRankState(Protocol):
+    """What has a state on each rank: an attachment."""
+
+    @property
+    def rank(self) -> int:
+        """Whose state it is."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks have one."""
+
+    @property
+    def group(self) -> Any:
+        """The process group of these ranks; None is the default one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state."""
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
 
 
 class RankStates:
@@ -19,9 +40,9 @@ class RankStates:
     An attachment by itself has the same keys on all ranks, and of such keys that module keeps one rank's.
     """
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: HasRankState) -> None:
         self._attachment = attachment
-        self._key = f"rank{attachment.comm.rank}"
+        self._key = f"rank{attachment.rank}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as bytes, under a key of its own: residuals may lie in other buckets when loaded."""
@@ -54,7 +75,7 @@ class AllRanks:
         resize: states of another number of ranks are averaged (micro.average) and not refused.
     """
 
-    def __init__(self, attachment: Attachment, *, everywhere: bool = False, resize: bool = False) -> None:
+    def __init__(self, attachment: HasRankState, *, everywhere: bool = False, resize: bool = False) -> None:
         self._attachment = attachment
         self._everywhere = everywhere
         self._resize = resize
@@ -62,7 +83,7 @@ class AllRanks:
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks, or an empty dictionary where another rank has them; called on all ranks."""
         gather = gather_objects if self._everywhere else gather_objects_at_first
-        states = gather(self._attachment.state_dict(), getattr(self._attachment.comm, "group", None))
+        states = gather(self._attachment.state_dict(), self._attachment.group)
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -78,7 +99,7 @@ class AllRanks:
                 f"state must be what micro.AllRanks gave to rank 0, got {given}: save with AllRanks(attachment), with "
                 "everywhere=True where each node writes its own file"
             )
-        rank, world_size, states = self._attachment.comm.rank, self._attachment.comm.world_size, saved["ranks"]
+        rank, world_size, states = self._attachment.rank, self._attachment.world_size, saved["ranks"]
         if len(states) != world_size and not self._resize:
             raise ValueError(
                 f"state is of {len(states)} ranks, this group has {world_size}: start as many, or average it with "

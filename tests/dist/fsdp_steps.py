@@ -1,0 +1,101 @@
+"""Models, steps and comparisons that tests of ``attach_fsdp`` run on four ranks: two nodes of two."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import micro
+
+TOPK = micro.SparseReducer(micro.TopK(), density=0.1, exchange=micro.Gather())
+MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
+SKIP = micro.SparseReducer(micro.Micro(), density=0.1, nonfinite="skip")
+LR = 0.1
+
+
+class Net(nn.Module):
+    """Layers of which some do not divide by two, a frozen one among them."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        sizes = [6, 9, 7, 5]
+        self.layers = nn.ModuleList(nn.Linear(a, b, dtype=dtype) for a, b in pairwise(sizes))
+        self.scale = nn.Parameter(torch.ones(3, dtype=dtype))
+        self.frozen = nn.Linear(5, 3, dtype=dtype).requires_grad_(False)
+
+    def forward(self, x: Tensor, *, last: bool = True) -> Tensor:
+        for layer in self.layers if last else self.layers[:-1]:
+            x = torch.tanh(layer(x))
+        return self.frozen(x) * self.scale if last else x
+
+
+def meshes() -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
+    """Return the mesh of all ranks, that of this node, and that of the ranks with this shard."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "local"))
+    return mesh, mesh["local"], mesh["node"]
+
+
+def build(mesh: DeviceMesh, *, seed: int = 0, **settings: Any) -> Net:
+    torch.manual_seed(seed)
+    net = Net()
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh, **settings)
+    return fully_shard(net, mesh=mesh, **settings)
+
+
+def batch(step: int, rank: int | None = None) -> Tensor:
+    rank = dist.get_rank() if rank is None else rank
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * step + rank), dtype=torch.float64)
+
+
+def backward(net: nn.Module, step: int, factor: float = 1.0) -> None:
+    (net(batch(step)).square().sum() * factor).backward()
+
+
+def shards(net: nn.Module) -> dict[str, Tensor]:
+    """Return this rank's shards of the gradients."""
+    return {name: p.grad.to_local().clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def update_(net: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter.to_local().sub_(LR * parameter.grad.to_local())
+                parameter.grad = None
+
+
+def weights(net: nn.Module) -> dict[str, Tensor]:
+    """Return this rank's shards of the weights."""
+    return {name: p.to_local().detach().clone() for name, p in net.named_parameters()}
+
+
+def train(net: nn.Module, steps: range) -> list[dict[str, Tensor]]:
+    """Take steps of SGD; return this rank's shards of each gradient that was applied."""
+    applied = []
+    for step in steps:
+        backward(net, step)
+        applied.append(shards(net))
+        update_(net)
+    return applied
+
+
+def summed(tensors: dict[str, Tensor], mesh: DeviceMesh) -> dict[str, Tensor]:
+    """Return sums over the ranks of a mesh; micro's own group is not used for it."""
+    total = copy.deepcopy(tensors)
+    for tensor in total.values():
+        dist.all_reduce(tensor, group=mesh.get_group())
+    return total
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def half_precision() -> MixedPrecisionPolicy:
+    return MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)

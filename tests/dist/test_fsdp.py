@@ -1,0 +1,303 @@
+"""attach_fsdp() on four real ranks, two nodes of two: what must hold between the replicas of a sharded model."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import micro
+from tests.dist.fsdp_steps import (
+    MICRO,
+    SKIP,
+    TOPK,
+    Net,
+    backward,
+    batch,
+    build,
+    half_precision,
+    meshes,
+    same,
+    shards,
+    summed,
+    train,
+    update_,
+    weights,
+)
+from tests.dist.processes import ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+
+SCRIPT = Path(__file__).parents[2] / "docs/gallery/train_fsdp.py"
+REDUCERS = {"topk": TOPK, "micro": MICRO}
+
+
+# What runs on the ranks
+
+
+def attached(reducer: micro.Reducer, **settings: Any) -> tuple[Net, micro.ShardedAttachment]:
+    _, local, node = meshes()
+    net = build(local, **settings)
+    return net, micro.attach_fsdp(net, reducer, replicas=node)
+
+
+def dense_beside_hsdp() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Return, per step, the gradients of the dense reducer and of FSDP's own replicas."""
+    net, _ = attached(micro.DenseReducer())
+    own = build(meshes()[0])
+    return list(zip(train(net, range(3)), train(own, range(3)), strict=True))
+
+
+def keep_books(reducer: micro.Reducer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the sum over nodes of all their gradients, and what was applied plus what waits; weights stay."""
+    _, local, node = meshes()
+    alone, (net, attachment) = build(local), attached(reducer)
+    given: dict[str, Tensor] = {}
+    booked: dict[str, Tensor] = {}
+    for step in range(5):
+        for model, sums, times in ((alone, given, 1), (net, booked, 2)):
+            backward(model, step)
+            for name, shard in (shards(model) if model is net else summed(shards(model), node)).items():
+                sums[name] = sums.get(name, torch.zeros_like(shard)) + times * shard
+            model.zero_grad()
+    kept = {name: piece for bucket in attachment.state_dict()["buckets"] for name, piece in _residual(bucket).items()}
+    for name, piece in summed(kept, node).items():
+        booked[name] += piece[: booked[name].numel()].view_as(booked[name])  # what is behind it is padding
+    assert all(not piece[booked[name].numel() :].any() for name, piece in kept.items()), "padding is not zero"
+    return given, booked
+
+
+def _residual(bucket: dict[str, Any]) -> dict[str, Tensor]:
+    residual: dict[str, Tensor] = bucket["memory"]["residual"]
+    return residual
+
+
+def trained(reducer: micro.Reducer, settings: dict[str, Any]) -> tuple[dict[str, Tensor], list[micro.StepStats]]:
+    """Return this rank's weights after training, and the statistics of the last step."""
+    net, attachment = attached(reducer, **settings)
+    train(net, range(4))
+    return weights(net), list(attachment.stats)
+
+
+def trained_in_bfloat16() -> dict[str, Tensor]:
+    return trained(MICRO, {"mp_policy": half_precision()})[0]
+
+
+def resumed(reducer: micro.Reducer) -> bool:
+    """Return whether a run that was stopped and restored takes the same steps as one that was not, bit for bit."""
+    net, attachment = attached(reducer)
+    train(net, range(3))
+    saved, values = attachment.state_dict(), weights(net)
+    again, second = attached(reducer)
+    with torch.no_grad():
+        for name, parameter in again.named_parameters():
+            parameter.to_local().copy_(values[name])
+    second.load_state_dict(saved)
+    steps = zip(train(net, range(3, 6)), train(again, range(3, 6)), strict=True)
+    return all(same(one, other) for one, other in steps)
+
+
+def nan_stops() -> tuple[str, bool, bool]:
+    """Return the words of the error; whether all gradients were zero; whether the next steps are finite."""
+    net, _ = attached(MICRO)
+    train(net, range(2))
+    with pytest.raises(micro.NonFiniteGradient) as caught:
+        backward(net, 2, float("nan") if dist.get_rank() == 3 else 1.0)
+    are_zero = not any(shard.any() for shard in shards(net).values())
+    update_(net)
+    applied = train(net, range(3, 5))
+    return str(caught.value), are_zero, all(torch.isfinite(shard).all() for step in applied for shard in step.values())
+
+
+def nan_is_skipped() -> tuple[bool, bool, bool]:
+    """Return whether the step counts as skipped; whether gradients were restored; whether the mass was kept.
+
+    The scale alone becomes infinite, which lies on one rank of each node; an earlier backward left gradients.
+    """
+    _, local, _ = meshes()
+    net, attachment = attached(SKIP)
+    backward(net, 0)
+    before = shards(net)
+    kept = [residual.clone() for residual in attachment.residuals()]
+    rank = dist.get_rank()
+    handle = net.register_forward_hook(lambda _module, _inputs, output: output + bad(net) if rank == 3 else output)
+    backward(net, 1)
+    handle.remove()
+    alone = build(local)
+    backward(alone, 1)
+    expected = {name: shard for name, shard in shards(alone).items() if name.startswith("layers.0.")}
+    index = next(
+        i for i, bucket in enumerate(attachment.state_dict()["buckets"]) if "layers.0.weight" in bucket["shapes"]
+    )
+    gained = attachment.residuals()[index] - kept[index]
+    total = sum(shard.sum() for shard in expected.values())
+    return attachment.skipped, same(before, shards(net)), bool(torch.isclose(gained.sum(), total))
+
+
+def bad(net: Net) -> Tensor:
+    """Return zero, with an infinite gradient at the first element of the scale."""
+    return _InfiniteGradient.apply(net.scale[:1]).sum() * 0  # type: ignore[no-any-return]
+
+
+class _InfiniteGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.full_like(grad, float("inf"))
+
+
+def micro_batches() -> tuple[bool, int, str]:
+    """Return whether two micro-batches count as one batch of both; the number of that step; the words of a refusal."""
+    rank = dist.get_rank()
+    one, first = attached(TOPK)
+    other, _ = attached(TOPK)
+    for step in range(2):
+        one.set_requires_gradient_sync(False)
+        backward(one, step)
+        one.set_requires_gradient_sync(True)
+        backward(one, 10 + step)
+        other(torch.cat([batch(step, rank), batch(10 + step, rank)])).square().sum().backward()
+        close = all(torch.allclose(shards(one)[name], shard) for name, shard in shards(other).items())
+        update_(one)
+        update_(other)
+    other.set_requires_all_reduce(False)
+    with pytest.raises(ValueError, match="set_requires_gradient_sync") as caught:
+        backward(other, 5)
+    return close, first.stats[0].step, str(caught.value)
+
+
+def closed_and_attached_again() -> tuple[bool, list[int], int]:
+    """Return whether a closed model trains as FSDP's own replicas do; groups left; statistics after a new attach."""
+    mesh, local, node = meshes()
+    net, own = build(local), build(mesh)
+    num_groups = [len(dist.distributed_c10d._world.pg_map)]
+    with micro.attach_fsdp(net, MICRO, replicas=node):
+        num_groups.append(len(dist.distributed_c10d._world.pg_map))
+    num_groups.append(len(dist.distributed_c10d._world.pg_map))
+    pairs = zip(train(net, range(2)), train(own, range(2)), strict=True)
+    alike = all(torch.allclose(one[name], other[name]) for one, other in pairs for name in one)
+    again = micro.attach_fsdp(net, MICRO, replicas=node)
+    train(net, range(1))
+    return alike, num_groups, len(again.stats)
+
+
+def refusals() -> tuple[list[str], list[int]]:
+    """Return the words of each refusal; the number of process groups before and after."""
+    mesh, local, node = meshes()
+    sharded, replicated = build(local), build(mesh)
+    other = build(local, seed=dist.get_rank() // 2)
+    num_groups = [len(dist.distributed_c10d._world.pg_map)]
+    words = []
+    for model, reducer, replicas in (
+        (sharded, MICRO, None),
+        (sharded, MICRO, local),
+        (sharded, MICRO, mesh),
+        (replicated, MICRO, node),
+        (other, MICRO, node),
+        (sharded, MICRO if dist.get_rank() < 2 else TOPK, node),
+    ):
+        with pytest.raises(ValueError, match=r".") as caught:
+            micro.attach_fsdp(model, reducer, replicas=replicas)
+        words.append(str(caught.value))
+    num_groups.append(len(dist.distributed_c10d._world.pg_map))
+    return words, num_groups
+
+
+# The tests
+
+
+def test_the_dense_reducer_equals_the_replicas_of_fsdp_itself() -> None:
+    for steps in ranks(4).run(dense_beside_hsdp):
+        for ours, theirs in steps:
+            for name, shard in ours.items():
+                torch.testing.assert_close(shard, theirs[name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_nothing_of_a_nodes_gradient_is_lost(name: str) -> None:
+    for given, booked in ranks(4).run(keep_books, REDUCERS[name]):
+        for parameter, expected in given.items():
+            torch.testing.assert_close(booked[parameter], expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_replicas_stay_equal_bit_for_bit(name: str) -> None:
+    outcomes = ranks(4).run(trained, REDUCERS[name], {})
+    for (weights_here, stats), (weights_there, others) in zip(outcomes[:2], outcomes[2:], strict=True):
+        assert same(weights_here, weights_there)
+        assert [each.step for each in stats] == [3] * len(stats)
+        assert sum(each.global_count for each in stats) < sum(each.numel for each in stats)
+        for mine, theirs in zip(stats, others, strict=True):
+            assert (mine.counts, mine.global_count) == (theirs.counts, theirs.global_count)
+
+
+def test_gradients_that_are_reduced_in_bfloat16_leave_replicas_equal() -> None:
+    outcomes = ranks(4).run(trained_in_bfloat16)
+    for here, there in zip(outcomes[:2], outcomes[2:], strict=True):
+        assert same(here, there)
+        assert all(torch.isfinite(value).all() for value in here.values())
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_restored_run_equals_the_uninterrupted_one_bit_for_bit(name: str) -> None:
+    assert ranks(4).run(resumed, REDUCERS[name]) == [True] * 4
+
+
+def test_a_nan_on_one_rank_stops_all_and_training_goes_on() -> None:
+    words, are_zero, go_on = zip(*ranks(4).run(nan_stops), strict=True)
+    assert len(set(words)) == 1
+    assert "on node 1 is not finite at step 2" in words[0]
+    assert all(are_zero)
+    assert all(go_on)
+
+
+def test_an_infinite_shard_of_one_module_takes_back_the_update_of_all() -> None:
+    assert ranks(4).run(nan_is_skipped) == [(True, True, True)] * 4
+
+
+def test_micro_batches_without_gradient_sync_are_one_step() -> None:
+    for close, step, words in ranks(4).run(micro_batches):
+        assert close
+        assert step == 1
+        assert "\n" not in words
+
+
+def test_a_closed_model_averages_densely_and_leaves_no_group() -> None:
+    for alike, (before, during, after), num_stats in ranks(4).run(closed_and_attached_again):
+        assert alike
+        assert (during, after) == (before + 1, before)
+        assert num_stats == 4
+
+
+def run_script(words: list[str]) -> list[float]:
+    losses: list[float] = runpy.run_path(str(SCRIPT))["main"](words)
+    return losses
+
+
+def test_the_script_of_the_page_trains_and_resumes_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    words = ["--ranks-per-node", "2"]
+    whole = ranks(4).run_apart(run_script, [*words, "--steps", "40"])
+    folder = ["--checkpoint", str(tmp_path / "checkpoint")]
+    first = ranks(4).run_apart(run_script, [*words, *folder, "--steps", "20"])
+    second = ranks(4).run_apart(run_script, [*words, *folder, "--steps", "40"])
+    assert [one + other for one, other in zip(first, second, strict=True)] == whole
+    assert sum(whole[0][-10:]) < 0.6 * sum(whole[0][:10])
+
+
+def test_what_cannot_work_is_refused_on_all_ranks_with_nothing_left_behind() -> None:
+    for words, (before, after) in ranks(4).run(refusals):
+        none, same_node, two_dimensions, replicated, weights_differ, reducers_differ = words
+        assert "has no replicas" in none
+        assert "must be the ranks that hold the same shard" in same_node
+        assert "one dimension, got 2" in two_dimensions
+        assert "averages densely by itself" in replicated
+        assert "start with the same weights" in weights_differ
+        assert "reducer of replicas must be the same" in reducers_differ
+        assert all("\n" not in each for each in words)
+        assert after == before

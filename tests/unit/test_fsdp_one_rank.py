@@ -1,0 +1,136 @@
+"""micro.attach_fsdp on a group of one rank, in the process of the test: what holds and is refused without any peer."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import micro
+
+REDUCER = micro.SparseReducer(micro.Micro(), density=0.2)
+
+
+@pytest.fixture(autouse=True)
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+class TwoHeads(nn.Module):
+    """A model whose second head is used in some steps only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor, *, both: bool = True) -> Tensor:
+        hidden = self.body(inputs).relu()
+        return self.first(hidden) + (self.second(hidden) if both else 0.0)
+
+
+def sharded(mesh: DeviceMesh) -> nn.Module:
+    model = TwoHeads()
+    fully_shard(model.body, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def step(model: nn.Module, number: int, *, both: bool = True) -> float:
+    """Run a backward of a batch; return the sum of the model's gradients."""
+    batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
+    model.zero_grad()
+    model(batch, both=both).square().mean().backward()
+    return sum(float(p.grad.to_local().double().sum()) for p in model.parameters() if p.grad is not None)
+
+
+def refusal(model: nn.Module, reducer: object = REDUCER, **settings: object) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        micro.attach_fsdp(model, reducer, **{"replicas": dist.group.WORLD} | settings)  # type: ignore[arg-type]
+    words = str(caught.value)
+    assert "\n" not in words
+    return words
+
+
+@pytest.mark.parametrize("scope", ["bucket", "tensor"])
+def test_nothing_of_the_gradient_is_lost(mesh: DeviceMesh, scope: str) -> None:
+    model, plain = sharded(mesh), TwoHeads()
+    attachment = micro.attach_fsdp(model, REDUCER, replicas=mesh, scope=scope)
+    left = 0.0
+    for number in range(4):
+        left += step(plain_on(mesh, plain), number) - step(model, number)
+    waiting = torch.cat(attachment.residuals()).double().sum()
+    assert float(waiting) == pytest.approx(left, rel=1e-4, abs=1e-6)
+    assert sum(stats.global_count for stats in attachment.stats) < sum(stats.numel for stats in attachment.stats)
+
+
+def plain_on(mesh: DeviceMesh, plain: nn.Module) -> nn.Module:
+    """Return a sharded copy with the weights of ``plain``, without a reducer."""
+    copy = TwoHeads()
+    copy.load_state_dict(plain.state_dict())
+    return fully_shard(copy, mesh=mesh)
+
+
+def test_a_backward_that_breaks_off_hides_no_nan_of_the_next(mesh: DeviceMesh) -> None:
+    model = sharded(mesh)
+    micro.attach_fsdp(model, REDUCER, replicas=mesh)
+    step(model, 0)
+    attached = model.body.register_full_backward_hook(_fail)
+    with pytest.raises(RuntimeError, match="breaks off"):
+        step(model, 1)
+    attached.remove()
+    model.reset_iter_state() if hasattr(model, "reset_iter_state") else pytest.skip("this torch cannot go on")
+    with pytest.raises(micro.NonFiniteGradient):
+        (model(torch.randn(4, 6)) * float("nan")).sum().backward()
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("backward breaks off")
+
+
+def test_a_parameter_that_a_step_does_not_use_is_named(mesh: DeviceMesh) -> None:
+    model = sharded(mesh)
+    micro.attach_fsdp(model, REDUCER, replicas=mesh)
+    with pytest.raises(ValueError, match=r"'first.weight' and 3 more holds 18 elements, expected 36: every trained"):
+        step(model, 0, both=False)
+
+
+def test_a_model_that_is_not_of_fully_shard_is_refused(mesh: DeviceMesh) -> None:
+    assert "must be sharded by torch.distributed.fsdp.fully_shard, got TwoHeads" in refusal(TwoHeads())
+    assert "use micro.attach" in refusal(DistributedDataParallel(TwoHeads()))
+    assert "FSDP1" in refusal(FullyShardedDataParallel(TwoHeads(), device_id=torch.device("cpu")))
+
+
+def test_a_parameter_outside_of_all_fsdp_modules_is_refused() -> None:
+    model = TwoHeads()
+    fully_shard(model.body)
+    assert "parameter 'first.weight' is not sharded" in refusal(model)
+
+
+def test_a_second_attachment_on_one_model_is_refused(mesh: DeviceMesh) -> None:
+    model = sharded(mesh)
+    with micro.attach_fsdp(model, REDUCER, replicas=mesh) as attachment:
+        assert "already has an all-reduce hook" in refusal(model)
+    attachment.close()  # a second time
+
+
+def test_what_reduces_nothing_is_refused(mesh: DeviceMesh) -> None:
+    model = sharded(mesh)
+    assert "got the selector Micro: wrap it" in refusal(model, micro.Micro())
+    assert "scope=model needs the whole gradient" in refusal(model, scope="model")
+    assert "scope must be one of" in refusal(model, scope="layer")
+
+
+def test_a_state_of_other_shapes_is_refused(mesh: DeviceMesh) -> None:
+    model = sharded(mesh)
+    attachment = micro.attach_fsdp(model, REDUCER, replicas=mesh)
+    step(model, 0)
+    saved = attachment.state_dict()
+    saved["buckets"][0]["shapes"] = dict.fromkeys(saved["buckets"][0]["shapes"], (3, 1))
+    with pytest.raises(ValueError, match="of shape"):
+        attachment.load_state_dict(saved)
