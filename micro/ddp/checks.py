@@ -43,6 +43,11 @@ def check_model(model: DistributedDataParallel) -> None:
             "model was wrapped while torch._dynamo.config.optimize_ddp was 'python_reducer', with which DDP has no "
             "buckets: wrap it with 'ddp_optimizer'"
         )
+    if getattr(model, "mixed_precision", None) is not None:
+        raise ValueError(
+            "mixed_precision of DDP brings a communication hook of its own, and DDP takes one: "
+            "wrap the model without it, and use torch.autocast"
+        )
     for name, inner in model.module.named_modules():
         if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse:
             where = f"'{name}'" if name else f"the model, an {type(inner).__name__},"

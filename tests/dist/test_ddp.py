@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
@@ -126,6 +127,21 @@ def train_mixed(reducer: micro.Reducer) -> dict[str, Tensor]:
         optimizer.step()
     assert ddp.module.frozen.weight.grad is None
     return {name: p.detach() for name, p in ddp.module.named_parameters()}
+
+
+def weights_by(optimizer: type[torch.optim.Optimizer], **settings: Any) -> dict[str, Tensor]:
+    """Return the weights after some steps of an optimizer on gradients reduced by MiCRO."""
+    ddp, _ = wrap(build(Net), MICRO, bucket_cap_mb=TINY_MB)
+    stepping = optimizer(ddp.parameters(), lr=0.01, **settings)
+    for step in range(4):
+        ddp_gradients(ddp, one_loss, step)
+        stepping.step()
+    return {name: parameter.detach().clone() for name, parameter in named(ddp.module).items()}
+
+
+def sharded_and_whole_optimizer() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    sharded = weights_by(ZeroRedundancyOptimizer, optimizer_class=torch.optim.Adam)
+    return sharded, weights_by(torch.optim.Adam)
 
 
 def resume(settings: dict[str, Any]) -> tuple[list[bool], list[bool]]:
@@ -348,6 +364,12 @@ def test_mixed_dtypes_and_frozen_parameters_train_alike_on_all_ranks(reducer: st
     assert all(value.isfinite().all() for value in first.values())
     for other in others:
         torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+
+def test_an_optimizer_sharded_over_ranks_steps_like_a_whole_one() -> None:
+    """ZeRO-1: each rank updates its share of the parameters and sends it to the others."""
+    for sharded, whole in ranks(2).run(sharded_and_whole_optimizer):
+        torch.testing.assert_close(sharded, whole, rtol=0, atol=0)
 
 
 def test_state_goes_into_a_fresh_model() -> None:

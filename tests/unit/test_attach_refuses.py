@@ -9,6 +9,7 @@ import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import micro
 from micro import flat
@@ -88,6 +89,13 @@ def test_a_model_for_compiled_autograd_is_refused() -> None:
         model = wrapped()
     said = refusal(model, lambda model: micro.attach(model, GOOD))
     assert said.startswith("model was wrapped while torch._dynamo.config.optimize_ddp was 'python_reducer'")
+
+
+def test_mixed_precision_of_ddp_is_refused() -> None:
+    model = wrapped()
+    model.mixed_precision = _MixedPrecision(param_dtype=torch.float16)  # DDP itself takes it on an accelerator only
+    said = refusal(model, lambda model: micro.attach(model, GOOD))
+    assert said.startswith("mixed_precision of DDP brings a communication hook of its own")
 
 
 def test_a_group_that_does_not_fit_is_refused() -> None:
