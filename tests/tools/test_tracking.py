@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 pytest.importorskip("wandb")
 import wandb
 
+import micro
 from experiments import figures, track
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
@@ -31,6 +33,7 @@ from experiments.tracking.wandb_mirror import group_of, mirror
 from experiments.tracking.wandb_process import mirrored
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
+from micro.integrations.wandb import log_to
 from tests.wandb_server import WandbServer, serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -312,3 +315,15 @@ def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: 
 def test_a_source_that_is_none_is_one_line(source: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read(source)
+
+
+def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> None:
+    simulation = micro.Simulation(micro.SparseReducer(micro.Micro(), 0.1), micro.Layout.flat(100), 1)
+    with closing(simulation), wandb.init(mode="offline", project="micro", dir=tmp_path) as run:
+        on_step = log_to(run)
+        for step in range(2):
+            on_step(micro.StepSummary(tuple(simulation.step(torch.randn(1, 100)).stats)))
+            run.log({"loss": 0.5 - step})
+        assert run.step == 2, "one step of W&B for each of the loop"
+        assert run.summary["micro/density"] == 0.1
+        assert run.summary["loss"] == -0.5
