@@ -23,6 +23,7 @@ TILE = 1 << 12  # elements that are looked at and then added while they are in t
 MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
 INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
 LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
+ORDINARY_BITS = (127 + 84) << 23  # 2^84, see reference.is_ordinary
 
 
 def _compiled(loop: Callable[..., Any]) -> Any:
@@ -132,30 +133,35 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 
 
 @_compiled
-def _absorb(residual: Any, grad: Any) -> Any:
+def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any) -> Any:
     first_bad = -1
-    sums = np.empty(TILE, np.float32)
     for start in range(0, grad.size, TILE):
         target, source = residual[start : start + TILE], grad[start : start + TILE]
-        total = sums[: source.size]
-        for i in range(source.size):
-            total[i] = target[i] + source[i]
-        bits, highest = total.view(np.int32), np.int32(0)
-        for i in range(bits.size):
-            highest = max(highest, bits[i] & np.int32(MAGNITUDE_BITS))
-        if highest >= LIMIT_BITS:
-            for i in range(bits.size):
-                if bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
+        source_bits = grad_bits[start : start + TILE]
+        highest = np.int32(0)
+        for i in range(source_bits.size):
+            highest = max(highest, source_bits[i] & np.int32(MAGNITUDE_BITS))
+        if highest >= INFINITY_BITS:
+            for i in range(source.size):
+                if source_bits[i] & INFINITY_BITS == INFINITY_BITS:
                     first_bad = start + i if first_bad < 0 else first_bad
-                    total[i] = np.float32(0) if np.isfinite(source[i]) else target[i]
-        target[:] = total
+                    source[i] = 0
+        for i in range(source.size):
+            target[i] += source[i]
         source[:] = 0
+        if highest >= ORDINARY_BITS:
+            target_bits = residual_bits[start : start + TILE]
+            for i in range(target.size):
+                if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
+                    first_bad = start + i if first_bad < 0 else min(first_bad, start + i)
+                    target[i] = 0
     return first_bad
 
 
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     """Add contiguous float32 ``grad`` (numel,) to ``residual`` and set it to zero; see micro.kernels."""
-    first_bad = int(_absorb(residual.detach().numpy(), grad.detach().numpy()))
+    target, source = residual.detach().numpy(), grad.detach().numpy()
+    first_bad = int(_absorb(target, target.view(np.int32), source, source.view(np.int32)))
     return None if first_bad < 0 else first_bad
 
 
