@@ -51,6 +51,15 @@ class BucketStates:
         self._settle()
         return [self._reducer.save(state) for state in self._states.values()]
 
+    def rescale_(self, factor: float) -> None:
+        """Multiply all that is kept by ``factor``, because gradients are from now on; exact for a power of two.
+
+        Thresholds are not changed: methods find them again.
+        """
+        for state in [*self._states.values(), *(old.state for old in self._leaving)]:
+            for vector in state.memory.values():
+                vector.mul_(factor)
+
     @property
     def step(self) -> int:
         """Steps done."""

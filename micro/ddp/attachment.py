@@ -26,6 +26,7 @@ from micro.ddp.checks import (
 from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
 from micro.ddp.discarded_gradients import DiscardedGradients
 from micro.ddp.hook import Hook
+from micro.ddp.loss_scale import LossScale, check_scaler
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.vectors import vectors_of
 from micro.description import describe
@@ -56,6 +57,7 @@ def attach(
     lane: LaneChoice | str = "auto",
     process_group: dist.ProcessGroup | None = None,
     on_step: Callable[[StepSummary], object] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> "Attachment":
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
 
@@ -96,6 +98,9 @@ def attach(
         on_step: called on this rank with the statistics of each step, at the end of its backward, before the optimizer
             steps. An exception in it comes out of backward(); the gradients are reduced then. See
             micro.integrations.wandb and micro.integrations.tensorboard.
+        scaler: the GradScaler that scales the loss. A step that is not finite is left to it, whatever the reducer's
+            policy: all gradients become Inf, so that the scaler leaves out the optimizer's step and lowers the scale.
+            What is kept follows the scale. clip is in units of unscaled gradients.
 
     Returns:
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.
@@ -113,6 +118,7 @@ def attach(
         check_model(model)
         check_clip(clip, clip_norm)
         check_on_step(on_step)
+        check_scaler(scaler, check_reducer(reducer))
         lane = check_lane(lane, model)
         check_group(process_group, model, lane=lane)
         trained = reduced_parameters(model)
@@ -130,6 +136,7 @@ def attach(
         lane=lane,
         process_group=process_group,
         on_step=on_step,
+        scaler=scaler,
     )
 
 
@@ -168,6 +175,7 @@ class Attachment:
         lane: str,
         process_group: dist.ProcessGroup | None,
         on_step: Callable[[StepSummary], object] | None,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
         parameters = plain_parameters(model.module)
         trained = {name: real(p) for name, p in parameters.items() if p.requires_grad}
@@ -188,12 +196,14 @@ class Attachment:
             self.comm = GroupComm(process_group or model.process_group, timed=timed)
         prepare(reducer, self.comm, self._device)
         self._states = BucketStates(reducer, {name: real(p) for name, p in parameters.items()})
+        self._loss_scale = LossScale(scaler)
         self._reduction = Reduction(
             reducer,
             self._states,
             self.comm,
             self._device,
             lane=ThreadLane(self._device) if lane == "thread" else CallerLane(self._device),
+            loss_scale=self._loss_scale,
             whole_model=whole_model,
             clip=clip,
             clip_norm=clip_norm,
@@ -229,7 +239,8 @@ class Attachment:
     def skipped(self) -> bool:
         """Whether the last step was not finite, so that the update of all buckets is zero; the same on all ranks.
 
-        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``.
+        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``. Where
+        micro.attach was given a scaler, the update is Inf and the scaler does that.
         """
         return self._reduction.last_step.skipped
 
@@ -300,7 +311,8 @@ class Attachment:
         """
         order = {name: number for number, name in enumerate(name for names in self.bucket_names for name in names)}
         buckets = sorted(self._states.save(), key=lambda bucket: order.get(next(iter(bucket["shapes"])), len(order)))
-        return {**header(step=self._states.step, **self._identity()), "buckets": buckets}
+        head = header(step=self._states.step, **self._identity())
+        return {**head, "loss_scale": self._loss_scale.value, "buckets": buckets}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
@@ -316,6 +328,7 @@ class Attachment:
         check_header(saved, **self._identity())
         buckets = plain_buckets(saved["buckets"])
         self._states.load(buckets)
+        self._loss_scale.value = saved.get("loss_scale", 1.0)
         model = self._model()
         if buckets and model is not None and not self.bucket_names:
             names = [tuple(bucket["shapes"]) for bucket in buckets]

@@ -12,6 +12,7 @@ from micro.bucket_states import BucketStates
 from micro.clipping import ClipNorm, clip_, clip_together_
 from micro.comm import GroupComm, Traffic
 from micro.ddp.last_step_stats import LastStep
+from micro.ddp.loss_scale import LossScale
 from micro.ddp.unused_parameters import UnusedSetAside
 from micro.flat import Layout
 from micro.lane import Lane
@@ -97,6 +98,7 @@ class Reduction:
         reducer, states, comm: what reduces, what it remembers, over which ranks.
         device: of the gradients.
         lane: where it runs.
+        loss_scale: the factor on the gradients.
         whole_model: select over all buckets at once.
         clip: see micro.attach; may be changed between steps.
         clip_norm: see micro.attach.
@@ -110,6 +112,7 @@ class Reduction:
         device: torch.device,
         *,
         lane: Lane,
+        loss_scale: LossScale,
         whole_model: bool,
         clip: float | None,
         clip_norm: ClipNorm | str = "rank",
@@ -124,6 +127,7 @@ class Reduction:
         self._whole_model = whole_model
         self._device = device
         self._lane = lane
+        self._loss_scale = loss_scale
         self._weight = 1.0  # of the gradients of this backward
         self._waiting: list[Bucket] = []
         self._running: list[_Running] = []
@@ -183,6 +187,9 @@ class Reduction:
     def _begin(self, is_active: bool | None) -> None:
         self._release_all()  # nothing is left, unless an error ended the backward before
         self.last_step.begin()
+        factor = self._loss_scale.follow()
+        if factor != 1:
+            self._states.rescale_(factor)
         self._weight = 1.0
         if is_active is not None and not self._has_failed:
             active = self._comm.all_reduce_(torch.tensor([int(is_active)], device=self._device), "counts")
@@ -220,13 +227,13 @@ class Reduction:
         """Clip the whole gradient; what that sends is counted with its first bucket."""
         if self.clip is None or not self._waiting:
             return
-        gradients = [bucket.grad for bucket in self._waiting]
+        gradients, limit = [bucket.grad for bucket in self._waiting], self.clip * self._loss_scale.value
         self._comm.begin_step()
         self._has_clipped = True
         if self._clip_norm == "rank":
-            clip_(gradients, self.clip)
+            clip_(gradients, limit)
         else:
-            clip_together_(gradients, self.clip, self._comm)
+            clip_together_(gradients, limit, self._comm)
 
     @property
     def _needs_whole_gradient(self) -> bool:
@@ -251,8 +258,13 @@ class Reduction:
         self._running.append(_Running(finish, self._comm.traffic, buckets, grad, set_aside))
 
     def _decide(self) -> None:
-        """Let the step count, or take all of it back, and give DDP its buckets."""
-        decision = decide([attempt for _, attempt in self._finished], self._reducer.policy, self._comm)
+        """Let the step count, or take all of it back, and give DDP its buckets.
+
+        A scaler looks for Inf in the gradients, to lower the scale and to leave out the optimizer's step: there the
+        update of a step that was taken back is Inf everywhere.
+        """
+        policy = "skip" if self._loss_scale.is_used else self._reducer.policy
+        decision = decide([attempt for _, attempt in self._finished], policy, self._comm)
         finished, self._finished = self._finished, []
         self.last_step.stats += decision.stats
         if decision.error is not None:
@@ -260,6 +272,8 @@ class Reduction:
         for running, _ in finished:
             if self.last_step.skipped:
                 running.set_aside.restore()
+                if self._loss_scale.is_used:
+                    running.grad.fill_(torch.inf)
             running.hand_back()
 
     def _release_all(self) -> None:

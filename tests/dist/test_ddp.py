@@ -234,6 +234,29 @@ def skip_nan(reducer: micro.Reducer, settings: dict[str, Any]) -> dict[str, bool
     }
 
 
+def scaled_losses(policy: str) -> tuple[list[float], list[bool], list[Tensor]]:
+    """Train with a scaler; at step 2 the gradient of the last rank overflows.
+
+    Returns:
+        the scale and whether the step was skipped, after each step; the weights at the end.
+    """
+    method = micro.SparseReducer(micro.Micro(), density=0.1, nonfinite=policy)  # type: ignore[arg-type]
+    ddp = DistributedDataParallel(build(Net), bucket_cap_mb=TINY_MB)
+    scaler = torch.amp.GradScaler(device().type, init_scale=2.0**10)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+    scales, skipped = [], []
+    with micro.attach(ddp, method, scaler=scaler) as attachment:
+        for step in range(5):
+            optimizer.zero_grad()
+            for loss in poisoned(ddp, step):
+                scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            skipped.append(attachment.skipped)
+    return scales, skipped, [p.detach().cpu() for p in ddp.parameters()]
+
+
 def traffic_of_dense(settings: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Return the bytes that each bucket's statistics report, and what an all-reduce of it sends."""
     ddp, attachment = wrap(build(Net), DENSE, **settings)
@@ -415,6 +438,15 @@ def test_a_nan_stops_all_ranks_with_the_same_words(reducer: str, settings: str) 
 def test_a_nan_leaves_the_step_out_in_all_buckets_of_all_ranks(reducer: micro.Reducer, settings: str) -> None:
     for held in ranks(2).run(skip_nan, reducer, ONCE[settings]):
         assert all(held.values()), held
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_an_overflow_on_one_rank_lowers_the_scale_of_all(policy: str) -> None:
+    for scales, skipped, weights in (answers := ranks(2).run(scaled_losses, policy)):
+        assert scales == [2.0**10, 2.0**10, 2.0**9, 2.0**9, 2.0**9]
+        assert skipped == [False, False, True, False, False]
+        assert all(map(torch.equal, weights, answers[0][2]))
+        assert all(weight.isfinite().all() for weight in weights)
 
 
 @pytest.mark.parametrize("members", [[0], [0, 2]])

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.bucket_states import BucketStates
 from micro.comm import GroupComm
+from micro.ddp.loss_scale import LossScale
 from micro.ddp.reduction import Bucket, Reduction
 from micro.lane import ThreadLane
 from tests.products import grid
@@ -89,7 +90,9 @@ def test_a_bucket_that_does_not_fit_its_layout_is_refused_before_a_kernel_writes
     layout, comm, cpu = micro.Layout.flat(10, "weight"), GroupComm(), torch.device("cpu")
     reducer = micro.SparseReducer(micro.Micro(), density=0.5)
     states = BucketStates(reducer, {"weight": torch.zeros(10)})
-    reduction = Reduction(reducer, states, comm, cpu, lane=ThreadLane(cpu), whole_model=False, clip=None)
+    reduction = Reduction(
+        reducer, states, comm, cpu, lane=ThreadLane(cpu), loss_scale=LossScale(None), whole_model=False, clip=None
+    )
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     grad = torch.ones(20)
     reduction.put(Bucket(layout, grad, (), grad, future))

@@ -1,0 +1,51 @@
+"""The factor that a GradScaler puts on the loss, and so on the gradients and on all that is kept of them."""
+
+from typing import Any
+
+import torch
+
+from micro.reducers.base import Reducer
+from micro.reducers.split import Split
+
+
+class LossScale:
+    """The scale of a GradScaler, and the one that the residuals have.
+
+    Args:
+        scaler: torch.amp.GradScaler, or None where the loss is not scaled.
+
+    Attributes:
+        value: the factor on what is kept; 1 before the first backward.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.value = 1.0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the loss is scaled: then the scaler, and not the reducer's policy, acts on what is not finite."""
+        return self._scaler is not None
+
+    def follow(self) -> float:
+        """Take over the scale of this backward; return the factor on what is kept, 1 where the scale is as before."""
+        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())  # host sync: once a step, on the lane
+        factor, self.value = scale / self.value, scale
+        return factor
+
+
+def check_scaler(scaler: object, reducer: Reducer) -> None:
+    """Raise ValueError unless ``scaler`` is a GradScaler that goes with the reducer, or None."""
+    if scaler is None:
+        return
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise ValueError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}: give that of your loop")
+    inner: Any = reducer.reducer if isinstance(reducer, Split) else reducer
+    if getattr(getattr(inner, "feedback", None), "clip", None) is not None:
+        raise ValueError(
+            "clip of feedback momentum is in units of gradients, which a scaler changes: use clip of micro.attach"
+        )
+    if getattr(getattr(inner, "selector", None), "name", "") == "threshold":
+        raise ValueError(
+            "selector threshold has its threshold in units of gradients, which a scaler changes: use topk, for instance"
+        )
