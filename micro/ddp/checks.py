@@ -86,11 +86,17 @@ def check_lane(lane: str, model: DistributedDataParallel) -> str:
         raise ValueError(f"lane must be one of {', '.join(get_args(LaneChoice))}, got {lane!r}")
     if lane != "auto":
         return lane
-    has_collectives = model.find_unused_parameters or any(
-        isinstance(module, nn.SyncBatchNorm) for module in model.modules()
-    )
     device = next(model.module.parameters()).device
-    return "caller" if device.type == "cuda" and has_collectives else "thread"
+    return (
+        "caller"
+        if device.type == "cuda" and has_collectives(model.module, finds_unused=model.find_unused_parameters)
+        else "thread"
+    )
+
+
+def has_collectives(module: nn.Module, *, finds_unused: bool) -> bool:
+    """Whether DDP, to find unused parameters, or a module calls collectives during backward, as far as can be seen."""
+    return finds_unused or any(isinstance(inner, nn.SyncBatchNorm) for inner in module.modules())
 
 
 def check_group(group: object, model: DistributedDataParallel, *, lane: str) -> None:

@@ -13,7 +13,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import micro
 from micro import flat
-from micro.ddp.checks import check_parameters
+from micro.ddp.checks import check_parameters, has_collectives
 
 GOOD = micro.SparseReducer(micro.Micro(), density=0.2)
 
@@ -110,6 +110,12 @@ def test_a_group_that_does_not_fit_is_refused() -> None:
 def test_a_lane_that_is_none_is_refused() -> None:
     said = refusal(wrapped(), lambda model: micro.attach(model, GOOD, lane="stream"))
     assert said == "lane must be one of auto, thread, caller, got 'stream'"
+
+
+def test_collectives_of_backward_are_seen() -> None:
+    assert not has_collectives(nn.Linear(2, 2), finds_unused=False)
+    assert has_collectives(nn.Linear(2, 2), finds_unused=True)
+    assert has_collectives(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), finds_unused=False)
 
 
 def test_parameters_on_several_devices_are_refused() -> None:
