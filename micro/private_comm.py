@@ -58,12 +58,15 @@ def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[
     names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     backend = group._get_backend(device)
     options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
+    ranks = dist.get_process_group_ranks(group)
     created = dist.new_group(
         ranks,
         timeout=getattr(options, "_timeout", None),
         backend=names[device.type],
         pg_options=_copied(options) if names[device.type] == "nccl" else None,
-        use_local_synchronization=True,
+        # Of some ranks alone. Before torch 2.15 the name of such a group is used again after a group was destroyed, and
+        # the addresses of the old one are found under it; a group of all ranks has a name of its own in any version.
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
     )
     assert isinstance(created, dist.ProcessGroup)
     return created
