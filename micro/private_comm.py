@@ -58,7 +58,6 @@ def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[
     names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     backend = group._get_backend(device)
     options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
-    ranks = dist.get_process_group_ranks(group)
     created = dist.new_group(
         ranks,
         timeout=getattr(options, "_timeout", None),
