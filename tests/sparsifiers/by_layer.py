@@ -47,7 +47,7 @@ def accordion(rule: Rule) -> Make:
 def by_name(density: micro.Density[Any] | float, seed: int) -> micro.Reducer:
     """Make top-k by layer with another density for some layers."""
     rest = density.density if isinstance(density, micro.Density) else density
-    policy = micro.ByName(patterns={"*a*.bias": 0.5, "b.*": 0.02}, density=rest)
+    policy = micro.ByName(patterns={"*a*.bias": 0.5, "*[b1].weight": 0.02}, density=rest)
     return micro.SparseReducer(micro.TopK(scope="layer"), policy, seed=seed)
 
 
