@@ -7,149 +7,29 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from micro.bucket_states import BucketStates
-from micro.checks import check_reducer
 from micro.clipping import ClipNorm, check_clip
 from micro.comm import GroupComm
+from micro.ddp.backward import Backward
 from micro.ddp.bucket_order import replay
-from micro.ddp.checks import (
-    check_group,
-    check_lane,
-    check_model,
-    check_on_step,
-    check_parameters,
-    refused_together,
-)
-from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
+from micro.ddp.chosen_parameters import reduced_parameters
 from micro.ddp.discarded_gradients import DiscardedGradients
 from micro.ddp.hook import Hook
-from micro.ddp.loss_scale import LossScale, check_scaler
+from micro.ddp.loss_scale import LossScale
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.vectors import vectors_of
 from micro.description import describe
 from micro.flat import Layout, real
-from micro.lane import CallerLane, LaneChoice, ThreadLane
+from micro.lane import CallerLane, ThreadLane
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
 from micro.saved_state import check_header, header, plain_buckets
-from micro.scope import Scope, scoped
 from micro.stats import StepStats
 from micro.summary import StepSummary
-from micro.wrappers import plain_parameters, unwrapped
-
-NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
-
-
-def attach(
-    model: nn.Module,
-    reducer: Reducer,
-    *,
-    scope: Scope | str = "bucket",
-    only: Choice | None = None,
-    dense: Choice | None = None,
-    start_step: int = 0,
-    clip: float | None = None,
-    clip_norm: ClipNorm | str = "rank",
-    timed: bool = False,
-    lane: LaneChoice | str = "auto",
-    process_group: dist.ProcessGroup | None = None,
-    on_step: Callable[[StepSummary], object] | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-) -> "Attachment":
-    """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
-
-    Call it once, on all ranks of the model, after it is wrapped and before its first backward. The training loop stays
-    as it is: ``no_sync``, ``join``, frozen and unused parameters, mixed dtypes, checkpointed activations and
-    gradient_as_bucket_view work as they do without it. A rank that has joined, because it is out of inputs, goes on to
-    send what its residual holds, with a gradient of zero: what it kept is its share of earlier means. A complex
-    parameter is reduced as the real and imaginary parts of its elements, as DDP does.
-
-    Args:
-        model: a DistributedDataParallel, or one inside torch.compile or a framework's wrapper.
-        scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
-            parameters together. A bucket travels as one in any case: what is selected within parameters is sent bucket
-            by bucket, and so is what is selected within the whole model, once the last bucket is there.
-        only, dense: the parameters to reduce sparsely, or those to reduce densely; all others are the other way. Each a
-            pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as
-            ``model.module.named_parameters()`` gives them, without wrappers' words), or a function of name and
-            parameter that returns a bool.
-            Dense parameters of a bucket travel as a vector of their own; see Split.
-        start_step: reduce everything densely up to this step, without indices.
-        clip: the greatest norm of the gradient; a larger one is scaled down before anything else. That needs the whole
-            gradient, so that backward hides no communication any more. torch's clip_grad_norm_ after
-            backward bounds the sparse update instead, which holds residuals of many steps, and loses what it cuts off.
-        clip_norm: 'rank': each rank's own norm, and each scales its own gradient. 'global': the root of the mean over
-            ranks of the squared norms, which bounds the norm of the mean gradient, and all ranks scale alike; one more
-            all-reduce, of 8 bytes.
-        timed: measure the parts of each step (select_s, exchange_s, rest_s) on an accelerator too, where the host then
-            waits for the device about ten times a bucket; without it these are times of the host. On a CPU they are
-            right either way.
-        lane: "thread" reduces in a thread of its own while backward goes on, over a group of its own. "caller" reduces
-            in the thread of backward, over the model's own group: one thread and one communicator, so that all ranks
-            launch all collectives in one order. "auto" is "caller" on GPUs where backward has collectives of its own
-            (find_unused_parameters, SyncBatchNorm), else "thread"; say "caller" on NCCL for others that it cannot see.
-            The updates are the same. micro.lane says why.
-        process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
-            group is made for the thread, with the backend, the timeout and the options of the model's own, and
-            destroyed by ``close``; yours is left as it is.
-        on_step: called on this rank with the statistics of each step, at the end of its backward, before the optimizer
-            steps. An exception in it comes out of backward(); the gradients are reduced then. See
-            micro.integrations.wandb and micro.integrations.tensorboard.
-        scaler: the GradScaler that scales the loss. A step that is not finite is left to it, whatever the reducer's
-            policy: all gradients become Inf, so that the scaler leaves out the optimizer's step and lowers the scale.
-            What is kept follows the scale. clip is in units of unscaled gradients.
-
-    Returns:
-        the attachment, which holds the statistics of the last step and everything a checkpoint needs.
-
-    Raises:
-        ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
-            the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
-            none to sparsify; its parameters are on several devices or one has too many elements; or clip, the reducer
-            or process_group is none. Raised on all ranks where it is raised on one, and nothing is left behind.
-        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
-            residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
-    """
-    model = unwrapped(model)
-    with refused_together(model):
-        check_model(model)
-        check_clip(clip, clip_norm)
-        check_on_step(on_step)
-        check_scaler(scaler, check_reducer(reducer))
-        lane = check_lane(lane, model)
-        check_group(process_group, model, lane=lane)
-        trained = reduced_parameters(model)
-        reducer = split_by(check_reducer(reducer), trained, only=only, dense=dense, start_step=start_step)
-        reducer = scoped(reducer, scope)
-        check_parameters(trained, whole_model=scope == "model")
-        Hook.check(model)
-    return Attachment(
-        model,
-        reducer,
-        whole_model=scope == "model",
-        clip=clip,
-        clip_norm=clip_norm,
-        timed=timed,
-        lane=lane,
-        process_group=process_group,
-        on_step=on_step,
-        scaler=scaler,
-    )
-
-
-def detach(model: nn.Module) -> None:
-    """Close what is attached to ``model``: DDP averages its gradients again. See Attachment.close.
-
-    Raises:
-        ValueError: nothing is attached to it.
-    """
-    attached = Hook.attached_to(unwrapped(model))
-    if not isinstance(attached, Attachment):
-        raise ValueError("model has no attachment: there is nothing to detach")
-    attached.close()
+from micro.wrappers import plain_parameters
 
 
 class Attachment:
@@ -208,10 +88,9 @@ class Attachment:
             clip=clip,
             clip_norm=clip_norm,
         )
-        self._compute_end_s: float | None = None
-        self._num_parameters = len(reduced_parameters(model))
-        self._received: set[str] = set()  # the parameters of the buckets of this backward so far
-        self._discarded = DiscardedGradients(list(reduced_parameters(model).values()))
+        reduced = reduced_parameters(model)
+        self._backward = Backward(model, len(reduced), self._now, at_end=self._end_step, wait=self._reduction.wait)
+        self._discarded = DiscardedGradients(list(reduced.values()))
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -384,14 +263,14 @@ class Attachment:
                 self._rehearse(bucket.index(), names)
             future.set_result(grad)
             return future
-        is_first, is_last = self._place_in_backward(bucket, names)
+        is_first, is_last = self._backward.place(bucket, names)
         if is_first:
-            self._begin_backward()
-            self._reduction.begin(self._is_active())
+            self._reduction.forget_errors()
+            self._reduction.begin(self._backward.is_active())
         self._put(vectors_of(named, grad), grad, future)
         if is_last:
             self._reduction.end()
-            self._await_end()
+            self._backward.await_end()
         return future
 
     def _put(
@@ -409,90 +288,25 @@ class Attachment:
             self.bucket_names.clear()
         self.bucket_names.append(names)
 
-    def _place_in_backward(self, bucket: dist.GradBucket, names: tuple[str, ...]) -> tuple[bool, bool]:
-        """Tell whether a bucket is the first and whether it is the last of its backward.
+    def _now(self) -> float:
+        return self.comm.now(self._device)
 
-        In the first backward of a static graph DDP calls all buckets number 0 and none the last: there the parameters
-        show it.
-        """
-        is_first = bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names))
-        if is_first:
-            self._received.clear()
-        self._received.update(names)
-        is_last = bucket.is_last() or len(self._received) == self._num_parameters
-        if is_last:
-            self._received.clear()
-        return is_first, is_last
-
-    def _begin_backward(self) -> None:
-        """Forget a backward of which ``_end_backward`` never ran.
-
-        Where two attached models share a backward and both have an error, autograd raises the first and drops the call
-        of the second. What was left of it must neither hide an error of this backward nor be raised in its place.
-        """
-        self._compute_end_s = None
-        self._reduction.forget_errors()
-
-    def _await_end(self) -> None:
-        """Have what went wrong raised once DDP's own work is done; called with the last bucket of a backward.
-
-        With the last and not before: where activations are computed again in backward, by a backward of their own
-        (use_reentrant=True), each of those has an end too. An error raised at the first would leave DDP with buckets
-        that never become ready.
-
-        In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
-        then waits. There the hook itself raises.
-        """
-        if torch._C._current_graph_task_id() != NO_BACKWARD:
-            _at_end_of_backward(self._note_compute_end)
-            return
-        self._reduction.wait()
-        self._end_step()
-
-    def _is_active(self) -> bool | None:
-        """Whether this rank has inputs, where a join context asks for the mean over the ranks that have; else None."""
-        model = self._model()
-        if model is None or getattr(model, "_divide_by_initial_world_size", True):
-            return None
-        return torch._C._current_graph_task_id() != NO_BACKWARD
-
-    def _note_compute_end(self) -> None:
-        """Note when DDP begins to wait."""
-        self._compute_end_s = self.comm.now(self._device)
-        _at_end_of_backward(self._end_backward)
-
-    def _end_backward(self) -> None:
-        assert self._compute_end_s is not None
-        self._reduction.last_step.exposed_s = self.comm.now(self._device) - self._compute_end_s
-        self._compute_end_s = None
-        self._end_step()
-
-    def _end_step(self) -> None:
-        """Raise what went wrong in this step, or tell of it."""
+    def _end_step(self, exposed_s: float) -> None:
+        """Raise what went wrong in this step, or report it."""
+        self._reduction.last_step.exposed_s = exposed_s
         error = self._reduction.take_error()
         if error is None:
-            self._tell()
+            self._report()
             return
         try:
             raise error
         finally:
             del error  # its traceback holds this frame, which would hold it
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._discarded.end_backward(is_applied=not self.skipped)
         if self._on_step is not None:
             self._on_step(self.summary)
-
-
-def _at_end_of_backward(call: Callable[[], None]) -> None:
-    """Have autograd's engine call this after all gradients are computed, and after what was queued before.
-
-    What DDP does at the end, to wait for the futures, it queues behind the hooks of all buckets. An error raised by
-    such a call comes out of backward() with its type; raised in a hook it would leave DDP waiting, and raised by a
-    future it would lose its type. Inside of a backward that another one calls, this is the end of the inner one, as
-    it is for DDP.
-    """
-    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 class CopiedAttachment:

@@ -155,10 +155,12 @@ def micro_may_import(module: str, name: str) -> bool:
         if module in ("micro.comm", "micro.private_comm") or is_in(module, "micro.fsdp"):
             return True
         return module in (
+            "micro.ddp.attaching",
             "micro.ddp.attachment",
+            "micro.ddp.backward",
             "micro.ddp.checks",
             "micro.ddp.hook",
-        )  # the hook is given DDP's own bucket
+        )  # types: process groups, and the bucket that DDP gives its hook
     if is_in(module, "micro.integrations"):
         return is_own_or_standard(name, "micro", "torch", FRAMEWORKS.get(module, "micro"))
     if is_in(name, "micro.integrations"):

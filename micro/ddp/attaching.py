@@ -1,0 +1,136 @@
+"""What a user calls: attach a reducer to a DistributedDataParallel model, and detach it."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from micro.checks import check_reducer
+from micro.clipping import ClipNorm, check_clip
+from micro.ddp.attachment import Attachment
+from micro.ddp.checks import (
+    check_group,
+    check_lane,
+    check_model,
+    check_on_step,
+    check_parameters,
+    refused_together,
+)
+from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
+from micro.ddp.hook import Hook
+from micro.ddp.loss_scale import check_scaler
+from micro.lane import LaneChoice
+from micro.reducers.base import Reducer
+from micro.scope import Scope, scoped
+from micro.summary import StepSummary
+from micro.wrappers import unwrapped
+
+
+def attach(
+    model: nn.Module,
+    reducer: Reducer,
+    *,
+    scope: Scope | str = "bucket",
+    only: Choice | None = None,
+    dense: Choice | None = None,
+    start_step: int = 0,
+    clip: float | None = None,
+    clip_norm: ClipNorm | str = "rank",
+    timed: bool = False,
+    lane: LaneChoice | str = "auto",
+    process_group: dist.ProcessGroup | None = None,
+    on_step: Callable[[StepSummary], object] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Attachment:
+    """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
+
+    Call it once, on all ranks of the model, after it is wrapped and before its first backward. The training loop stays
+    as it is: ``no_sync``, ``join``, frozen and unused parameters, mixed dtypes, checkpointed activations and
+    gradient_as_bucket_view work as they do without it. A rank that has joined, because it is out of inputs, goes on to
+    send what its residual holds, with a gradient of zero: what it kept is its share of earlier means. A complex
+    parameter is reduced as the real and imaginary parts of its elements, as DDP does.
+
+    Args:
+        model: a DistributedDataParallel, or one inside torch.compile or a framework's wrapper.
+        scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
+            parameters together. A bucket travels as one in any case: what is selected within parameters is sent bucket
+            by bucket, and so is what is selected within the whole model, once the last bucket is there.
+        only, dense: the parameters to reduce sparsely, or those to reduce densely; all others are the other way. Each a
+            pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as
+            ``model.module.named_parameters()`` gives them, without wrappers' words), or a function of name and
+            parameter that returns a bool.
+            Dense parameters of a bucket travel as a vector of their own; see Split.
+        start_step: reduce everything densely up to this step, without indices.
+        clip: the greatest norm of the gradient; a larger one is scaled down before anything else. That needs the whole
+            gradient, so that backward hides no communication any more. torch's clip_grad_norm_ after
+            backward bounds the sparse update instead, which holds residuals of many steps, and loses what it cuts off.
+        clip_norm: 'rank': each rank's own norm, and each scales its own gradient. 'global': the root of the mean over
+            ranks of the squared norms, which bounds the norm of the mean gradient, and all ranks scale alike; one more
+            all-reduce, of 8 bytes.
+        timed: measure the parts of each step (select_s, exchange_s, rest_s) on an accelerator too, where the host then
+            waits for the device about ten times a bucket; without it these are times of the host. On a CPU they are
+            right either way.
+        lane: "thread" reduces in a thread of its own while backward goes on, over a group of its own. "caller" reduces
+            in the thread of backward, over the model's own group: one thread and one communicator, so that all ranks
+            launch all collectives in one order. "auto" is "caller" on GPUs where backward has collectives of its own
+            (find_unused_parameters, SyncBatchNorm), else "thread"; say "caller" on NCCL for others that it cannot see.
+            The updates are the same. micro.lane says why.
+        process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
+            group is made for the thread, with the backend, the timeout and the options of the model's own, and
+            destroyed by ``close``; yours is left as it is.
+        on_step: called on this rank with the statistics of each step, at the end of its backward, before the optimizer
+            steps. An exception in it comes out of backward(); the gradients are reduced then. See
+            micro.integrations.wandb and micro.integrations.tensorboard.
+        scaler: the GradScaler that scales the loss. A step that is not finite is left to it, whatever the reducer's
+            policy: all gradients become Inf, so that the scaler leaves out the optimizer's step and lowers the scale.
+            What is kept follows the scale. clip is in units of unscaled gradients.
+
+    Returns:
+        the attachment, which holds the statistics of the last step and everything a checkpoint needs.
+
+    Raises:
+        ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
+            the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
+            none to sparsify; its parameters are on several devices or one has too many elements; or clip, the reducer
+            or process_group is none. Raised on all ranks where it is raised on one, and nothing is left behind.
+        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
+            residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
+    """
+    model = unwrapped(model)
+    with refused_together(model):
+        check_model(model)
+        check_clip(clip, clip_norm)
+        check_on_step(on_step)
+        check_scaler(scaler, check_reducer(reducer))
+        lane = check_lane(lane, model)
+        check_group(process_group, model, lane=lane)
+        trained = reduced_parameters(model)
+        reducer = split_by(check_reducer(reducer), trained, only=only, dense=dense, start_step=start_step)
+        reducer = scoped(reducer, scope)
+        check_parameters(trained, whole_model=scope == "model")
+        Hook.check(model)
+    return Attachment(
+        model,
+        reducer,
+        whole_model=scope == "model",
+        clip=clip,
+        clip_norm=clip_norm,
+        timed=timed,
+        lane=lane,
+        process_group=process_group,
+        on_step=on_step,
+        scaler=scaler,
+    )
+
+
+def detach(model: nn.Module) -> None:
+    """Close what is attached to ``model``: DDP averages its gradients again. See Attachment.close.
+
+    Raises:
+        ValueError: nothing is attached to it.
+    """
+    attached = Hook.attached_to(unwrapped(model))
+    if not isinstance(attached, Attachment):
+        raise ValueError("model has no attachment: there is nothing to detach")
+    attached.close()

@@ -1,0 +1,102 @@
+"""The course of one backward: which of DDP's buckets is the first, which the last, and when it is over."""
+
+from collections.abc import Callable
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
+
+
+class Backward:
+    """Follows a model's backward from bucket to bucket, and calls ``at_end`` when DDP's own work is done.
+
+    Args:
+        num_parameters: that DDP reduces.
+        now: returns a time in seconds.
+        at_end: is given the seconds for which backward waited after all gradients were computed. What it raises comes
+            out of backward().
+        wait: blocks until all buckets are reduced.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        num_parameters: int,
+        now: Callable[[], float],
+        *,
+        at_end: Callable[[float], None],
+        wait: Callable[[], None],
+    ) -> None:
+        self._model = ref(model)  # which holds the attachment, where no garbage collector looks
+        self._num_parameters = num_parameters
+        self._now = now
+        self._at_end = at_end
+        self._wait = wait
+        self._received: set[str] = set()  # the parameters of the buckets so far
+        self._compute_end_s: float | None = None
+
+    def place(self, bucket: dist.GradBucket, names: tuple[str, ...]) -> tuple[bool, bool]:
+        """Return whether a bucket is the first and whether it is the last of its backward.
+
+        In the first backward of a static graph DDP calls all buckets number 0 and none the last: there the parameters
+        show it. A first bucket also ends a backward of which ``at_end`` was never called: where two attached models
+        share a backward and both have an error, autograd raises the first and drops the call of the second.
+        """
+        is_first = bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names))
+        if is_first:
+            self._received.clear()
+            self._compute_end_s = None
+        self._received.update(names)
+        is_last = bucket.is_last() or len(self._received) == self._num_parameters
+        if is_last:
+            self._received.clear()
+        return is_first, is_last
+
+    def is_active(self) -> bool | None:
+        """Return whether this rank has inputs, where a join context wants the mean over those that have; else None."""
+        model = self._model()
+        if model is None or getattr(model, "_divide_by_initial_world_size", True):
+            return None
+        return torch._C._current_graph_task_id() != NO_BACKWARD
+
+    def await_end(self) -> None:
+        """Have ``at_end`` called once DDP's own work is done; called with the last bucket of a backward.
+
+        With the last and not before: where activations are computed again in backward, by a backward of their own
+        (use_reentrant=True), each of those has an end too. An error raised at the first would leave DDP with buckets
+        that never become ready.
+
+        In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
+        then waits. There ``at_end`` is called at once.
+        """
+        if torch._C._current_graph_task_id() != NO_BACKWARD:
+            _at_end_of_backward(self._note_compute_end)
+            return
+        started = self._now()
+        self._wait()
+        self._at_end(self._now() - started)
+
+    def _note_compute_end(self) -> None:
+        """Note when DDP begins to wait."""
+        self._compute_end_s = self._now()
+        _at_end_of_backward(self._end)
+
+    def _end(self) -> None:
+        assert self._compute_end_s is not None
+        exposed_s = self._now() - self._compute_end_s
+        self._compute_end_s = None
+        self._at_end(exposed_s)
+
+
+def _at_end_of_backward(call: Callable[[], None]) -> None:
+    """Have autograd's engine call this after all gradients are computed, and after what was queued before.
+
+    What DDP does at the end, to wait for the futures, it queues behind the hooks of all buckets. An error raised by
+    such a call comes out of backward() with its type; raised in a hook it would leave DDP waiting, and raised by a
+    future it would lose its type. Inside of a backward that another one calls, this is the end of the inner one, as
+    it is for DDP.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(call)
