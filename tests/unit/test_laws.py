@@ -206,7 +206,7 @@ def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtyp
 def test_density_is_inside_its_band(row: Row, world_size: int) -> None:
     layout = micro.Layout.flat(4000)
     with closing(simulate(row, world_size, layout=layout, dtype=torch.float32)) as simulation:
-        for index in range(6):
+        for index in range(5):
             step = take(simulation, gradients(layout, world_size, index, torch.float32))
             assert_in_band(row, step.stats[0], world_size)
 
@@ -279,7 +279,7 @@ def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch
     numel, world_size = size
     layout = micro.Layout.flat(numel)
     with closing(simulate(row, world_size, layout=layout, dtype=dtype, density=0.4)) as simulation:
-        for index in range(2 * world_size):
+        for index in range(world_size + 2):  # every rank has every slice once, some twice
             step = take(simulation, gradients(layout, world_size, index, dtype))
             assert_replicas_equal(step.updates)
             if row.conserves_mass:
@@ -288,6 +288,7 @@ def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch
                 assert step.stats[0].global_count >= min(step.stats[0].target_count, numel)
 
 
+@pytest.mark.slow
 @grid(row=TABLE, world_size=[1, 3, 8], dtype=[torch.bfloat16, torch.float16])
 def test_half_precision_gradients_lose_nothing_that_single_precision_holds(
     row: Row, world_size: int, dtype: torch.dtype

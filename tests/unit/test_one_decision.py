@@ -122,6 +122,7 @@ def saved(reducer: micro.Reducer, states: States) -> Any:
     return copy.deepcopy([[reducer.save(state) for state in mine] for mine in states])
 
 
+@pytest.mark.slow
 @grid(row=TABLE)
 def test_a_state_saved_after_a_skipped_step_goes_on_bit_for_bit(row: Row) -> None:
     reducer = reducer_of(row, "skip")

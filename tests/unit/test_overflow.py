@@ -19,6 +19,7 @@ def ordinary(world_size: int, step: int) -> torch.Tensor:
     return torch.randn(world_size, LAYOUT.numel, generator=torch.Generator().manual_seed(step))
 
 
+@pytest.mark.slow
 @grid(row=TABLE, world_size=[1, 3], size=[0.4, 0.9])
 def test_after_an_overflow_every_later_step_counts(row: Row, world_size: int, size: float) -> None:
     reducer = replace(row.make(0.05, 0), nonfinite="skip")  # type: ignore[type-var]
