@@ -1,7 +1,8 @@
-"""What holds for all tests: signals, and which tests share a worker of pytest-xdist."""
+"""What holds for all tests: signals, which tests share a worker of pytest-xdist, and a group of one rank."""
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +17,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_configure() -> None:
     """Heed SIGINT, which nohup and background jobs ignore: processes that tests start would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """Make the process of the test the only rank of a torch.distributed group."""
+    import torch.distributed as dist  # not above: workers that run no such test do not pay for it
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,27 +1,20 @@
 """The callbacks for Lightning and the Trainer of transformers, and micro.AllRanks: what they refuse, in one process."""
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 REDUCER = micro.SparseReducer(micro.TopK(), density=0.1)
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def trained() -> DistributedDataParallel:

@@ -1,7 +1,7 @@
 """What attach refuses, on a group of one rank: in one line, and nothing is left behind."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,14 +15,9 @@ import micro
 from micro import flat
 from micro.ddp.checks import check_parameters, has_collectives
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 GOOD = micro.SparseReducer(micro.Micro(), density=0.2)
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def wrapped() -> DistributedDataParallel:

@@ -1,10 +1,7 @@
 """micro.attach with parameters that are not float32, on a group of one rank in the process of the test."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,12 +13,7 @@ from micro.ddp.reduction import Bucket, Reduction
 from micro.lane import ThreadLane
 from tests.products import grid
 
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class ComplexNet(nn.Module):

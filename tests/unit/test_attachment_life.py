@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import micro
 from micro.private_comm import PrivateComm, _copied
+from tests.small_models import flat_gradient
 
 TIMEOUT = timedelta(seconds=77)
 CPU = torch.device("cpu")
@@ -41,7 +42,7 @@ def reducer() -> micro.SparseReducer:
 def gradient(model: nn.Module, step: int = 0) -> Tensor:
     model.zero_grad()
     model(torch.randn(3, 4, generator=torch.Generator().manual_seed(step))).square().sum().backward()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    return flat_gradient(model)
 
 
 def is_sparse(vector: Tensor) -> bool:

@@ -1,12 +1,10 @@
 """Clipping a gradient before it is reduced: each rank's own norm, or one norm for all."""
 
 import math
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,6 +12,7 @@ import micro
 from micro.clipping import clip_, clip_together_
 from micro.simulate import SimulatedGroup
 from tests.products import grid
+from tests.small_models import flat_gradient
 
 
 @grid(dtype=[torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -65,13 +64,6 @@ def test_no_rank_scales_where_one_is_not_finite(bad: float) -> None:
     torch.testing.assert_close(rows, grads, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @grid(scope=["bucket", "tensor", "model"], clip_norm=["rank", "global"])
 def test_an_attachment_clips_the_whole_gradient(one_rank: None, scope: str, clip_norm: str) -> None:
     torch.manual_seed(0)
@@ -79,7 +71,7 @@ def test_an_attachment_clips_the_whole_gradient(one_rank: None, scope: str, clip
     everything = micro.SparseReducer(micro.Micro(), density=1.0)
     micro.attach(model, everything, scope=scope, clip=0.25, clip_norm=clip_norm)
     model(torch.ones(3, 6)).sum().backward()
-    whole = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    whole = flat_gradient(model)
     assert float(whole.norm()) == pytest.approx(0.25)
 
 

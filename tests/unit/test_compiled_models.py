@@ -5,24 +5,22 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch._dynamo
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from tests.small_models import batch, flat_gradient
 
 BACKEND = "aot_eager"  # traces the model and its gradient, and generates no code
 
 
 @pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def nothing_compiled(one_rank: None) -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     yield
     torch._dynamo.reset()
-    dist.destroy_process_group()
 
 
 def network() -> nn.Module:
@@ -36,8 +34,8 @@ def applied(model: DistributedDataParallel, forward: Callable[[Tensor], Tensor])
     with micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.2)) as attachment:
         for step in range(4):
             model.zero_grad()
-            forward(torch.randn(4, 6, generator=torch.Generator().manual_seed(step))).square().sum().backward()
-            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+            forward(batch(step)).square().sum().backward()
+            gradients.append(flat_gradient(model))
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter -= 0.01 * (parameter.grad if parameter.grad is not None else 0.0)

@@ -3,27 +3,22 @@
 import copy
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.ddp.discarded_gradients import NOTE
+from tests.small_models import batch
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 Attached = tuple[DistributedDataParallel, micro.Attachment, torch.optim.Optimizer]
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def network() -> nn.Module:
@@ -35,10 +30,6 @@ def attached(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **setting
     model = DistributedDataParallel(network(), **settings)
     reducer = micro.SparseReducer(micro.TopK(), density=0.2, nonfinite="skip")
     return model, micro.attach(model, reducer), optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]
-
-
-def batch(step: int) -> Tensor:
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
 
 
 def loss(model: nn.Module, step: int) -> Tensor:

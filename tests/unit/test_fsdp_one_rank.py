@@ -1,38 +1,22 @@
 """micro.attach_fsdp on a group of one rank, in the process of the test: what holds and is refused without any peer."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from tests.small_models import TwoHeads, batch
 
 REDUCER = micro.SparseReducer(micro.Micro(), density=0.2)
 
 
 @pytest.fixture(autouse=True)
-def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-class TwoHeads(nn.Module):
-    """A model whose second head is used in some steps only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 2)
-
-    def forward(self, inputs: Tensor, *, both: bool = True) -> Tensor:
-        hidden = self.body(inputs).relu()
-        return self.first(hidden) + (self.second(hidden) if both else 0.0)
+def mesh(one_rank: None) -> DeviceMesh:
+    return init_device_mesh("cpu", (1,))
 
 
 def sharded(mesh: DeviceMesh) -> nn.Module:
@@ -43,9 +27,8 @@ def sharded(mesh: DeviceMesh) -> nn.Module:
 
 def step(model: nn.Module, number: int, *, both: bool = True) -> float:
     """Run a backward of a batch; return the sum of the model's gradients."""
-    batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
     model.zero_grad()
-    model(batch, both=both).square().mean().backward()
+    model(batch(number), both=both).square().mean().backward()
     return sum(float(p.grad.to_local().double().sum()) for p in model.parameters() if p.grad is not None)
 
 

@@ -5,20 +5,15 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from tests.small_models import batch
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -31,10 +26,6 @@ def closed(one_rank: None) -> Iterator[ExitStack]:
 def wrapped(seed: int = 0) -> DistributedDataParallel:
     torch.manual_seed(seed)
     return DistributedDataParallel(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), bucket_cap_mb=1e-4)
-
-
-def batch(step: int) -> Tensor:
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
 
 
 @pytest.mark.parametrize("later", [(1.0, NAN), (NAN, 1.0)])

@@ -1,12 +1,11 @@
 """The order in which a reducer is called does not depend on how fast backward or the lane is."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,15 +13,10 @@ import micro
 from micro.reducers.base import BucketState
 from micro.stats import StepStats
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 NUM_LAYERS = 4
 WAIT_S = 20.0
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from tests.products import grid
+from tests.small_models import batch
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 LR = 0.05
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def wrapped() -> DistributedDataParallel:
@@ -32,10 +27,6 @@ def reducer(feedback: micro.Feedback | None = None) -> micro.SparseReducer:
 
 def scaler_at(scale: float, growth_interval: int = 2000) -> torch.amp.GradScaler:
     return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=growth_interval)
-
-
-def batch(step: int) -> Tensor:
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
 
 
 def flat(tensors: Iterator[Tensor] | list[Tensor]) -> Tensor:

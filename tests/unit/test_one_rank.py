@@ -1,38 +1,19 @@
 """micro.attach on a group of one rank, in the process of the test: what holds without any peer."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from tests.products import grid
+from tests.small_models import TwoHeads, batch, flat_gradient
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 LR = 0.1
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-class TwoHeads(nn.Module):
-    """A model whose second head is used in some steps only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2), nn.Linear(8, 2)
-
-    def forward(self, inputs: Tensor, both: bool = True) -> Tensor:
-        hidden = self.body(inputs).relu()
-        return self.first(hidden) + (self.second(hidden) if both else 0.0)
 
 
 def wrapped(*, unused: bool = False) -> DistributedDataParallel:
@@ -47,18 +28,13 @@ def total_elements(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def batch(step: int) -> Tensor:
-    return torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
-
-
 def train(model: DistributedDataParallel, steps: range, *, both: bool = True) -> list[Tensor]:
     """Take SGD steps; return the gradients that were applied, one vector per step."""
     applied = []
     for step in steps:
         model.zero_grad()
-        model(batch(step), both).square().mean().backward()
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        applied.append(torch.cat([gradient.flatten().clone() for gradient in gradients]))
+        model(batch(step), both=both).square().mean().backward()
+        applied.append(flat_gradient(model))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None:
@@ -75,8 +51,7 @@ def test_nothing_of_the_gradient_is_lost(scope: str, clip: float | None) -> None
         plain.load_state_dict(model.module.state_dict())
         plain.zero_grad()
         plain(batch(step)).square().mean().backward()
-        gradients = [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
-        total = total + torch.cat([gradient.flatten() for gradient in gradients]).double().sum()
+        total = total + flat_gradient(plain).double().sum()
         (applied,) = train(model, range(step, step + 1))
         total = total - applied.double().sum()
     waiting = torch.cat(attachment.residuals()).double().sum()

@@ -1,24 +1,17 @@
 """Activation checkpointing whose backward calls backward (use_reentrant=True), on a group of one rank."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import micro
+from tests.small_models import flat_gradient
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 NUM_BLOCKS = 3
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Blocks(nn.Module):
@@ -54,7 +47,7 @@ def gradient(model: DistributedDataParallel, step: int, *, bad_block: int | None
     finally:
         for handle in handles:
             handle.remove()
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    return flat_gradient(model)
 
 
 def test_reentrant_checkpoints_give_the_updates_of_a_model_without_them() -> None:

@@ -1,12 +1,10 @@
 """Checkpoints of an attachment: what they say of themselves, which are refused, and what goes on from them."""
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
@@ -15,16 +13,12 @@ import micro
 from micro.description import describe, difference
 from micro.saved_state import VERSION
 from micro.wrappers import plain_names
+from tests.small_models import batch
 from tests.sparsifiers import TABLE
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
 LR = 0.1
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Crossed(nn.Module):
@@ -52,7 +46,7 @@ def attached(reducer: micro.Reducer = TOPK, **settings: Any) -> tuple[Distribute
 def train(model: nn.Module, steps: range) -> None:
     for step in steps:
         model.zero_grad()
-        model(torch.randn(4, 6, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        model(batch(step)).square().mean().backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= LR * parameter.grad if parameter.grad is not None else 0

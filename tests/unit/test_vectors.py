@@ -1,10 +1,7 @@
 """Buckets that are no single vector: too long for int32 indices, or without any element. On a group of one rank."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,13 +9,9 @@ import micro
 from micro import flat
 from micro.ddp.vectors import vectors_of
 from tests.products import grid
+from tests.small_models import flat_gradient
 
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class WithEmpty(nn.Module):
@@ -38,7 +31,7 @@ class WithEmpty(nn.Module):
 def gradient(model: nn.Module, step: int) -> Tensor:
     model.zero_grad()
     model(torch.randn(3, 4, generator=torch.Generator().manual_seed(step))).square().sum().backward()
-    return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+    return flat_gradient(model).float()
 
 
 def lost(model: DistributedDataParallel, attachment: micro.Attachment) -> Tensor:

@@ -1,25 +1,19 @@
 """What is told of each step: the summary over all buckets, on_step, and the loggers made for it."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.integrations import tensorboard, wandb
+from tests.small_models import batch
 
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def wrapped() -> DistributedDataParallel:
@@ -29,8 +23,7 @@ def wrapped() -> DistributedDataParallel:
 
 def backward(model: nn.Module, step: int, factor: float = 1.0) -> None:
     model.zero_grad()
-    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
-    (model(inputs).square().mean() * factor).backward()
+    (model(batch(step)).square().mean() * factor).backward()
 
 
 REDUCER = micro.SparseReducer(micro.Micro(), density=0.2, nonfinite="skip")
