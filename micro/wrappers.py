@@ -43,3 +43,10 @@ def plain_parameters(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module by their names without wrappers."""
     parameters = dict(module.named_parameters())
     return {plain: parameters[name] for name, plain in plain_names(parameters).items()}
+
+
+def reduced_parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
+    """Return the parameters that DDP reduces, by their names without wrappers."""
+    parameters, ignored = dict(model.module.named_parameters()), set(model.parameters_to_ignore)
+    names = plain_names(parameters)
+    return {names[name]: p for name, p in parameters.items() if p.requires_grad and name not in ignored}

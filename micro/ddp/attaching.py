@@ -6,25 +6,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from micro.checks import check_reducer
+from micro.checks import check_on_step, check_reducer
+from micro.chosen_parameters import Choice, split_by
 from micro.clipping import ClipNorm, check_clip
 from micro.ddp.attachment import Attachment
 from micro.ddp.checks import (
     check_group,
     check_lane,
     check_model,
-    check_on_step,
     check_parameters,
     refused_together,
 )
-from micro.ddp.chosen_parameters import Choice, reduced_parameters, split_by
 from micro.ddp.hook import Hook
-from micro.ddp.loss_scale import check_scaler
 from micro.lane import LaneChoice
+from micro.loss_scale import check_scaler
 from micro.reducers.base import Reducer
 from micro.scope import Scope, scoped
 from micro.summary import StepSummary
-from micro.wrappers import unwrapped
+from micro.wrappers import reduced_parameters, unwrapped
 
 
 def attach(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 from weakref import ref
 
 import torch
@@ -13,23 +13,23 @@ from torch.nn.parallel import DistributedDataParallel
 from micro.bucket_states import BucketStates
 from micro.clipping import ClipNorm, check_clip
 from micro.comm import GroupComm
+from micro.copied_attachment import CopiedAttachment
 from micro.ddp.backward import Backward
 from micro.ddp.bucket_order import replay
-from micro.ddp.chosen_parameters import reduced_parameters
-from micro.ddp.discarded_gradients import DiscardedGradients
 from micro.ddp.hook import Hook
-from micro.ddp.loss_scale import LossScale
 from micro.ddp.reduction import Bucket, Reduction
 from micro.ddp.vectors import vectors_of
 from micro.description import describe
+from micro.discarded_gradients import DiscardedGradients
 from micro.flat import Layout, real
 from micro.lane import CallerLane, ThreadLane
+from micro.loss_scale import LossScale
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
 from micro.saved_state import check_header, header, plain_buckets
 from micro.stats import StepStats
 from micro.summary import StepSummary
-from micro.wrappers import plain_parameters
+from micro.wrappers import plain_parameters, reduced_parameters
 
 
 class Attachment:
@@ -175,7 +175,7 @@ class Attachment:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type["CopiedAttachment"], tuple[()]]:
+    def __reduce__(self) -> tuple[type[CopiedAttachment], tuple[()]]:
         return CopiedAttachment, ()
 
     def residuals(self) -> list[Tensor]:
@@ -307,12 +307,3 @@ class Attachment:
         self._discarded.end_backward(is_applied=not self.skipped)
         if self._on_step is not None:
             self._on_step(self.summary)
-
-
-class CopiedAttachment:
-    """What copy, deepcopy and pickle make of an attachment: it is attached to no model, and says so."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"no '{name}': a copy of an attachment is attached to no model, call micro.attach on yours"
-        )

@@ -11,14 +11,15 @@ from torch import Tensor
 from micro.bucket_states import BucketStates
 from micro.clipping import ClipNorm, clip_, clip_together_
 from micro.comm import GroupComm, Traffic
-from micro.ddp.last_step_stats import LastStep
-from micro.ddp.loss_scale import LossScale
-from micro.ddp.unused_parameters import UnusedSetAside
+from micro.ddp.unused_parameters import unused_parameters
 from micro.flat import Layout
 from micro.lane import Lane
+from micro.last_step_stats import LastStep
+from micro.loss_scale import LossScale
 from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
 from micro.scope import joined
+from micro.set_aside import SetAside
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class _Running:
     traffic: Traffic
     buckets: Sequence[Bucket]
     grad: Tensor
-    set_aside: UnusedSetAside
+    set_aside: SetAside
 
     def hand_back(self) -> None:
         """Give DDP what is in ``grad``."""
@@ -250,7 +251,8 @@ class Reduction:
         if not self._has_clipped:
             self._comm.begin_step()
         self._has_clipped = False
-        set_aside = UnusedSetAside(state, [view for bucket in buckets for view in bucket.gradients], self._comm)
+        gradients = [view for bucket in buckets for view in bucket.gradients]
+        set_aside = SetAside(state, unused_parameters(state, gradients, self._comm))
         try:
             finish = reducer.launch(state, grad, self._comm)
         finally:

@@ -8,9 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.bucket_states import BucketStates
 from micro.comm import GroupComm
-from micro.ddp.loss_scale import LossScale
 from micro.ddp.reduction import Bucket, Reduction
 from micro.lane import ThreadLane
+from micro.loss_scale import LossScale
 from tests.products import grid
 
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -4,23 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 from glob import escape
 
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from micro.flat import real
 from micro.names import as_patterns
 from micro.reducers.base import Reducer
 from micro.reducers.split import Split
-from micro.wrappers import plain_names
 
 Choice = str | Iterable[str] | Callable[[str, Tensor], bool]
 """Parameters: patterns of their names, or a function of name and parameter that returns whether it is one of them."""
-
-
-def reduced_parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
-    """Return the parameters that DDP reduces, by their names without wrappers."""
-    parameters, ignored = dict(model.module.named_parameters()), set(model.parameters_to_ignore)
-    names = plain_names(parameters)
-    return {names[name]: p for name, p in parameters.items() if p.requires_grad and name not in ignored}
 
 
 def split_by(

@@ -3,6 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,7 +26,8 @@ class DiscardedGradients:
     said before a step was seen once.
 
     Args:
-        parameters: the model's, as far as they are reduced.
+        parameters: the model's, as far as they are reduced. Of one that is sharded, this rank's shard is looked at;
+            autograd does not know the shard, so that its driver calls ``look``.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -51,7 +53,7 @@ class DiscardedGradients:
         self._versions = self._version() if is_applied else None
         if self._stop is None:
             self._start()  # not before the first backward: a parameter without hooks lets DDP's buckets be restored
-        gradient = self._watched.grad
+        gradient = self._gradient()
         self._had_gradient = gradient is not None and not gradient.is_cuda and bool(gradient.any())
 
     def close(self) -> None:
@@ -65,7 +67,7 @@ class DiscardedGradients:
 
         def look(_: Tensor) -> None:
             if (watching := me()) is not None:
-                watching._look()
+                watching.look()
 
         def stepped(optimizer: Optimizer, *_: object) -> None:
             if (watching := me()) is not None:
@@ -79,9 +81,9 @@ class DiscardedGradients:
             self._has_stepped, self._versions = True, None
 
     def _version(self) -> int:
-        return sum(parameter._version for parameter in self._parameters)
+        return sum(map(_version, self._parameters))
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Look at the watched parameter before its gradient of this backward is added to what is there."""
         if self._versions is None or self._has_warned:
             return
@@ -90,11 +92,27 @@ class DiscardedGradients:
         elif self._has_stepped and self._is_removed():
             self._is_found = True
 
-    def _is_removed(self) -> bool:
+    def _gradient(self) -> Tensor | None:
         gradient = self._watched.grad
+        return None if gradient is None else _own(gradient)
+
+    def _is_removed(self) -> bool:
+        gradient = self._gradient()
         if gradient is None:
             return True
         return self._had_gradient and not gradient.any()  # zeroed in place; on a GPU that would make the host wait
+
+
+def _own(tensor: Any) -> Tensor:
+    """Return what this rank holds of a tensor: all of it, or its shard of a DTensor."""
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
+
+
+def _version(tensor: Tensor) -> int:
+    """Return a number that each write in place raises: a DTensor counts its own, and those to its shard apart."""
+    shard = _own(tensor)
+    return tensor._version if shard is tensor else tensor._version + shard._version
 
 
 def _remove(handles: Sequence[RemovableHandle]) -> None:
