@@ -66,19 +66,19 @@ class BucketStates:
         return max((state.step for state in self._states.values()), default=0)
 
     def load(self, saved: list[dict[str, Any]]) -> None:
-        """Put what ``save`` returned in place of all states.
+        """Put what ``save`` returned in place of all states; where it does not fit, they stay as they are.
 
         Raises:
-            ValueError: it names parameters that the model does not have, or of other shapes.
+            ValueError: it names parameters that the model does not have, or of other shapes, or is of another method.
         """
         layouts = [saved_layout(bucket) for bucket in saved]
         for layout in layouts:
             self._check(layout)
-        self._states = {}
-        self._leaving = []
+        states: dict[tuple[str, ...], BucketState] = {}
         for layout, bucket in zip(layouts, saved, strict=True):
             parameter = self._parameters[layout.names[0]]
-            self._states[layout.names] = self._reducer.load(bucket, parameter.dtype, parameter.device)
+            states[layout.names] = self._reducer.load(bucket, parameter.dtype, parameter.device)
+        self._states, self._leaving = states, []
 
     def _check(self, layout: Layout) -> None:
         for name, shape in zip(layout.names, layout.shapes, strict=True):

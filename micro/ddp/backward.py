@@ -42,18 +42,24 @@ class Backward:
         """Return whether a bucket is the first and whether it is the last of its backward.
 
         In the first backward of a static graph DDP calls all buckets number 0 and none the last: there the parameters
-        show it. A first bucket also ends a backward of which ``at_end`` was never called: where two attached models
-        share a backward and both have an error, autograd raises the first and drops the call of the second.
+        show it. Elsewhere they cannot: DDP goes on to reduce those that are frozen after it was built.
+
+        A first bucket also ends a backward of which ``at_end`` was never called: where two attached models share a
+        backward and both have an error, autograd raises the first and drops the call of the second.
         """
         is_first = bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names))
         if is_first:
             self._received.clear()
             self._compute_end_s = None
         self._received.update(names)
-        is_last = bucket.is_last() or len(self._received) == self._num_parameters
+        is_last = bucket.is_last() or (self._is_static() and len(self._received) == self._num_parameters)
         if is_last:
             self._received.clear()
         return is_first, is_last
+
+    def _is_static(self) -> bool:
+        model = self._model()
+        return model is not None and bool(model.static_graph)
 
     def is_active(self) -> bool | None:
         """Return whether this rank has inputs, where a join context wants the mean over those that have; else None."""

@@ -17,6 +17,7 @@ from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.node_exchange import NodeHeader, find, gather_update_, node_mean, share_header
 from micro.reducers.node_shards import NodeShards, node_shards
 from micro.reducers.powersgd import PowerSGD
+from micro.reducers.rounding import rounded, rounding
 from micro.stats import StepStats, traffic_fields
 
 
@@ -247,15 +248,16 @@ def _rounded(
     update: Tensor, indices: Tensor, dtype: torch.dtype, state: TwoLevelState, undo: Undo
 ) -> tuple[Tensor, Undo]:
     """Return the update of a shard in the dtype of the gradient; what rounding takes from it stays in the residual."""
-    rounded = update.to(dtype)
-    kept = state.memory["residual"]
-    if update.dtype == dtype or kept.numel() != update.numel():  # no residual, or one of some parameters
-        return rounded, undo
+    if update.dtype == dtype:
+        return update, undo
+    lower, kept = rounded(update, dtype), state.memory["residual"]
+    if kept.numel() != update.numel():  # no residual, or one of some parameters
+        return lower, undo
     before = kept[indices]
-    kept[indices] += (update - rounded.to(update.dtype))[indices]
+    kept[indices] += rounding(update, lower)[indices]
 
     def undo_both() -> None:
         kept[indices] = before
         undo()
 
-    return rounded, undo_both
+    return lower, undo_both

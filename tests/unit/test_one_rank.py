@@ -59,6 +59,18 @@ def test_nothing_of_the_gradient_is_lost(scope: str, clip: float | None) -> None
     assert sum(stats.global_count for stats in attachment.stats) < total_elements(model)
 
 
+def test_parameters_may_be_frozen_after_the_model_was_wrapped() -> None:
+    """DDP goes on to reduce them, with gradients of zero: they count as unused."""
+    model = wrapped(unused=True)
+    model.module.body.weight.requires_grad_(False)
+    with micro.attach(model, reducer()) as attachment:
+        train(model, range(3))
+        names = [name for names in attachment.bucket_names for name in names]
+    assert sorted(names) == sorted(dict(model.module.named_parameters()))
+    assert model.module.first.weight.grad is not None
+    assert model.module.body.weight.grad is None
+
+
 def weights_alone(name: str, parameter: Tensor) -> bool:
     return parameter.ndim > 1
 

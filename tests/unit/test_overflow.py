@@ -74,11 +74,12 @@ METHODS = [
     micro.SparseReducer(micro.DGC(), 0.005, exchange=micro.Gather(), feedback=micro.MomentumCorrection(momentum=0.5)),
     micro.FFTReducer(density=0.1, feedback=micro.ErrorFeedback()),
     micro.PowerSGD(rank=1),
+    micro.TwoLevel(reducer=micro.SparseReducer(micro.Micro(), 0.005), ranks_per_node=1),
 ]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("reducer", METHODS, ids=["micro", "topk", "momentum", "fft", "powersgd"])
+@pytest.mark.parametrize("reducer", METHODS, ids=["micro", "topk", "momentum", "fft", "powersgd", "two_level"])
 def test_residuals_beyond_the_range_of_float16_are_sent_in_parts(reducer: micro.Reducer, world_size: int) -> None:
     """A constant gradient of 600 at a low density: a residual passes 65,504 before its turn comes."""
     layout = micro.Layout(("weight", "bias"), ((30, 32), (40,)))
