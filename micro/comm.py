@@ -1,7 +1,7 @@
 """Collectives among the ranks: the only file that calls them, and the one place where bytes are counted.
 
 Bytes are what the bandwidth-optimal form of a collective sends, as a mean over the ranks: ``(n-1) b`` for an all-gather
-of b bytes per rank, ``2 b (n-1)/n`` for an all-reduce, ``b (n-1)/n`` for a broadcast.
+of b bytes per rank, ``2 b (n-1)/n`` for an all-reduce, ``b (n-1)/n`` for a broadcast (micro.operations.bytes_sent).
 """
 
 import time
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro.operations import Op
+from micro.operations import Op, bytes_sent
 
 Kind = Literal["counts", "indices", "values"]
 
@@ -115,8 +115,7 @@ class Comm(ABC):
         if self.world_size == 1:
             return row[None]
         rows = row.new_empty((self.world_size, row.numel()))
-        sent = (self.world_size - 1) * _num_bytes(row)
-        with self._counted(kind, sent, row.device, ("gather_rows", _num_bytes(row))):
+        with self._counted(kind, row.device, "gather_rows", _num_bytes(row)):
             self._gather_rows(rows, row.contiguous())
         return rows
 
@@ -128,8 +127,7 @@ class Comm(ABC):
         if self.world_size == 1:
             return [mine]
         received = mine.new_empty(sum(counts))
-        sent = (self.world_size - 1) * _num_bytes(mine)
-        with self._counted(kind, sent, mine.device, ("gather_lists", _num_bytes(mine))):
+        with self._counted(kind, mine.device, "gather_lists", _num_bytes(mine)):
             if sum(counts):  # known everywhere, so all ranks skip together
                 self._exchange(received, mine.repeat(self.world_size), list(counts), [mine.numel()] * self.world_size)
         return list(received.split(list(counts)))
@@ -141,7 +139,7 @@ class Comm(ABC):
             return mine[None]
         received = mine.new_empty((self.world_size, own))
         sent = (mine.numel() - own) * mine.element_size()
-        with self._counted(kind, sent, mine.device, ("scatter", sent)):
+        with self._counted(kind, mine.device, "scatter", sent):
             self._exchange(received.view(-1), mine, [own] * self.world_size, list(sizes))
         return received
 
@@ -159,33 +157,34 @@ class Comm(ABC):
         sizes, expected = [piece.numel() for piece in pieces], list(received_sizes)
         received = pieces[0].new_empty(sum(expected))
         sent = sum(_num_bytes(piece) for piece in pieces) - _num_bytes(pieces[self.rank])
-        with self._counted(kind, sent, received.device, ("scatter", sent)):
+        with self._counted(kind, received.device, "scatter", sent):
             self._exchange(received, torch.cat(list(pieces)), expected, sizes)
         return list(received.split(expected))
 
     def all_reduce_(self, x: Tensor, kind: Kind = "values") -> Tensor:
         """Sum ``x`` over all ranks in place."""
         if self.world_size > 1:
-            sent = 2 * _num_bytes(x) * (self.world_size - 1) / self.world_size
-            with self._counted(kind, sent, x.device, ("all_reduce", _num_bytes(x))):
+            with self._counted(kind, x.device, "all_reduce", _num_bytes(x)):
                 self._all_reduce_(x)
         return x
 
     def broadcast_(self, x: Tensor, source: int, kind: Kind) -> Tensor:
         """Copy rank ``source``'s ``x`` to all ranks in place."""
         if self.world_size > 1:
-            sent = _num_bytes(x) * (self.world_size - 1) / self.world_size
-            with self._counted(kind, sent, x.device, ("broadcast", _num_bytes(x))):
+            with self._counted(kind, x.device, "broadcast", _num_bytes(x)):
                 self._broadcast_(x, source)
         return x
 
     @contextmanager
-    def _counted(self, kind: Kind, num_bytes: float, device: torch.device, call: tuple[Op, float]) -> Iterator[None]:
+    def _counted(self, kind: Kind, device: torch.device, op: Op, size: int) -> Iterator[None]:
         started = self.now(device)
         yield
         self.traffic.elapsed_s += self.now(device) - started
-        self.traffic.num_bytes[kind] += num_bytes
-        self.traffic.calls.append(call)
+        self._count(kind, op, size)
+
+    def _count(self, kind: Kind, op: Op, size: int) -> None:
+        self.traffic.num_bytes[kind] += bytes_sent(op, size, self.world_size)
+        self.traffic.calls.append((op, size))
 
     @abstractmethod
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None: ...
@@ -277,8 +276,7 @@ class GroupComm(Comm):
 
     def all_reduce_async(self, x: Tensor) -> dist.Work:
         """Start to sum ``x`` over all ranks in place; wait for the work to end. Bytes are counted at once."""
-        self.traffic.num_bytes["values"] += 2 * _num_bytes(x) * (self.world_size - 1) / self.world_size
-        self.traffic.calls.append(("all_reduce", _num_bytes(x)))
+        self._count("values", "all_reduce", _num_bytes(x))
         return dist.all_reduce(x, group=self.group, async_op=True)
 
 

@@ -1,0 +1,54 @@
+"""The collectives of a selection; most selectors call none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from micro.density.base import target_count
+from micro.flat import Layout
+from micro.partition import layer_pieces
+from micro.planning.volumes.calls import COUNT_BYTES, Calls
+from micro.selectors.base import Selector
+from micro.selectors.micro_rules.agreed import NUM_CANDIDATE_BINS
+from micro.selectors.per_tensor import PerTensor
+
+_RULES: Mapping[str, Calls] = {
+    "agreed": (("gather_rows", COUNT_BYTES * NUM_CANDIDATE_BINS),),
+    "repaired": (("gather_rows", 16),),  # a count and a sum of logarithms, as float64
+    "published": (("gather_rows", COUNT_BYTES),),
+}
+_WITH_SLICES = ("micro", "exdyna")
+_KNOWING_COUNTS = ("topk", "leader", "randomk", "everything", "micro", "exdyna")
+
+
+def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, world_size: int) -> Calls:
+    """Return the collectives that choosing from a bucket takes."""
+    if isinstance(selector, PerTensor):  # each parameter is a vector of its own
+        parameters = [Layout((name,), (shape,)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
+        return tuple(
+            call for alone in parameters for call in calls_of_selector(selector.selector, density, alone, world_size)
+        )
+    takes_all = has_slices(selector) and selector.rule_name != "published"
+    if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
+        return ()
+    if selector.name == "micro":
+        return _RULES[str(selector.rule_name)]
+    if selector.name == "exdyna":
+        return _RULES["agreed" if selector.rule_name == "repaired" else "published"]
+    if selector.name == "deft":
+        num_pieces = len(layer_pieces(layout.numels, world_size))
+        if selector.rule_name == "repaired":
+            return (("all_reduce", 8 * num_pieces),)  # norms, as float64
+        return (("broadcast", COUNT_BYTES * (num_pieces + world_size)),)
+    return ()
+
+
+def has_slices(selector: Selector[Any]) -> bool:
+    """Return whether each rank searches one slice of its own."""
+    return selector.name in _WITH_SLICES
+
+
+def knows_counts(selector: Selector[Any]) -> bool:
+    """Return whether all ranks know every rank's count after the selection."""
+    if isinstance(selector, PerTensor):
+        return knows_counts(selector.selector)
+    return selector.name in _KNOWING_COUNTS or (selector.name == "deft" and selector.rule_name == "repaired")
