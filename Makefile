@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 PAPER ?= micro
 SCALE ?= small
 PARALLEL := --numprocesses auto --dist worksteal
-PROCESS_TESTS := tests/dist tests/net tests/slurm
-SHARED := --numprocesses 2 --dist loadgroup --no-loadscope-reorder # a group shares processes, so it stays on one worker
+TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes longest first: the end fills with what is short
+# Tests with processes often wait for them: one worker more than cores. See tests/scheduling.py.
+SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist loadgroup --no-loadscope-reorder
 COVERAGE := results/coverage
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
@@ -45,8 +46,7 @@ test-fast: $(READY) ## on every save, under a minute: the laws on few cases, bou
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
 
 test: $(READY) ## every test that this machine can run, with every two values of a grid together
-	@$(RUN) -m pytest tests/unit tests/tools $(PARALLEL) $(ARGS)
-	@$(RUN) -m pytest $(PROCESS_TESTS) $(SHARED) $(ARGS)
+	@$(RUN) -m pytest $(TESTS) $(SHARED) $(ARGS)
 
 test-all: $(READY) ## every test with every combination of a grid
 	@MICRO_TESTS=all $(MAKE) --no-print-directory test

@@ -1,13 +1,14 @@
-"""What holds for all tests: signals, which tests share a worker of pytest-xdist, and a group of one rank."""
+"""What holds for all tests: signals, garbage collection, what workers of pytest-xdist run, a group of one rank."""
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
-# The groups of tests that xdist keeps on one worker, the first to start first: SLURM mostly waits while others compute.
-GROUPS = ("slurm", "ranks", "hosts")
+gc.disable()  # until all tests are collected: imports and collection leave no garbage, and looking for it takes seconds
 
 # Workers of the tests and the ranks in them fill the cores; a second thread in each tensor operation of this size only
 # makes them wait for each other. Processes that tests start inherit it. Read when torch is imported.
@@ -29,22 +30,30 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect garbage from here on, but not among what was imported and collected."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests of a group together, the groups first, and their group into their ids, where xdist looks for it.
+    """Put the groups of tests first."""
+    if getattr(config.option, "loadgroup", False):
+        from tests.scheduling import order
 
-    xdist 3.8 writes an id with a group to ``item._nodeid``, which pytest 9.2 no longer reads: without this, every
-    worker starts the processes that the tests of a group share.
-    """
-    if not getattr(config.option, "loadgroup", False):
-        return
-    for item in items:
-        written = vars(item).get("_nodeid")
-        if written and written != item.nodeid:
-            item._id = type(item._id).parse(written)  # type: ignore[attr-defined]
-    items.sort(key=_place)
+        order(items)
 
 
-def _place(item: pytest.Item) -> int:
-    mark = item.get_closest_marker("xdist_group")
-    return GROUPS.index(mark.args[0]) if mark and mark.args[0] in GROUPS else len(GROUPS)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share out the tests by group, file or test."""
+    if config.getvalue("dist") == "loadgroup":
+        from tests.scheduling import Scheduling
+
+        return Scheduling(config, log)
+    return None

@@ -1,13 +1,25 @@
 """Tests with ranks: one thread per process, and an end of the shared ranks."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
 from tests.dist.processes import close_all
+
+FOLDER = Path(__file__).parent
 
 
 def pytest_collection_finish() -> None:
     """Compute with one thread, as the ranks do: several would wait for a core at each of many small operations."""
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the shared ranks when the next test is in another folder: they take memory."""
+    if nextitem is None or FOLDER not in nextitem.path.parents:
+        close_all()
 
 
 def pytest_sessionfinish() -> None:

@@ -29,7 +29,7 @@ from tests.dist.fsdp_steps import (
 )
 from tests.dist.processes import ranks
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("four ranks")]
 
 SCRIPT = Path(__file__).parents[2] / "docs/gallery/train_fsdp.py"
 REDUCERS = {"topk": TOPK, "micro": MICRO}

@@ -12,7 +12,7 @@ import micro
 from tests.dist.ddp_steps import TINY_MB, Net, build, ddp_gradients, local_gradients, named, one_loss, some_unused, wrap
 from tests.dist.processes import ranks
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("four ranks")]
 
 BETWEEN = {
     "micro": micro.SparseReducer(micro.Micro(), density=0.1),
