@@ -9,13 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from micro.operations import Op, bytes_sent
+from micro.peer_failures import PeerFailures, Pending, Watched
 
 Kind = Literal["counts", "indices", "values"]
 
@@ -223,12 +225,18 @@ class SoloComm(Comm):
 
 
 class GroupComm(Comm):
-    """The ranks of a torch.distributed process group (gloo or NCCL); the default group when none is given."""
+    """The ranks of a torch.distributed process group (gloo or NCCL); the default group when none is given.
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, timed: bool = True) -> None:
+    With ``failures``, a collective on the CPU ends with an error soon after another rank has reported one there.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, *, timed: bool = True, failures: PeerFailures | None = None
+    ) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group), timed=timed)
         self._group = group
         self._is_closed = False
+        self._failures = failures
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -248,10 +256,16 @@ class GroupComm(Comm):
             part.close()
 
     def abort(self, error: BaseException) -> None:
-        """Close after an error on this rank."""
+        """Close after an error on this rank, and have the other ranks fail too where it is known how."""
+        self.report(error)
         for part in self._parts():
             part.abort(error)
         self.close()
+
+    def report(self, error: BaseException) -> None:
+        """Tell the ranks that wait for this one, where it is known how, that it has failed."""
+        if self._failures is not None:
+            self._failures.report(error)
 
     def _parts(self) -> Iterator["GroupComm"]:
         both = (part for levels in self._levels.values() for part in (levels.within, levels.between))
@@ -263,21 +277,28 @@ class GroupComm(Comm):
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
-        _all_gather_single()(rows.view(-1), row, group=self.group)
+        self._call(_all_gather_single(), rows.view(-1), row)
 
     def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self.group)
+        self._call(dist.all_to_all_single, received, sent, received_sizes, sent_sizes)
 
     def _all_reduce_(self, x: Tensor) -> None:
-        dist.all_reduce(x, group=self.group)
+        self._call(dist.all_reduce, x)
 
     def _broadcast_(self, x: Tensor, source: int) -> None:
-        dist.broadcast(x, group=self.group, group_src=source)
+        self._call(partial(dist.broadcast, group_src=source), x)
 
-    def all_reduce_async(self, x: Tensor) -> dist.Work:
+    def _call(self, collective: Callable[..., Any], x: Tensor, *more: object) -> None:
+        if self._failures is None or x.is_cuda:
+            collective(x, *more, group=self.group)
+        else:
+            self._failures.wait(collective(x, *more, group=self.group, async_op=True))
+
+    def all_reduce_async(self, x: Tensor) -> Pending:
         """Start to sum ``x`` over all ranks in place; wait for the work to end. Bytes are counted at once."""
         self._count("values", "all_reduce", _num_bytes(x))
-        return dist.all_reduce(x, group=self.group, async_op=True)
+        work = dist.all_reduce(x, group=self.group, async_op=True)
+        return work if self._failures is None or x.is_cuda else Watched(work, self._failures)
 
 
 def _all_gather_single() -> Callable[..., object]:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from micro.comm import GroupComm
+from micro.peer_failures import PeerFailures
 
 
 class PrivateComm(GroupComm):
@@ -34,7 +35,8 @@ class PrivateComm(GroupComm):
         assert own is not None, "DDP was built on a process group"
         everyone = dist.get_process_group_ranks(own)
         chosen = everyone if ranks is None else [everyone[rank] for rank in ranks]
-        super().__init__(_new_group_like(own, device, chosen), timed=timed)
+        made = _new_group_like(own, device, chosen)
+        super().__init__(made, timed=timed, failures=PeerFailures(made))
 
     def close(self) -> None:
         """Destroy the process group; a collective raises from now on."""
@@ -47,6 +49,7 @@ class PrivateComm(GroupComm):
     def abort(self, error: BaseException) -> None:
         """Close after an error on this rank, so that the other ranks fail too and do not wait for it."""
         if self._group is not None:
+            self.report(error)  # before the others' collectives end
             with suppress(RuntimeError):  # a backend that has none
                 self._group.abort()  # NCCL's kernels end; gloo's sockets are closed when nothing refers to the group
         _clear_frames(error)

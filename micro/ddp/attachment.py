@@ -24,6 +24,8 @@ from micro.discarded_gradients import DiscardedGradients
 from micro.flat import Layout, real
 from micro.lane import CallerLane, ThreadLane
 from micro.loss_scale import LossScale
+from micro.nonfinite import NonFiniteGradient
+from micro.peer_failures import PeerFailures
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
 from micro.saved_state import check_header, header, plain_buckets
@@ -37,10 +39,11 @@ class Attachment:
 
     The hook puts each bucket on a lane, where buckets are reduced in the order of their numbers.
 
-    Where the reducer raises on one rank alone, that rank gives up the process group that was made for the attachment:
-    its backward raises the error as it is, and the backward of every other rank raises, within seconds on gloo, that a
-    peer has left. (A group of yours, and the model's own, is not given up: there the others wait for its timeout.)
-    After that the attachment can only be closed.
+    Where the reducer raises on one rank alone, the backward of that rank raises the error as it is, and the backward of
+    every other rank, within seconds, a RuntimeError that names the rank and the error. A process group that was made
+    for the attachment is given up. One of yours, and the model's own, is left in the middle of a collective: it serves
+    for nothing more. After that the attachment can only be closed. On NCCL, over such a group, the other ranks wait
+    until its timeout: there leave process_group and lane out, or give the group a short timeout.
     """
 
     def __init__(
@@ -73,7 +76,8 @@ class Attachment:
         if lane == "thread" and process_group is None:
             self.comm = PrivateComm(model.process_group, self._device, timed=timed)
         else:
-            self.comm = GroupComm(process_group or model.process_group, timed=timed)
+            shared = process_group or model.process_group
+            self.comm = GroupComm(shared, timed=timed, failures=PeerFailures(shared))
         prepare(reducer, self.comm, self._device)
         self._states = BucketStates(reducer, {name: real(p) for name, p in parameters.items()})
         self._loss_scale = LossScale(scaler)
@@ -172,7 +176,9 @@ class Attachment:
     def __enter__(self) -> "Attachment":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None and not isinstance(error, NonFiniteGradient):  # which all ranks raise
+            self.comm.report(error)
         self.close()
 
     def __reduce__(self) -> tuple[type[CopiedAttachment], tuple[()]]:

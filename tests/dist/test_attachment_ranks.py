@@ -1,11 +1,12 @@
 """The life of an attachment among real ranks: it leaves nothing behind, and one rank's failure ends all."""
 
+import gc
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -83,23 +84,45 @@ def gradients_after_close() -> list[bool]:
     return same
 
 
-def fail_in_the_reducer() -> tuple[str, float]:
-    """Return how backward ended, and after how many seconds; then the model is attached again."""
-    model = wrapped()
-    attachment = micro.attach(model, FailingOnRank1())
+def ends(fails: Callable[[str, dist.ProcessGroup | None], tuple[str, float]], kind: str) -> tuple[str, float]:
+    """Return how the backward of a rank ended, and after how many seconds.
+
+    Args:
+        kind: "made", the group that is made for the attachment; "own", one of the user's; "model", the model's.
+    """
+    group = None if kind == "made" else dist.new_group(range(dist.get_world_size()))
+    ended = fails(kind, group)
+    gc.collect()
+    if group is not None:
+        dist.destroy_process_group(group)  # a rank's waits for a collective that was left, until the other's is gone
+    return ended
+
+
+def attach_over(
+    kind: str, group: dist.ProcessGroup | None, net: type[Net], reducer: micro.Reducer
+) -> tuple[DistributedDataParallel, micro.Attachment]:
+    own: dict[str, Any] = {"own": {"process_group": group}, "model": {"lane": "caller"}, "made": {}}[kind]
+    models = group if kind == "model" else None
+    model = DistributedDataParallel(build(net), bucket_cap_mb=TINY_MB, process_group=models)
+    return model, micro.attach(model, reducer, **own)
+
+
+def fail_in_the_reducer(kind: str, group: dist.ProcessGroup | None) -> tuple[str, float]:
+    model, attachment = attach_over(kind, group, Net, FailingOnRank1())
     ddp_gradients(model, one_loss, 0)
     failed = how_it_ends(lambda: ddp_gradients(model, one_loss, 1))
     attachment.close()
-    with micro.attach(model, DENSE):
-        assert all(bool(grad.any()) for grad in ddp_gradients(model, one_loss, 2).values())
+    if kind != "model":
+        with micro.attach(model, DENSE):
+            assert all(bool(grad.any()) for grad in ddp_gradients(model, one_loss, 2).values())
     return failed
 
 
-def fail_in_backward() -> tuple[str, float]:
-    model = DistributedDataParallel(build(NetThatFails), bucket_cap_mb=TINY_MB)
+def fail_in_backward(kind: str, group: dist.ProcessGroup | None) -> tuple[str, float]:
+    model, attachment = attach_over(kind, group, NetThatFails, MICRO)
 
     def step() -> None:
-        with micro.attach(model, MICRO):
+        with attachment:
             ddp_gradients(model, one_loss, 0)
 
     return how_it_ends(step)
@@ -137,11 +160,14 @@ def test_a_closed_attachment_leaves_models_that_train_as_plain_ddp() -> None:
     assert ranks(2).run(gradients_after_close) == [[True] * 3] * 2
 
 
+@pytest.mark.parametrize("kind", ["made", "own", "model"])
 @pytest.mark.parametrize(
     ("fails", "words"), [(fail_in_the_reducer, "words of its own"), (fail_in_backward, "backward fails")]
 )
-def test_a_failure_on_one_rank_ends_all_soon(fails: Callable[[], tuple[str, float]], words: str) -> None:
-    (peer, after_s), (failed, _) = ranks(2).run(fails)
+def test_a_failure_on_one_rank_ends_all_soon(
+    fails: Callable[[str, dist.ProcessGroup | None], tuple[str, float]], words: str, kind: str
+) -> None:
+    (peer, after_s), (failed, _) = ranks(2).run(ends, fails, kind)
     assert failed == f"LookupError: {words}"
-    assert peer.startswith("RuntimeError: ")
+    assert peer == f"RuntimeError: rank 1 failed: {failed}"
     assert after_s < SOON_S

@@ -152,7 +152,7 @@ def package_of(name: str) -> str | None:
 
 def micro_may_import(module: str, name: str) -> bool:
     if is_in(name, "torch.distributed"):
-        if module in ("micro.comm", "micro.private_comm") or is_in(module, "micro.fsdp"):
+        if module in ("micro.comm", "micro.peer_failures", "micro.private_comm") or is_in(module, "micro.fsdp"):
             return True
         return module in (
             "micro.ddp.attaching",

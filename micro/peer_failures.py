@@ -1,0 +1,88 @@
+"""Which rank failed, and why: written to the store of a process group, for the ranks that wait in a collective."""
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Protocol
+
+import torch.distributed as dist
+
+LOOK_S = 1.0  # between two looks at the store while a collective does not end
+ENDS = timedelta(seconds=LOOK_S)
+
+
+class PeerFailures:
+    """What ended the work of a rank, known to all ranks of ``group``; each makes its own, all as many.
+
+    A rank that fails writes why to the group's store, which needs no other rank to answer. A rank that waits looks
+    there every second, so that it neither waits until the group's timeout for a rank that has given up, nor is left
+    with an error that names a broken connection alone.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._rank = dist.get_rank(group)
+        self._store = group.get_group_store()
+        number = self._store.add(f"micro/number/{self._rank}", 1)  # the same on all ranks: each made as many before
+        self._key = f"micro/failure/{number}"
+        self._has_lost_peer = False
+
+    def report(self, error: BaseException) -> None:
+        """Write that this rank has failed, unless the failure of another rank is there already."""
+        if self.found() is None:
+            what = "lost a peer" if self._has_lost_peer else "failed"
+            words = next(iter(str(error).splitlines()), "")
+            with suppress(RuntimeError):  # the store is gone with the rank that had it
+                self._store.set(self._key, f"rank {self._rank} {what}: {type(error).__name__}: {words}")
+
+    def found(self) -> str | None:
+        """Return which rank failed first, and why; None where none has."""
+        try:
+            return self._store.get(self._key).decode() if self._store.check([self._key]) else None
+        except RuntimeError:  # the store is gone with the rank that had it
+            return None
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for a collective of the group on the CPU.
+
+        Raises:
+            RuntimeError: another rank has failed, or the collective has.
+        """
+        try:
+            while not _has_ended(work):
+                if self.found() is not None:
+                    raise RuntimeError("a rank has left this collective")
+        except RuntimeError as error:
+            failure = self.found()
+            if failure is None:
+                self._has_lost_peer = True
+                raise
+            raise RuntimeError(failure) from error
+
+
+class Pending(Protocol):
+    """A collective that was started."""
+
+    def wait(self) -> object:
+        """Wait for its end."""
+
+
+class Watched:
+    """A collective on the CPU that was started; to wait for it ends too when another rank has failed."""
+
+    def __init__(self, work: dist.Work, failures: PeerFailures) -> None:
+        self._work = work
+        self._failures = failures
+
+    def wait(self) -> None:
+        """Wait for its end; see PeerFailures.wait."""
+        self._failures.wait(self._work)
+
+
+def _has_ended(work: dist.Work) -> bool:
+    """Wait for ``work`` until the next look; raise its error if it has failed."""
+    try:
+        work.wait(ENDS)
+    except RuntimeError:
+        if not work.is_completed():
+            return False  # the error says that the time is over
+        work.wait()
+    return True
