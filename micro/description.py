@@ -28,12 +28,17 @@ def describe(value: Any) -> Any:
     return getattr(value, "__qualname__", None) or f"{type(value).__qualname__}"
 
 
-def difference(saved: Any, own: Any) -> tuple[str, str] | None:
-    """Return in words where two descriptions differ first, the saved one's words first; None where a state fits both.
+def difference(first: Any, second: Any) -> tuple[str, str] | None:
+    """Return in words where two descriptions differ first, the words of each; None where they are the same."""
+    return _difference("", first, second)
+
+
+def misfit(saved: Any, own: Any) -> tuple[str, str] | None:
+    """Return the difference because of which a state that was saved does not fit; None where it fits.
 
     What may change between runs, MAY_CHANGE, is left out of the comparison.
     """
-    return _difference("", _fixed(saved), _fixed(own))
+    return difference(_fixed(saved), _fixed(own))
 
 
 def _identity(part: Part) -> dict[str, Any]:
@@ -42,7 +47,8 @@ def _identity(part: Part) -> dict[str, Any]:
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    return {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {field.name: describe(getattr(value, field.name)) for field in fields}
 
 
 def _fixed(description: Any) -> Any:

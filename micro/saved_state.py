@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from micro.description import difference
+from micro.description import misfit
 from micro.wrappers import plain_names
 
 FORMAT = "micro.attachment"
@@ -45,7 +45,7 @@ def check_header(saved: Any, *, rank: int, world_size: int, scope: str, method: 
             "own (micro.RankStates does it for torch.distributed.checkpoint)"
         )
     found = (f"scope={saved['scope']}", f"scope={scope}") if saved["scope"] != scope else None
-    found = difference(saved["method"], method) or found
+    found = misfit(saved["method"], method) or found
     if found is not None:
         raise ValueError(f"state was saved with {found[0]}, this reducer has {found[1]}: use the method that saved it")
 

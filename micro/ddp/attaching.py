@@ -92,12 +92,13 @@ def attach(
         ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
             the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
             none to sparsify; its parameters are on several devices or one has too many elements; or clip, the reducer
-            or process_group is none. Raised on all ranks where it is raised on one, and nothing is left behind.
+            or process_group is none; or ranks were given different settings. Raised on all ranks where it is raised
+            on one, and nothing is left behind.
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
             residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
     """
     model = unwrapped(model)
-    with refused_together(model):
+    with refused_together(model) as settings:
         check_model(model)
         check_clip(clip, clip_norm)
         check_on_step(on_step)
@@ -109,6 +110,9 @@ def attach(
         reducer = scoped(reducer, scope)
         check_parameters(trained, whole_model=scope == "model")
         Hook.check(model)
+        settings |= {"reducer": reducer, "scope": scope, "clip": clip, "clip_norm": clip_norm, "lane": lane}
+        settings["process_group"] = "made" if process_group is None else "given"
+        settings["scaler"] = "used" if scaler is not None and scaler.is_enabled() else "none"
     return Attachment(
         model,
         reducer,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -11,29 +11,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 from micro import flat
 from micro.comm import gather_objects
+from micro.description import describe, difference
 from micro.flat import real
 from micro.lane import LaneChoice
 
 
 @contextmanager
-def refused_together(model: DistributedDataParallel) -> Iterator[None]:
+def refused_together(model: DistributedDataParallel) -> Iterator[dict[str, Any]]:
     """Raise a ValueError of this context on every rank of the model, where it is raised on any; all ranks enter it.
 
-    A rank that went on alone would wait for the others until the timeout.
+    The same where a setting that the context puts into the dictionary is not the same on all ranks. A rank that went on
+    alone, or with other collectives, would wait for the others until the timeout.
     """
+    settings: dict[str, Any] = {}
     error: ValueError | None = None
     try:
-        yield
+        yield settings
     except ValueError as caught:
         error = caught
     device = next(model.module.parameters()).device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where NCCL sends the words from
-        said = gather_objects(None if error is None else str(error), model.process_group)
+        said: list[Any] = gather_objects((error and str(error), describe(settings)), model.process_group)
     if error is not None:
         raise error
-    for rank, words in enumerate(said):
+    for rank, (words, _) in enumerate(said):
         if words is not None:
             raise ValueError(f"rank {rank} refused to attach: {words}")
+    for rank, (_, given) in enumerate(said):
+        if found := difference(said[0][1], given):
+            raise ValueError(f"settings must be the same on all ranks, rank 0 has {found[0]}, rank {rank} {found[1]}")
 
 
 def check_model(model: DistributedDataParallel) -> None:

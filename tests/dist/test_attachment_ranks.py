@@ -144,6 +144,35 @@ def refuse_on_rank_1() -> str:
     return words
 
 
+OTHER_DENSITY = micro.SparseReducer(micro.Micro(), density=0.2)
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"reducer": OTHER_DENSITY}, "reducer sparse density=0.1, rank 1 reducer sparse density=0.2"),
+    ({"start_step": 3}, "reducer sparse, rank 1 reducer split"),
+    (
+        {"scope": "tensor", "clip": 1.0},
+        "reducer sparse selector micro (agreed), rank 1 reducer sparse selector per_tensor",
+    ),
+    ({"clip": 1.0}, "clip=None, rank 1 clip=1.0"),
+    ({"lane": "caller"}, "lane=thread, rank 1 lane=caller"),
+    ({"scaler": torch.amp.GradScaler("cpu")}, "scaler=none, rank 1 scaler=used"),
+]
+
+
+def attach_with_another_setting_on_rank_1() -> list[str]:
+    model = wrapped()
+    words = []
+    for other, _ in DIFFERENT:
+        given: dict[str, Any] = {"reducer": MICRO} | (other if dist.get_rank() == 1 else {})
+        words.append(words_of(ValueError, lambda given=given: micro.attach(model, **given)))  # type: ignore[misc]
+    micro.attach(model, MICRO)
+    return words
+
+
+def test_settings_that_differ_between_ranks_are_refused() -> None:
+    expected = [f"settings must be the same on all ranks, rank 0 has {words}" for _, words in DIFFERENT]
+    assert ranks(2).run(attach_with_another_setting_on_rank_1) == [expected] * 2
+
+
 def test_what_one_rank_refuses_all_ranks_refuse() -> None:
     first, second = ranks(2).run(refuse_on_rank_1)
     assert second == "clip must be positive, got -1.0: leave it out to disable clipping"

@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.description import describe, difference
+from micro.description import describe, misfit
 from micro.saved_state import VERSION
 from micro.wrappers import plain_names
 from tests.small_models import batch
@@ -210,8 +210,8 @@ def test_a_density_with_a_state_of_its_own_must_stay() -> None:
         return describe(micro.SparseReducer(micro.PerTensor(selector=micro.TopK()), density=density))
 
     accordion, steadier = (micro.Accordion(density=0.2, high=0.5, interval=steps) for steps in (2, 9))
-    assert difference(by_layer(0.2), by_layer(accordion)) == ("density=schedule", "density=accordion (repaired)")
-    assert difference(by_layer(accordion), by_layer(steadier)) is None
+    assert misfit(by_layer(0.2), by_layer(accordion)) == ("density=schedule", "density=accordion (repaired)")
+    assert misfit(by_layer(accordion), by_layer(steadier)) is None
 
 
 def test_another_scope_is_refused() -> None:
@@ -322,4 +322,4 @@ def test_average_refuses_what_is_not_one_checkpoint() -> None:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_every_method_has_a_description_that_fits_itself_after_a_file(row: Any) -> None:
     described = describe(row.make(0.1, 0))
-    assert difference(through_a_file(described), describe(row.make(0.2, 7))) is None
+    assert misfit(through_a_file(described), describe(row.make(0.2, 7))) is None
