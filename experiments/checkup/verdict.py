@@ -8,6 +8,7 @@ import micro
 from experiments.checkup.findings import Finding
 from experiments.checkup.pair import WORLD_SIZE, Measured
 from micro.planning import costs
+from micro.planning.collectives import Link
 from micro.planning.tables import Curve
 from micro.planning.volumes import calls_of
 
@@ -55,19 +56,19 @@ class Verdict:
         return self.sparse_s < self.dense_s
 
 
-def measured_link(measured: Measured) -> costs.Link:
+def measured_link(measured: Measured) -> Link:
     """Return the link that fits the measured times of the two ranks."""
     curve = Curve(sizes=tuple(measured.sizes), seconds=tuple(measured.seconds))
     return costs.scaled(curve.alpha_s, curve.beta_s, WORLD_SIZE)
 
 
-def given_links(rates_mbit: Sequence[float], latency_us: float | None, here: costs.Link) -> dict[str, costs.Link]:
+def given_links(rates_mbit: Sequence[float], latency_us: float | None, here: Link) -> dict[str, Link]:
     """Return links of these rates by name, with the latency of ``here`` where none is given."""
     alpha_s = here.alpha_s if latency_us is None else latency_us / 1e6
-    return {human_rate(1e6 * rate): costs.Link(alpha_s, 8 / (1e6 * rate)) for rate in rates_mbit}
+    return {human_rate(1e6 * rate): Link(alpha_s, 8 / (1e6 * rate)) for rate in rates_mbit}
 
 
-def findings(links: Mapping[str, costs.Link], measured: Measured, world_size: int) -> Iterator[Finding]:
+def findings(links: Mapping[str, Link], measured: Measured, world_size: int) -> Iterator[Finding]:
     """Yield what was measured, then a verdict for each link; the first is the measured one."""
     verdicts = [judge(name, link, measured, world_size) for name, link in links.items()]
     here = verdicts[0]
@@ -90,7 +91,7 @@ def findings(links: Mapping[str, costs.Link], measured: Measured, world_size: in
     yield Finding(name="assumptions", value="", note=ASSUMED)
 
 
-def judge(name: str, link: costs.Link, measured: Measured, world_size: int) -> Verdict:
+def judge(name: str, link: Link, measured: Measured, world_size: int) -> Verdict:
     """Compare MiCRO with dense for ``world_size`` workers, each with its own link of this kind.
 
     The time of the selection was measured with two workers; with more workers each of them searches less.
@@ -150,11 +151,11 @@ def _border(verdict: Verdict) -> str:
     return f"It pays below {human_rate(verdict.break_even_bits_per_s)}."
 
 
-def _dense_s(link: costs.Link, numel: int, world_size: int) -> float:
+def _dense_s(link: Link, numel: int, world_size: int) -> float:
     return costs.Flat(link, world_size).seconds("all_reduce", ELEMENT_BYTES * numel)
 
 
-def _exchange_s(link: costs.Link, measured: Measured, world_size: int) -> float:
+def _exchange_s(link: Link, measured: Measured, world_size: int) -> float:
     reducer = micro.SparseReducer(micro.Micro(), density=measured.density)
     network = costs.Flat(link, world_size)
     return sum(network.seconds(op, size) for op, size in calls_of(reducer, measured.numel, world_size))
@@ -162,7 +163,7 @@ def _exchange_s(link: costs.Link, measured: Measured, world_size: int) -> float:
 
 def _break_even(latency_s: float, measured: Measured, world_size: int) -> float:
     """Return the rate at which both take the same time; both times are linear in the seconds per byte."""
-    start, byte = costs.Link(latency_s, 0.0), costs.Link(0.0, 1.0)
+    start, byte = Link(latency_s, 0.0), Link(0.0, 1.0)
     later_s = measured.select_s + _exchange_s(start, measured, world_size) - _dense_s(start, measured.numel, world_size)
     fewer_bytes = _dense_s(byte, measured.numel, world_size) - _exchange_s(byte, measured, world_size)
     if fewer_bytes <= 0:

@@ -5,9 +5,10 @@ from typing import Protocol
 
 import micro
 from micro.planning.costs import Network, gather_part
+from micro.planning.nodes import seconds_of
 from micro.planning.schedules.base import Problem, no_time
 from micro.planning.traces import Trace
-from micro.planning.volumes import Calls, calls_of
+from micro.planning.volumes import Volume, volume_of
 
 
 class Selection(Protocol):
@@ -36,7 +37,8 @@ def problem_of(
         method: the reducer's name in ``select``.
 
     Raises:
-        ValueError: the network has another number of ranks.
+        ValueError: the network has another number of ranks; from the problem's costs: ranks of two levels on a
+            network of one speed.
     """
     if network.world_size != world_size:
         raise ValueError(f"the network has {network.world_size} ranks, got world_size {world_size}")
@@ -46,8 +48,7 @@ def problem_of(
 
     @cache  # a schedule needs the same groups many times
     def exchange(num_bytes: float) -> float:
-        calls = _calls(reducer, round(num_bytes / size), world_size, size)
-        return sum(network.seconds(op, sent) for op, sent in calls)
+        return seconds_of(group_volume(reducer, round(num_bytes / size), world_size, size), network)
 
     @cache
     def selection(num_bytes: float) -> float:
@@ -59,6 +60,7 @@ def problem_of(
     return Problem(trace, exchange, no_time if select is None else selection)
 
 
-@lru_cache(maxsize=2**16)  # the calls do not depend on the network
-def _calls(reducer: micro.Reducer, numel: int, world_size: int, element_bytes: int) -> Calls:
-    return calls_of(reducer, numel, world_size, element_bytes=element_bytes)
+@lru_cache(maxsize=2**16)  # it does not depend on the network
+def group_volume(reducer: micro.Reducer, numel: int, world_size: int, element_bytes: int) -> Volume:
+    """Return what ``reducer`` sends for a group of gradients of so many elements."""
+    return volume_of(reducer, numel, world_size, element_bytes=element_bytes)

@@ -68,7 +68,40 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkTable(Document):
+class CurveTable(Document):
+    """Seconds over sizes of several things, each a curve; ``curves_of`` names the field that holds them.
+
+    Attributes:
+        world_size: of the group that was measured.
+    """
+
+    curves_of: ClassVar[str]
+    title: ClassVar[str]
+    remedy: ClassVar[str]
+    world_size: int
+
+    def __post_init__(self) -> None:
+        check_whole("world_size", self.world_size, lowest=1)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ValueError where a field of this kind of table is out of its range."""
+
+    def _at(self, name: str, size: float) -> float:
+        curves: Mapping[str, Curve] = getattr(self, self.curves_of)
+        if name not in curves:
+            raise ValueError(f"the {self.title} holds {', '.join(curves)}, not {name}: {self.remedy}")
+        return curves[name].at(size)
+
+    @classmethod
+    def _from(cls, values: dict[str, Any]) -> Self:
+        field = cls.curves_of
+        curves = {name: _curve(f"{field}.{name}", row) for name, row in mapping(field, values).items()}
+        return cls(**{**values, field: curves})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTable(CurveTable):
     """How long the collectives of one group of ranks take.
 
     Attributes:
@@ -82,13 +115,14 @@ class LinkTable(Document):
     """
 
     format: ClassVar[str] = "micro-link-1"
-    world_size: int
+    curves_of: ClassVar[str] = "collectives"
+    title: ClassVar[str] = "link table"
+    remedy: ClassVar[str] = "measure the link again"
     backend: str = "unknown"
     link: str = "unknown"
     collectives: Mapping[Op, Curve]
 
-    def __post_init__(self) -> None:
-        check_whole("world_size", self.world_size, lowest=1)
+    def _check(self) -> None:
         for op in self.collectives:
             if op not in OPS:
                 raise ValueError(f"collectives must be of {', '.join(OPS)}, got '{op}'")
@@ -101,18 +135,11 @@ class LinkTable(Document):
         Raises:
             ValueError: the operation was not measured.
         """
-        if op not in self.collectives:
-            raise ValueError(f"the link table holds {', '.join(self.collectives)}, not {op}: measure the link again")
-        return self.collectives[op].at(num_bytes)
-
-    @classmethod
-    def _from(cls, values: dict[str, Any]) -> Self:
-        curves = {op: _curve(f"collectives.{op}", row) for op, row in mapping("collectives", values).items()}
-        return cls(**{**values, "collectives": curves})
+        return self._at(op, num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectTable(Document):
+class SelectTable(CurveTable):
     """What a reduction costs beside its collectives: seconds over the number of elements, for each method.
 
     Attributes:
@@ -123,13 +150,14 @@ class SelectTable(Document):
     """
 
     format: ClassVar[str] = "micro-select-1"
-    world_size: int
+    curves_of: ClassVar[str] = "methods"
+    title: ClassVar[str] = "table of selections"
+    remedy: ClassVar[str] = "measure it"
     density: float
     device: str = "unknown"
     methods: Mapping[str, Curve]
 
-    def __post_init__(self) -> None:
-        check_whole("world_size", self.world_size, lowest=1)
+    def _check(self) -> None:
         if not (isinstance(self.density, int | float) and 0 < self.density <= 1):
             raise ValueError(f"density must be in (0, 1], got {self.density}")
         if not self.methods:
@@ -141,14 +169,7 @@ class SelectTable(Document):
         Raises:
             ValueError: the method was not measured.
         """
-        if method not in self.methods:
-            raise ValueError(f"the table of selections holds {', '.join(self.methods)}, not {method}: measure it")
-        return self.methods[method].at(numel)
-
-    @classmethod
-    def _from(cls, values: dict[str, Any]) -> Self:
-        curves = {name: _curve(f"methods.{name}", row) for name, row in mapping("methods", values).items()}
-        return cls(**{**values, "methods": curves})
+        return self._at(method, numel)
 
 
 def _curve(where: str, row: object) -> Curve:

@@ -19,6 +19,7 @@ from experiments.checkup.rendering import show_plain, to_json
 from experiments.checkup.surroundings import datasets, disks, slurm, wandb
 from experiments.checkup.verdict import given_links, in_words, judge, measured_link
 from micro.planning import costs
+from micro.planning.collectives import Link
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef" * 2
@@ -65,25 +66,25 @@ def test_the_measured_link_gives_back_what_two_ranks_took() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 5, 16])
 def test_both_take_the_same_time_at_the_break_even(world_size: int) -> None:
-    rate = judge("any", costs.Link(1e-4, 1e-9), MEASURED, world_size).break_even_bits_per_s
-    even = judge("even", costs.Link(1e-4, 8 / rate), MEASURED, world_size)
+    rate = judge("any", Link(1e-4, 1e-9), MEASURED, world_size).break_even_bits_per_s
+    even = judge("even", Link(1e-4, 8 / rate), MEASURED, world_size)
     assert even.sparse_s == pytest.approx(even.dense_s)
-    assert judge("slower", costs.Link(1e-4, 8.1 / rate), MEASURED, world_size).pays
-    assert not judge("faster", costs.Link(1e-4, 7.9 / rate), MEASURED, world_size).pays
+    assert judge("slower", Link(1e-4, 8.1 / rate), MEASURED, world_size).pays
+    assert not judge("faster", Link(1e-4, 7.9 / rate), MEASURED, world_size).pays
 
 
 def test_words_for_the_ends() -> None:
-    fast, slow = costs.Link(1e-6, 1e-12), costs.Link(1e-6, 1e-6)
+    fast, slow = Link(1e-6, 1e-12), Link(1e-6, 1e-6)
     assert "cannot pay" in in_words(judge("fast", fast, MEASURED, 4))
     assert "can pay here" in in_words(judge("slow", slow, MEASURED, 4))
-    assert "pays at any rate" in in_words(judge("free", costs.Link(0.0, 1e-9), replace(MEASURED, select_s=0.0), 4))
+    assert "pays at any rate" in in_words(judge("free", Link(0.0, 1e-9), replace(MEASURED, select_s=0.0), 4))
     assert "nothing to save" in in_words(judge("alone", slow, MEASURED, 1))
 
 
 def test_given_links_have_the_latency_of_this_machine_unless_one_is_given() -> None:
-    here = costs.Link(5e-5, 1e-9)
-    assert given_links([100], None, here) == {"100 Mbit/s": costs.Link(5e-5, 8e-8)}
-    assert given_links([2500], 20, here) == {"2.5 Gbit/s": costs.Link(20e-6, 3.2e-9)}
+    here = Link(5e-5, 1e-9)
+    assert given_links([100], None, here) == {"100 Mbit/s": Link(5e-5, 8e-8)}
+    assert given_links([2500], 20, here) == {"2.5 Gbit/s": Link(20e-6, 3.2e-9)}
 
 
 def test_what_is_infinite_is_null_in_the_document() -> None:

@@ -16,7 +16,8 @@ from experiments.studies.simulated_steps.selection_formula import SelectionFormu
 from experiments.studies.simulated_steps.step import Methods, Row, Way, schedule_for, simulate_step
 from experiments.studies.simulated_steps.trace_changes import as_published, by_layer, rescaled
 from experiments.training.schedule_problem import problem_of
-from micro.planning.costs import Flat, Link
+from micro.planning.collectives import Link
+from micro.planning.costs import Flat
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
 from micro.planning.volumes import calls_of

@@ -7,18 +7,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from micro.operations import OPS, Op
-from micro.planning.costs import (
-    Affine,
-    Best,
-    Flat,
-    Hierarchical,
-    Link,
-    Network,
-    best_of,
-    gather_part,
-    reduce_part,
-    scaled,
-)
+from micro.planning.collectives import Link
+from micro.planning.costs import Affine, Best, Flat, Network, best_of, gather_part, reduce_part, scaled
+from micro.planning.nodes import Hierarchical
 from micro.planning.tables import LinkTable
 
 LINK = Link(3e-5, 2e-9, 5e-10)

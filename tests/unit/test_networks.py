@@ -8,7 +8,8 @@ from experiments.config.errors import UserError
 from experiments.studies.simulated_steps.network_files import known_networks, load_network
 from experiments.studies.simulated_steps.networks import Nodes
 from micro.operations import OPS, Op
-from micro.planning.costs import Flat, Link
+from micro.planning.collectives import Link
+from micro.planning.costs import Flat
 
 NEEDED = {"rate_bps": 1e9, "alpha_s": 5e-5}
 GOOD = "name: x\ninterconnect: y\nsource: z\n"

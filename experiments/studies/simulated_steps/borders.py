@@ -7,11 +7,12 @@ from functools import cache
 
 from experiments.studies.simulated_steps.step import DENSE, EXACT, Methods, Row, simulate_step
 from micro.planning import costs
+from micro.planning.collectives import Link
 from micro.planning.traces import Trace
 
 
 def borders(
-    trace: Trace, link: costs.Link, methods: Methods, workers: Iterable[int], rates: tuple[float, float]
+    trace: Trace, link: Link, methods: Methods, workers: Iterable[int], rates: tuple[float, float]
 ) -> Iterator[Row]:
     """Yield, for every method and number of workers, up to which rate its step is shorter than that of dense.
 

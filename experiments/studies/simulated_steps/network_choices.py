@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias, TypeVar, get_args
 from experiments.config.errors import UserError
 from experiments.studies.simulated_steps.network_files import load_network
 from experiments.studies.simulated_steps.networks import NetworkPreset, Nodes
-from micro.planning.costs import Algorithm, Network, best_of
+from micro.planning.collectives import Algorithm
+from micro.planning.costs import Network, best_of
 from micro.planning.documents import BadFile
 from micro.planning.tables import LinkTable, SelectTable
 from micro.planning.traces import Trace

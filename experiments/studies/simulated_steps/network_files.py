@@ -11,7 +11,7 @@ from yaml import YAMLError
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.paths import CONF
 from experiments.studies.simulated_steps.networks import Fit, Fitted, LinkValues, NetworkPreset
-from micro.planning.costs import Algorithm
+from micro.planning.collectives import Algorithm
 
 
 def known_networks() -> list[str]:

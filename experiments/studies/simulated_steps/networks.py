@@ -5,7 +5,9 @@ from typing import Literal
 
 from experiments.config.errors import UserError
 from micro.parts import Rule
-from micro.planning.costs import Algorithm, Flat, Hierarchical, Link, Network, scaled
+from micro.planning.collectives import Algorithm, Link
+from micro.planning.costs import Flat, Network, scaled
+from micro.planning.nodes import Hierarchical
 
 Fitted = Literal["all_reduce", "all_gather"]
 

@@ -16,6 +16,7 @@ from experiments.studies.simulated_steps.trace_changes import GRAINS, as_publish
 from experiments.training.schedule_problem import problem_of
 from micro.parts import Rule
 from micro.planning import costs
+from micro.planning.collectives import Link
 from micro.planning.traces import Trace
 
 
@@ -91,6 +92,6 @@ def trees(trace: Trace, schedules: Sequence[str], workers: Iterable[int]) -> Ite
             yield facts | simulate_step(problem, schedule, world_size)
 
 
-def cluster_link(fitted_at: int = FITTED_AT[0]) -> costs.Link:
+def cluster_link(fitted_at: int = FITTED_AT[0]) -> Link:
     """Return the paper's link, for a number of ranks of its fit."""
     return costs.scaled(CLUSTER_ALPHA_S, CLUSTER_BETA_S, fitted_at, "ring")

@@ -1,0 +1,247 @@
+"""Networks of two speeds as cost models: nodes of several ranks, with one link within a node and another between nodes.
+
+``Hierarchical`` and ``FlatOnNodes`` differ in how all ranks together carry out a collective. What the ranks of two
+levels (micro.TwoLevel) call is the same on both: collectives of the ranks of a node, and collectives between nodes,
+ranks_per_node of which run side by side and share the node's interfaces.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from micro.operations import OPS, Op, bytes_sent
+from micro.planning.collectives import Algorithm, Link, rounds
+from micro.planning.costs import Flat, Network
+from micro.planning.volumes.calls import Calls, Volume
+
+
+@runtime_checkable
+class NodeNetwork(Network, Protocol):
+    """A cost model of ranks in nodes."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of a node."""
+
+    @property
+    def within(self) -> Network:
+        """The ranks of one node."""
+
+    @property
+    def between(self) -> Network:
+        """The ranks of one place in all nodes, while those of all other places call the same."""
+
+    def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
+        """Return the bytes that a rank sends within its node and to other nodes in a collective of all ranks.
+
+        Both are means over the ranks.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    """Nodes of several ranks each.
+
+    Attributes:
+        intra: within a node, by ring.
+        inter: across nodes; beta_s is of one rail.
+        ranks_per_node, num_nodes: at least 1.
+        rails: network interfaces of a node that carry traffic side by side, at most one for each rank.
+        algorithm: across nodes.
+
+    Raises:
+        ValueError: a number out of range, or no such algorithm.
+    """
+
+    intra: Link
+    inter: Link
+    ranks_per_node: int
+    num_nodes: int
+    rails: int = 1
+    algorithm: Algorithm = "ring"
+
+    def __post_init__(self) -> None:
+        for name in ("ranks_per_node", "num_nodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 1 <= self.rails <= self.ranks_per_node:
+            raise ValueError(f"rails must be in [1, {self.ranks_per_node}], the ranks of a node, got {self.rails}")
+        _ = self.between
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.ranks_per_node * self.num_nodes
+
+    @property
+    def within(self) -> Flat:
+        """The ranks of one node."""
+        return Flat(self.intra, self.ranks_per_node)
+
+    @property
+    def between(self) -> Flat:
+        """The ranks of one place in all nodes: each has its part of the node's interfaces."""
+        shared = self.inter.beta_s * self.ranks_per_node / self.rails
+        return Flat(Link(self.inter.alpha_s, shared, self.inter.gamma_s), self.num_nodes, self.algorithm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchical(_Nodes):
+    """Nodes of several ranks each: data that must leave a node leaves it once.
+
+    An all-reduce is a reduce-scatter in the node, all-reduces of equal parts across nodes, an all-gather in the node;
+    all other operations are divided in the same way: each rank of a node talks to the ranks of the same local rank in
+    other nodes. So every operation has a part within the node and a part across nodes, and the ranks of a node share
+    its rails.
+
+    Attributes:
+        intra: within a node, by ring.
+        inter: across nodes; beta_s is of one rail.
+        ranks_per_node, num_nodes: at least 1.
+        rails: network interfaces of a node that carry traffic side by side, at most one for each rank.
+        algorithm: across nodes.
+
+    Raises:
+        ValueError: a number out of range, or no such algorithm.
+    """
+
+    def seconds(self, op: Op, num_bytes: float) -> float:
+        """Return the seconds of one collective; see Network."""
+        within, across = self._shares(op)
+        return self.within.seconds(op, within * num_bytes) + self._across.seconds(op, across * num_bytes)
+
+    def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
+        """Return the bytes within the node and to other nodes; see NodeNetwork.
+
+        What a scatter sends to other nodes is sent within the node first, where it changes its place.
+        """
+        within, across = self._shares(op)
+        leaving = bytes_sent(op, across * num_bytes, self.num_nodes) / self.ranks_per_node
+        return bytes_sent(op, within * num_bytes, self.ranks_per_node), leaving
+
+    @property
+    def _across(self) -> Flat:
+        """The nodes as ranks: sizes are what all ranks of a node send together, over all rails; each adds its part."""
+        link = Link(self.inter.alpha_s, self.inter.beta_s / self.rails, self.inter.gamma_s / self.ranks_per_node)
+        return Flat(link, self.num_nodes, self.algorithm)
+
+    def _shares(self, op: Op) -> tuple[float, float]:
+        """Return the factors on an operation's bytes: for a rank within its node, and for a node across nodes."""
+        local, nodes = self.ranks_per_node, self.num_nodes
+        if op in ("gather_rows", "gather_lists"):
+            return nodes, local
+        if op == "scatter":  # first to the rank of the receiver's place, then across
+            others = max(self.world_size - 1, 1)
+            return (local - 1) * nodes / others, (nodes - 1) * local**2 / others
+        return 1, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatOnNodes(_Nodes):
+    """Nodes of several ranks each, whose collectives know nothing of nodes.
+
+    All-reduce, gather_rows and the second half of a broadcast go by a ring in the order of ranks: of every step, the
+    message between nodes is the slowest where the link between nodes is. Lists and scatter are sent pairwise, as
+    micro.Comm sends them: a rank's messages to other nodes share the node's interfaces with those of all its ranks.
+
+    Attributes:
+        intra: within a node.
+        inter: across nodes; beta_s is of one rail.
+        ranks_per_node, num_nodes: at least 1.
+        rails: network interfaces of a node that carry traffic side by side, at most one for each rank.
+        algorithm: between nodes, for ranks of two levels.
+
+    Raises:
+        ValueError: a number out of range, or no such algorithm.
+    """
+
+    def seconds(self, op: Op, num_bytes: float) -> float:
+        """Return the seconds of one collective; see Network."""
+        if op not in OPS:
+            raise ValueError(f"op must be one of {', '.join(OPS)}, got '{op}'")
+        if self.num_nodes == 1:
+            return self.within.seconds(op, num_bytes)
+        n = self.world_size
+        if op == "all_reduce":
+            added = (n - 1) / n * num_bytes * max(self.intra.gamma_s, self.inter.gamma_s)
+            return 2 * (n - 1) * self._step_s(num_bytes / n) + added
+        if op == "gather_rows":
+            return (n - 1) * self._step_s(num_bytes)
+        if op == "broadcast":
+            return self._scattered_s(num_bytes) + (n - 1) * self._step_s(num_bytes / n)
+        return self._pairwise_s(num_bytes if op == "gather_lists" else num_bytes / (n - 1))
+
+    def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
+        """Return the bytes within the node and to other nodes; see NodeNetwork."""
+        whole, n = bytes_sent(op, num_bytes, self.world_size), self.world_size
+        if self.num_nodes == 1:
+            return whole, 0.0
+        if op in ("gather_lists", "scatter"):
+            leaving = whole * (n - self.ranks_per_node) / (n - 1)
+        elif op == "broadcast":  # each node but the source's receives it once
+            leaving = num_bytes * (self.num_nodes - 1) / n
+        else:  # of a ring, one rank of a node sends to the next node
+            leaving = whole / self.ranks_per_node
+        return whole - leaving, leaving
+
+    def _step_s(self, num_bytes: float) -> float:
+        """Return the seconds of one step of the ring, in which every rank sends a message to the next."""
+        across = self.inter.alpha_s + num_bytes * self.inter.beta_s / self.rails
+        if self.ranks_per_node == 1:
+            return across
+        return max(across, self.intra.alpha_s + num_bytes * self.intra.beta_s)
+
+    def _scattered_s(self, num_bytes: float) -> float:
+        """Return the seconds in which one rank gives every other its part: to the nodes, then within them."""
+        n, local = self.world_size, self.ranks_per_node
+        across = rounds(self.num_nodes) * self.inter.alpha_s + (n - local) / n * num_bytes * self.inter.beta_s
+        return across + rounds(local) * self.intra.alpha_s + (local - 1) / n * num_bytes * self.intra.beta_s
+
+    def _pairwise_s(self, num_bytes: float) -> float:
+        """Return the seconds in which every rank sends so many bytes to each other rank, one after the other."""
+        local = self.ranks_per_node
+        shared = self.inter.beta_s * local / self.rails
+        within = (local - 1) * (self.intra.alpha_s + num_bytes * self.intra.beta_s)
+        return within + (self.world_size - local) * (self.inter.alpha_s + num_bytes * shared)
+
+
+def seconds_of(volume: Volume, network: Network) -> float:
+    """Return the seconds of all collectives of a bucket, one after the other; those of a node's places side by side.
+
+    Raises:
+        ValueError: ranks of two levels on a network of one speed, or of nodes of another size.
+    """
+    seconds = _seconds(volume.calls, network)
+    if not volume.place_calls:
+        return seconds
+    nodes = _checked(volume, network)
+    slowest = max(_seconds(calls, nodes.between) for calls in set(volume.place_calls))
+    return seconds + _seconds(volume.local_calls, nodes.within) + slowest
+
+
+def level_bytes(volume: Volume, network: NodeNetwork) -> tuple[float, float]:
+    """Return the bytes of a bucket that a rank sends within its node and to other nodes, as means over the ranks.
+
+    Raises:
+        ValueError: nodes of another size.
+    """
+    if volume.place_calls:
+        _checked(volume, network)
+    of_all = [network.bytes_by_level(op, size) for op, size in volume.calls]
+    within = volume.local_bytes + sum(local for local, _ in of_all)
+    between = replace(volume, calls=()).between_bytes + sum(leaving for _, leaving in of_all)
+    return within, between
+
+
+def _checked(volume: Volume, network: Network) -> NodeNetwork:
+    if not isinstance(network, NodeNetwork):
+        raise ValueError("two_level needs a network of two speeds, within nodes and between them: this one has one")
+    if network.ranks_per_node != volume.ranks_per_node:
+        raise ValueError(
+            f"two_level has {volume.ranks_per_node} ranks per node, the network {network.ranks_per_node}: "
+            "give both the same"
+        )
+    return network
+
+
+def _seconds(calls: Calls, network: Network) -> float:
+    return sum(network.seconds(op, size) for op, size in calls)
