@@ -1,7 +1,7 @@
 """Train a GPT with Accelerate, save, and go on from the checkpoint.
 
-accelerate launch --cpu --num_processes 2 train_accelerate.py 1   # one epoch
-accelerate launch --cpu --num_processes 2 train_accelerate.py 3   # goes on to the third
+torchrun --nproc-per-node 2 train_accelerate.py 1   # one epoch
+torchrun --nproc-per-node 2 train_accelerate.py 3   # goes on to the third
 """
 
 import sys
@@ -31,14 +31,15 @@ class Progress:
 
 
 def main(epochs: int, folder: Path) -> nn.Module:
-    """Train up to ``epochs`` in all; the checkpoint lies in ``folder``."""
+    """Train up to ``epochs`` in all; checkpoints lie in ``folder``."""
     accelerator, network, progress = Accelerator(cpu=True), GPT(), Progress()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     model, optimizer, loader = accelerator.prepare(network, optimizer, DataLoader(Text(), batch_size=8))
     attachment = micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.05))
     accelerator.register_for_checkpointing(micro.AllRanks(attachment), progress)
-    if folder.exists():
-        accelerator.load_state(folder)
+    saved = sorted(folder.glob("epoch*"))
+    if saved:
+        accelerator.load_state(saved[-1])
 
     while progress.epochs < epochs:
         for batch in loader:
@@ -48,8 +49,13 @@ def main(epochs: int, folder: Path) -> nn.Module:
             optimizer.step()
         accelerator.print(f"epoch {progress.epochs}: loss {loss:.4f}")
         progress.epochs += 1
-        accelerator.save_state(folder)
-    accelerator.wait_for_everyone()
+        accelerator.save_state(
+            folder / "unfinished"
+        )  # under its own name when all ranks have written: it is whole then
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            (folder / "unfinished").rename(folder / f"epoch{progress.epochs:03d}")
+        accelerator.wait_for_everyone()
     return model
 
 

@@ -17,7 +17,7 @@ import micro
 
 
 def main(epochs: int, folder: Path) -> DistributedDataParallel:
-    """Train up to ``epochs`` in all; the checkpoint lies in ``folder``."""
+    """Train up to ``epochs`` in all; checkpoints lie in ``folder``."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(GPT())
@@ -25,10 +25,13 @@ def main(epochs: int, folder: Path) -> DistributedDataParallel:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Text(), batch_sampler=batches_of(rank, world_size))
 
-    first, own = 0, folder / f"rank{rank}.pt"  # every rank has a file of its own: its residuals are not those of others
-    if own.exists():
-        saved = torch.load(own)
-        first = saved["epoch"]
+    def file(epoch: int, rank: int) -> Path:  # each rank has its own: its residuals are not those of other ranks
+        return folder / f"epoch{epoch}_rank{rank}.pt"
+
+    whole = [epoch for epoch in range(1, epochs + 1) if all(file(epoch, each).exists() for each in range(world_size))]
+    first = whole[-1] if whole else 0  # a kill may leave the files of some ranks only
+    if first > 0:
+        saved = torch.load(file(first, rank))
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         attachment.load_state_dict(saved["micro"])
@@ -41,7 +44,8 @@ def main(epochs: int, folder: Path) -> DistributedDataParallel:
             optimizer.step()
         folder.mkdir(parents=True, exist_ok=True)
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({"epoch": epoch + 1, **state, "micro": attachment.state_dict()}, own)
+        torch.save({**state, "micro": attachment.state_dict()}, folder / f"rank{rank}.part")
+        (folder / f"rank{rank}.part").rename(file(epoch + 1, rank))  # a file of that name is whole
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.4f}, density {attachment.stats[0].global_density:.3f}")
     return model

@@ -1,7 +1,7 @@
 """Train a GPT with Lightning Fabric, save, and go on from the checkpoint.
 
-fabric run --accelerator cpu --devices 2 --strategy ddp train_fabric.py 1   # one epoch
-fabric run --accelerator cpu --devices 2 --strategy ddp train_fabric.py 3   # goes on to the third
+torchrun --nproc-per-node 2 train_fabric.py 1   # one epoch
+torchrun --nproc-per-node 2 train_fabric.py 3   # goes on to the third
 """
 
 import sys

@@ -27,7 +27,13 @@ class Lit(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss of a batch."""
-        return self.network(**batch)["loss"]
+        loss = self.network(**batch)["loss"]
+        self.log("loss", loss)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Print the loss of the last batch."""
+        self.print(f"epoch {self.current_epoch}: loss {self.trainer.callback_metrics['loss']:.4f}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""

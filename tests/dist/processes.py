@@ -65,13 +65,13 @@ class Ranks:
         """
         self._num_apart += 1
         store = Path(self._folder.name) / f"store{self._num_apart}"
-        return self._call(_call_apart, work, args, _free_port(), store, timeout_s=timeout_s)
+        return self._call(_call_apart, work, args, free_port(), store, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End the processes; those that no failure has ended save what coverage measured in them."""
         if self._group is not None:
             with suppress(RankFailure):
-                self._group.call(_save_coverage, timeout_s=10)
+                self._group.call(save_coverage, timeout_s=10)
             self._group.__exit__(None, None, None)
         self._group = None
 
@@ -102,6 +102,18 @@ def close_all() -> None:
         group.close()
 
 
+def save_coverage() -> None:
+    """Write what coverage has measured: the process will be killed."""
+    measured = sys.modules["coverage"].Coverage.current() if "coverage" in sys.modules else None
+    if measured:
+        measured.save()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 _shared: list[Ranks] = []
 
 
@@ -124,18 +136,6 @@ def _call_apart(work: Callable[..., Any], args: tuple[Any, ...], port: int, stor
     limit = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, init_method=store.as_uri(), rank=rank, world_size=world_size, timeout=limit)
     return answer
-
-
-def _save_coverage() -> None:
-    """Write what coverage has measured: the process will be killed."""
-    measured = sys.modules["coverage"].Coverage.current() if "coverage" in sys.modules else None
-    if measured:
-        measured.save()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _leave_groups() -> None:

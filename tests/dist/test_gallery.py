@@ -1,22 +1,29 @@
-"""The scripts of the gallery train two ranks, save, resume, and give the weights of plain DDP, bit for bit."""
+"""The scripts of the gallery, killed after they saved, go on from it to the weights and residuals of plain DDP."""
 
 import functools
 import importlib
 import importlib.util
+import os
+import re
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.dist.processes import ranks
+import micro
+from micro.ddp import attaching
+from tests.dist.fresh_ranks import run_fresh
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 
 GALLERY = Path(__file__).parents[2] / "docs/gallery"
-SCRIPTS = {
+FRAMEWORKS = {
     "train_accelerate": "accelerate",
     "train_fabric": "lightning",
     "train_lightning": "lightning",
@@ -24,66 +31,98 @@ SCRIPTS = {
 }
 
 
-def trained(script: str, epochs: int, folder: str) -> Tensor:
-    """Run a script's main function in this rank; return the weights."""
+class Ended(NamedTuple):
+    """What a rank had in the end, and how many steps it took itself."""
+
+    weights: Tensor
+    residuals: list[Tensor]
+    steps: int
+
+
+def trained(script: str, until: int, folder: Path, killed_after: int = 10**9) -> Ended:
+    """Call a script's main function, in a process that is killed when it has taken so many steps."""
+    attachments, steps = [], 0
+
+    def remembered(*args: Any, **settings: Any) -> micro.Attachment:
+        attachments.append(micro.Attachment(*args, **settings))
+        return attachments[-1]
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        if steps == killed_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps += 1
+
+    attaching.Attachment = remembered  # type: ignore[assignment, misc]
+    register_optimizer_step_pre_hook(count)
     sys.path.insert(0, str(GALLERY))
-    try:
-        model = importlib.import_module(script).main(epochs, Path(folder))
-    finally:
-        sys.path.remove(str(GALLERY))
-        forget_singletons()
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    model = importlib.import_module(script).main(until, folder)
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return Ended(weights, [residual.clone() for residual in attachments[-1].residuals()], steps)
 
 
-def forget_singletons() -> None:
-    """Let the next script of this process begin anew: Accelerate keeps its state on classes."""
-    if "accelerate" in sys.modules:
-        state = importlib.import_module("accelerate.state")
-        state.AcceleratorState._reset_state(reset_partial_state=True)
-        state.GradientState._reset_state()
+def kill_and_resume(script: str, folder: Path, steps: int) -> list[Ended]:
+    """Return what two ranks have that went on where two others had saved, which were killed in the second epoch.
 
-
-def both(script: str, epochs: int, folder: Path) -> list[Tensor]:
-    answers: list[Any] = ranks(2).run_apart(trained, script, epochs, str(folder))
+    Args:
+        steps: of an epoch.
+    """
+    with pytest.raises(ProcessExitedException) as ended:
+        run_fresh(2, trained, script, 2, folder, steps + 3)
+    assert ended.value.exit_code == -signal.SIGKILL
+    answers = [Ended(*answer) for answer in run_fresh(2, trained, script, 2, folder)]
+    assert [answer.steps for answer in answers] == [steps, steps], "not resumed at the end of the first epoch"
     return answers
 
 
+def assert_same(found: list[Ended], expected: list[Ended]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.weights, other.weights)
+        assert len(one.residuals) == len(other.residuals)
+        assert all(torch.equal(*pair) for pair in zip(one.residuals, other.residuals, strict=True))
+
+
 @functools.cache
-def plain(folder: Path) -> Tensor:
-    """Return the weights of the loop that no framework runs, after two epochs that were never interrupted."""
-    first, second = both("train_ddp", 2, folder)
-    assert torch.equal(first, second)
-    return first
+def plain(folder: Path) -> list[Ended]:
+    """Return the states after two epochs of the loop that no framework runs, which is never interrupted."""
+    first, second = run_fresh(2, trained, "train_ddp", 2, folder)
+    assert torch.equal(first.weights, second.weights)
+    assert not torch.equal(first.residuals[0], second.residuals[0]), (
+        "the ranks' residuals are equal: another rank's would not show"
+    )
+    return [first, second]
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     return plain(tmp_path_factory.mktemp("plain"))
 
 
-def test_plain_ddp_goes_on_from_its_checkpoint(expected: Tensor, tmp_path: Path) -> None:
-    after_one = both("train_ddp", 1, tmp_path)[0]
-    assert not torch.equal(after_one, expected)
-    for weights in both("train_ddp", 2, tmp_path):
-        assert torch.equal(weights, expected)
+def test_plain_ddp_is_killed_and_goes_on(expected: list[Ended], tmp_path: Path) -> None:
+    assert_same(kill_and_resume("train_ddp", tmp_path, expected[0].steps // 2), expected)
+
+
+@pytest.mark.parametrize("script", FRAMEWORKS)
+def test_a_framework_is_killed_and_goes_on_as_the_plain_loop(
+    script: str, expected: list[Ended], tmp_path: Path
+) -> None:
+    framework = FRAMEWORKS[script]
+    if importlib.util.find_spec(framework) is None or importlib.util.find_spec("accelerate") is None:
+        pytest.skip(f"{framework} is not installed: pip install '.[frameworks]'")
+    assert_same(kill_and_resume(script, tmp_path / "checkpoints", expected[0].steps // 2), expected)
+
+
+@pytest.mark.parametrize("script", ["train_ddp", "tutorial", *FRAMEWORKS])
+def test_a_script_says_how_to_start_it_as_it_is_started_here(script: str) -> None:
+    text = (GALLERY / f"{script}.py").read_text()
+    commands = re.findall(rf"^\S+ .*{script}\.py.*$", text, re.MULTILINE)
+    assert len(commands) == 2
+    assert all(command.startswith(f"torchrun --nproc-per-node 2 {script}.py ") for command in commands)
 
 
 def test_the_tutorial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    whole = both("tutorial", 6, tmp_path / "whole")
-    assert torch.equal(whole[0], whole[1])
-    both("tutorial", 3, tmp_path / "parted")
-    for weights in both("tutorial", 6, tmp_path / "parted"):
-        assert torch.equal(weights, whole[0])
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_framework_goes_on_from_its_checkpoint_as_the_plain_loop(
-    script: str, expected: Tensor, tmp_path: Path
-) -> None:
-    framework = SCRIPTS[script]
-    if importlib.util.find_spec(framework) is None or importlib.util.find_spec("accelerate") is None:
-        pytest.skip(f"{framework} is not installed: pip install '.[frameworks]'")
-    folder = tmp_path / "checkpoints"
-    both(script, 1, folder)
-    for weights in both(script, 2, folder):
-        assert torch.equal(weights, expected)
+    whole = run_fresh(2, trained, "tutorial", 6, tmp_path / "whole")
+    run_fresh(2, trained, "tutorial", 3, tmp_path / "parted")
+    resumed = run_fresh(2, trained, "tutorial", 6, tmp_path / "parted")
+    assert resumed[0].steps == 3
+    assert_same(resumed, whole)
