@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from experiments.config.errors import UserError
+from experiments.config.start_up import collect_as_usual, skip_full_collections
 
 MISTAKE, INTERRUPTED = 2, 130
 NONE = "none"
@@ -85,6 +86,7 @@ def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
     Args:
         stopped: a line to print after Ctrl-C.
     """
+    skip_full_collections()
     try:
         return work()
     except UserError as error:
@@ -94,3 +96,5 @@ def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
         if stopped:
             print(stopped, file=sys.stderr)
         return INTERRUPTED
+    finally:
+        collect_as_usual()

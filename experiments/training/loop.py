@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig
+from experiments.config.start_up import collect_as_usual
 from experiments.runs.checkpointing import Checkpointer, Position, Saved, read_start_from, set_random_state
 from experiments.runs.run_folder import RunFolder
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
@@ -49,6 +50,7 @@ class Trainer:
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
         """
+        collect_as_usual()  # imports are done; old garbage may hold memory of a device
         row: dict[str, Any] | None = None
         while self.position.epoch < self._config.epochs:
             first = self.position

@@ -1,5 +1,6 @@
 """Ranks are started, watched and stopped; the rank that is blamed for a failure is the one that caused it."""
 
+import gc
 import json
 import os
 import signal
@@ -44,6 +45,9 @@ def test_every_rank_runs_with_its_output_in_a_file(tmp_path: Path, capfd: pytest
     run(tmp_path, "", OMP_NUM_THREADS="3")
     for rank in range(2):
         assert (tmp_path / f"ranks/rank{rank}/stdout.log").read_text() == f"hello from rank {rank}, 3 threads\n"
+        assert (
+            int((tmp_path / f"gc{rank}").read_text()) > 1000 * gc.get_threshold()[2]
+        )  # no full collection at the start
     assert capfd.readouterr() == ("", "")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert LAUNCHER_PID not in os.environ

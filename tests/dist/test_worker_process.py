@@ -1,5 +1,6 @@
 """Worker processes call what they are sent, report in one line why they failed, and never outlive their parent."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -32,7 +33,9 @@ def test_calls_are_answered_in_their_order(worker: WorkerProcess) -> None:
     worker.send(partial(int, base=2), "101")
     worker.send(print, "this is no answer")
     worker.send(os.getenv, "GREETING")
+    worker.send(gc.get_threshold)
     assert [worker.receive() for _ in range(4)] == [worker.process.pid, 5, None, "hello"]
+    assert worker.receive()[2] > 1000 * gc.get_threshold()[2]  # no full collection at the start
     assert worker.log.read_text() == "this is no answer\n"
 
 

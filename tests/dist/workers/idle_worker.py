@@ -1,5 +1,6 @@
 """A worker that does what the file ``job`` of its run folder says. It needs no torch, so it starts at once."""
 
+import gc
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ rank = int(os.environ["RANK"])
 job = (run_dir / "job").read_text()
 (run_dir / f"pid{rank}").write_text(str(os.getpid()))
 print(f"hello from rank {rank}, {os.environ['OMP_NUM_THREADS']} threads", flush=True)
+(run_dir / f"gc{rank}").write_text(str(gc.get_threshold()[2]))
 
 if job == "wait":
     time.sleep(100)
