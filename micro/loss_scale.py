@@ -1,5 +1,6 @@
 """The factor that a GradScaler puts on the loss, and so on the gradients and on all that is kept of them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,11 +28,31 @@ class LossScale:
         """Whether the loss is scaled: then the scaler, and not the reducer's policy, acts on what is not finite."""
         return self._scaler is not None
 
-    def follow(self) -> float:
-        """Take over the scale of this backward; return the factor on what is kept, 1 where the scale is as before."""
-        scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())  # host sync: once a step, on the lane
+    @property
+    def current(self) -> float:
+        """The scale that this rank's scaler has now; 1 where there is none."""
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())  # host sync: once a step, on the lane
+
+    def follow(self, scale: float) -> float:
+        """Take over the scale of a backward; return the factor on what is kept, 1 where the scale is as before."""
         factor, self.value = scale / self.value, scale
         return factor
+
+
+def common_scale(scales: Mapping[int, float]) -> float:
+    """Return the scale of all ``scales`` by rank: those of the ranks that have inputs in this backward.
+
+    Raises:
+        ValueError: they are not all the same.
+    """
+    (first, scale), *others = scales.items()
+    for rank, other in others:
+        if other != scale:
+            raise ValueError(
+                f"scale of the GradScaler must be the same on all ranks, got {scale:g} on rank {first} and {other:g} "
+                f"on rank {rank}: give all ranks the same settings, and the state of one, by scaler.load_state_dict"
+            )
+    return scale
 
 
 def check_scaler(scaler: object, reducer: Reducer) -> None:

@@ -272,7 +272,7 @@ class Attachment:
         is_first, is_last = self._backward.place(bucket, names)
         if is_first:
             self._reduction.forget_errors()
-            self._reduction.begin(self._backward.is_active())
+            self._reduction.begin(has_inputs=self._backward.has_inputs(), counts_inputs=self._backward.counts_inputs())
         self._put(vectors_of(named, grad), grad, future)
         if is_last:
             self._reduction.end()

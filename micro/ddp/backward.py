@@ -61,12 +61,13 @@ class Backward:
         model = self._model()
         return model is not None and bool(model.static_graph)
 
-    def is_active(self) -> bool | None:
-        """Return whether this rank has inputs, where a join context wants the mean over those that have; else None."""
-        model = self._model()
-        if model is None or getattr(model, "_divide_by_initial_world_size", True):
-            return None
+    def has_inputs(self) -> bool:
+        """Return whether this rank has inputs: in a join context, no backward runs where it has none."""
         return torch._C._current_graph_task_id() != NO_BACKWARD
+
+    def counts_inputs(self) -> bool:
+        """Return whether the mean is to be over the ranks that have inputs, as a join context may want."""
+        return not getattr(self._model(), "_divide_by_initial_world_size", True)
 
     def await_end(self) -> None:
         """Have ``at_end`` called once DDP's own work is done; called with the last bucket of a backward.
@@ -78,7 +79,7 @@ class Backward:
         In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
         then waits. There ``at_end`` is called at once.
         """
-        if torch._C._current_graph_task_id() != NO_BACKWARD:
+        if self.has_inputs():
             _at_end_of_backward(self._note_compute_end)
             return
         started = self._now()

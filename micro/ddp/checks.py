@@ -18,16 +18,16 @@ from micro.lane import LaneChoice
 
 @contextmanager
 def refused_together(model: DistributedDataParallel) -> Iterator[dict[str, Any]]:
-    """Raise a ValueError of this context on every rank of the model, where it is raised on any; all ranks enter it.
+    """Raise a ValueError on every rank of the model where this context raises on any; all ranks enter it.
 
     The same where a setting that the context puts into the dictionary is not the same on all ranks. A rank that went on
     alone, or with other collectives, would wait for the others until the timeout.
     """
     settings: dict[str, Any] = {}
-    error: ValueError | None = None
+    error: Exception | None = None
     try:
         yield settings
-    except ValueError as caught:
+    except Exception as caught:  # whatever it is, the others must not wait
         error = caught
     device = next(model.module.parameters()).device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where NCCL sends the words from

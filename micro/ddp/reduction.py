@@ -15,7 +15,7 @@ from micro.ddp.unused_parameters import unused_parameters
 from micro.flat import Layout
 from micro.lane import Lane
 from micro.last_step_stats import LastStep
-from micro.loss_scale import LossScale
+from micro.loss_scale import LossScale, common_scale
 from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
 from micro.scope import joined
@@ -120,7 +120,7 @@ class Reduction:
     ) -> None:
         self.clip = clip
         self._clip_norm = clip_norm
-        self._has_clipped = False
+        self._has_counts = False
         self.last_step = LastStep()
         self._reducer = reducer
         self._states = states
@@ -136,14 +136,14 @@ class Reduction:
         self._errors: list[BaseException] = []
         self._has_failed = False
 
-    def begin(self, is_active: bool | None) -> None:
+    def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
         """Begin a backward; called before its first bucket is put.
 
         Args:
-            is_active: whether this rank has inputs, where the mean is to be over the ranks that have some; None for
-                the mean over all ranks.
+            has_inputs: whether this rank has inputs.
+            counts_inputs: whether the mean is over the ranks that have some; the same on all ranks.
         """
-        self._lane.put(partial(self._guarded, partial(self._begin, is_active)))
+        self._lane.put(partial(self._guarded, partial(self._begin, has_inputs, counts_inputs)))
 
     def put(self, bucket: Bucket) -> None:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
@@ -185,16 +185,36 @@ class Reduction:
         if self._has_failed:
             self._release_all()
 
-    def _begin(self, is_active: bool | None) -> None:
+    def _begin(self, has_inputs: bool, counts_inputs: bool) -> None:
         self._release_all()  # nothing is left, unless an error ended the backward before
         self.last_step.begin()
-        factor = self._loss_scale.follow()
+        scale = self._weight = 1.0
+        if self._has_failed:
+            return
+        if counts_inputs or self._loss_scale.is_used:
+            active = self._active_scales(has_inputs)
+            scale = common_scale(active)
+            if counts_inputs:
+                self._weight = self._comm.world_size / len(active)
+        factor = self._loss_scale.follow(scale)
         if factor != 1:
             self._states.rescale_(factor)
-        self._weight = 1.0
-        if is_active is not None and not self._has_failed:
-            active = self._comm.all_reduce_(torch.tensor([int(is_active)], device=self._device), "counts")
-            self._weight = self._comm.world_size / int(active)  # host sync: once a step, in such a join context only
+
+    def _active_scales(self, has_inputs: bool) -> dict[int, float]:
+        """Return the scale of each rank that has inputs, by one message of 16 bytes a rank and step.
+
+        A rank that is out of inputs in a join context takes the scale of the others, which its own scaler lacks.
+        """
+        self._begin_counts()
+        mine = torch.tensor([has_inputs, self._loss_scale.current], dtype=torch.float64, device=self._device)
+        rows = self._comm.gather_rows(mine).tolist()  # host sync: once a step, with a scaler or such a join context
+        return {rank: scale for rank, (is_active, scale) in enumerate(rows) if is_active}
+
+    def _begin_counts(self) -> None:
+        """Begin to count what is sent; all until the first bucket is launched is counted with it."""
+        if not self._has_counts:
+            self._comm.begin_step()
+            self._has_counts = True
 
     def _receive(self, bucket: Bucket) -> None:
         self._waiting.append(bucket)
@@ -229,8 +249,7 @@ class Reduction:
         if self.clip is None or not self._waiting:
             return
         gradients, limit = [bucket.grad for bucket in self._waiting], self.clip * self._loss_scale.value
-        self._comm.begin_step()
-        self._has_clipped = True
+        self._begin_counts()
         if self._clip_norm == "rank":
             clip_(gradients, limit)
         else:
@@ -248,9 +267,8 @@ class Reduction:
     def _launch(self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout) -> None:
         state = self._states.of(layout, grad.dtype, grad.device)
         self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
-        if not self._has_clipped:
-            self._comm.begin_step()
-        self._has_clipped = False
+        self._begin_counts()
+        self._has_counts = False
         gradients = [view for bucket in buckets for view in bucket.gradients]
         set_aside = SetAside(state, unused_parameters(state, gradients, self._comm))
         try:

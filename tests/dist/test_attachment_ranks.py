@@ -179,6 +179,36 @@ def test_what_one_rank_refuses_all_ranks_refuse() -> None:
     assert first == f"rank 1 refused to attach: {second}"
 
 
+def train_at(scales: tuple[float, float]) -> str:
+    """Return what a backward raises where the ranks' scalers have these scales."""
+    model, scaler = wrapped(), torch.amp.GradScaler("cpu", init_scale=scales[dist.get_rank()])
+    with micro.attach(model, MICRO, scaler=scaler):
+        return words_of(ValueError, lambda: scaler.scale(next(one_loss(model, 0))).backward())
+
+
+def scales_of_a_rank_that_has_joined() -> tuple[float, float]:
+    """Return the scale of what is kept, and that of the rank's own scaler, which grows with each of its steps."""
+    model, scaler = wrapped(), torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = micro.attach(model, MICRO, scaler=scaler)
+    with model.join():
+        for step in range(2 + 2 * dist.get_rank()):
+            optimizer.zero_grad()
+            scaler.scale(next(one_loss(model, step))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return float(attachment.state_dict()["loss_scale"]), scaler.get_scale()
+
+
+def test_scales_that_differ_between_ranks_are_refused_on_all() -> None:
+    words = "scale of the GradScaler must be the same on all ranks, got 4 on rank 0 and 8 on rank 1: "
+    assert all(found.startswith(words) for found in ranks(2).run(train_at, (4.0, 8.0)))
+
+
+def test_what_a_joined_rank_keeps_follows_the_scale_of_the_others() -> None:
+    assert ranks(2).run(scales_of_a_rank_that_has_joined) == [(32.0, 16.0), (32.0, 64.0)]
+
+
 def test_ten_attachments_leave_no_thread_and_no_file() -> None:
     for counts in ranks(2).run(attach_and_close_ten_times):
         grew = [after for before, after in pairwise(counts) if after[0] > before[0] or after[1] > before[1]]
