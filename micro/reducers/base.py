@@ -57,10 +57,11 @@ class BucketState:
 
 
 def prepare(reducer: "Reducer", comm: GroupComm, device: torch.device) -> None:
-    """Have ``reducer`` make what it needs of the ranks; close ``comm`` and raise where they do not fit it."""
+    """Have ``reducer`` make what it needs of the ranks; close ``comm`` and raise where they do not fit it, on all."""
     try:
         reducer.prepare(comm, device)
     except ValueError:
+        comm.all_reduce_(torch.zeros(1, device=device), "counts")  # a rank that closes ends those that still connect
         comm.close()
         raise
 

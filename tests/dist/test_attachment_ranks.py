@@ -173,6 +173,30 @@ def test_settings_that_differ_between_ranks_are_refused() -> None:
     assert ranks(2).run(attach_with_another_setting_on_rank_1) == [expected] * 2
 
 
+@dataclass(frozen=True, slots=True)
+class RefusingLateOnRank1(micro.DenseReducer):
+    """Refuses its ranks when the group has been made; rank 1 is slow to."""
+
+    name: ClassVar[str] = "refusing"
+
+    def prepare(self, comm: micro.Comm, device: torch.device) -> None:
+        if comm.rank == 1:
+            time.sleep(0.3)
+        raise ValueError("these ranks do not fit")
+
+
+def seconds_to_refuse() -> float:
+    model = wrapped()
+    dist.barrier()
+    started = time.perf_counter()
+    words_of(ValueError, lambda: micro.attach(model, RefusingLateOnRank1()))
+    return time.perf_counter() - started
+
+
+def test_no_rank_gives_up_the_new_group_before_all_have_joined_it() -> None:
+    assert min(ranks(2).run(seconds_to_refuse)) > 0.25
+
+
 def test_what_one_rank_refuses_all_ranks_refuse() -> None:
     first, second = ranks(2).run(refuse_on_rank_1)
     assert second == "clip must be positive, got -1.0: leave it out to disable clipping"
