@@ -42,7 +42,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the groups of tests first."""
+    """Put the tests first that take long."""
     if getattr(config.option, "loadgroup", False):
         from tests.scheduling import order
 
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share out the tests by group, file or test."""
+    """Share out the tests as tests/scheduling.py says."""
     if config.getvalue("dist") == "loadgroup":
         from tests.scheduling import Scheduling
 

@@ -1,9 +1,10 @@
 """How pytest-xdist shares out the tests of one run.
 
 The tests of a group stay on one worker, as with ``--dist loadgroup``, because they share processes. So do the tests
-of a file of tests/tools, which share prepared runs, and the cases of any other test: a unit of work for each case
-would cost more than many cases take.
+of a file, which share what they computed or prepared, but for those of tests/dist outside of a group.
 """
+
+from collections import Counter
 
 import pytest
 from xdist.scheduler import LoadGroupScheduling
@@ -13,28 +14,32 @@ GROUPS = ("slurm", "ranks", "four ranks", "hosts")
 
 
 class Scheduling(LoadGroupScheduling):
-    """Share out groups, files of tests/tools, and tests with all their cases."""
+    """Share out groups, tests of tests/dist, and files."""
 
     def _split_scope(self, nodeid: str) -> str:
         scope = super()._split_scope(nodeid)
         if scope != nodeid:
             return scope  # the group
-        return nodeid.split("::")[0] if nodeid.startswith("tests/tools/") else nodeid.split("[")[0]
+        return nodeid.split("[")[0] if nodeid.startswith("tests/dist/") else nodeid.split("::")[0]
 
 
 def order(items: list[pytest.Item]) -> None:
-    """Put the tests of a group together, the groups first, and their group into their ids, where xdist looks for it.
+    """Put groups first and the unit tests last, those files first that have most cases: what ends a run is short.
 
-    xdist 3.8 writes an id with a group to ``item._nodeid``, which pytest 9.2 no longer reads: without this, every
-    worker starts the processes that the tests of a group share.
+    The group of a test is put into its id, where xdist looks for it. xdist 3.8 writes an id with a group to
+    ``item._nodeid``, which pytest 9.2 no longer reads: without this, every worker starts the processes that the tests
+    of a group share.
     """
     for item in items:
         written = vars(item).get("_nodeid")
         if written and written != item.nodeid:
             item._id = type(item._id).parse(written)  # type: ignore[attr-defined]
-    items.sort(key=_place)
+    num_cases = Counter(item.path for item in items)
+    items.sort(key=lambda item: _place(item, num_cases[item.path]))
 
 
-def _place(item: pytest.Item) -> int:
+def _place(item: pytest.Item, num_cases: int) -> tuple[int, int]:
     mark = item.get_closest_marker("xdist_group")
-    return GROUPS.index(mark.args[0]) if mark else len(GROUPS)
+    if mark:
+        return GROUPS.index(mark.args[0]), 0
+    return (len(GROUPS) + 1, -num_cases) if item.nodeid.startswith("tests/unit/") else (len(GROUPS), 0)
