@@ -7,7 +7,7 @@ from torch import Tensor
 
 from data.augment import AUGMENTATIONS, DRAW_RANGE
 from data.seeding import generator
-from data.sharding import check_ranks, samples_of_rank, shard_of
+from data.sharding import ShuffledShare, check_ranks, num_parts, shard_of
 
 EPOCH_DRAWS = 3  # random integers per image drawn for a whole epoch at once; further ones are drawn batch by batch
 
@@ -63,19 +63,18 @@ class ShardedBatches:
             )
         self._size = _size(inputs, image_size)
         self._inputs, self._targets, self._device = inputs, targets, device or inputs.device
-        self._batch_size, self._rank, self._world_size, self._seed = batch_size, rank, world_size, seed
+        self._share = ShuffledShare(num=len(inputs), size=batch_size, rank=rank, world_size=world_size, seed=seed)
         self._augment = AUGMENTATIONS[augment]
         self._normalise = _Normalise(inputs, mean, std, self._device)
 
     @property
     def num_batches(self) -> int:
         """Steps in an epoch, equal on all ranks."""
-        return len(self._inputs) // (self._world_size * self._batch_size)
+        return self._share.num_steps
 
     def indices(self, epoch: int) -> Tensor:
         """Return the samples of this rank in an epoch: (num_batches, batch_size) int64 on the CPU."""
-        order = torch.randperm(len(self._inputs), generator=generator(self._seed, epoch))
-        return samples_of_rank(order, self._batch_size, self._rank, self._world_size)
+        return self._share.in_epoch(epoch)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (batch_size, channels, height, width) float32 inputs and (batch_size,) int64 targets.
@@ -91,16 +90,16 @@ class ShardedBatches:
             yield self._normalise(self._augment.apply(images, drawn, self._size)), targets
 
     def _draws(self, epoch: int) -> Tensor:
-        shape = (self.num_batches, self._batch_size, EPOCH_DRAWS)
-        return torch.randint(DRAW_RANGE, shape, generator=generator(self._seed, epoch, self._rank))
+        shape = (self.num_batches, self._share.size, EPOCH_DRAWS)
+        return torch.randint(DRAW_RANGE, shape, generator=generator(self._share.seed, epoch, self._share.rank))
 
     def _with_more(self, drawn: Tensor, epoch: int, step: int) -> Tensor:
         """Return the draws of a batch, followed by as many as the augmentation needs beyond them."""
         num_more = self._augment.num_draws - EPOCH_DRAWS
         if num_more <= 0:
             return drawn
-        random = generator(self._seed, epoch, self._rank, step)
-        more = torch.randint(DRAW_RANGE, (self._batch_size, num_more), generator=random)
+        random = generator(self._share.seed, epoch, self._share.rank, step)
+        more = torch.randint(DRAW_RANGE, (self._share.size, num_more), generator=random)
         return torch.cat([drawn, more.to(self._device)], dim=1)
 
 
@@ -150,7 +149,7 @@ class EvalBatches:
     @property
     def num_batches(self) -> int:
         """Batches of this rank; ranks may differ."""
-        return -(-self.num_samples // self._batch_size)
+        return num_parts(self.num_samples, self._batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (at most batch_size, channels, height, width) float32 inputs and their int64 targets."""

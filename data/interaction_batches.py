@@ -7,7 +7,7 @@ from torch import Tensor
 
 from data.negative_sampling import NegativeSampler
 from data.seeding import generator
-from data.sharding import check_ranks, samples_of_rank, shard_of
+from data.sharding import ShuffledShare, check_ranks, num_parts, shard_of
 from data.source import Interactions
 
 
@@ -68,19 +68,17 @@ class InteractionBatches:
         if negatives and not self._sampler.counts.all():
             user = int(self._sampler.counts.argmin())
             raise ValueError(f"every user must leave an item for negatives, user {user} took all {content.num_items}")
-        self._positives, self._negatives = positives, negatives
-        self._rank, self._world_size, self._seed = rank, world_size, seed
+        num, self._negatives = len(content.users), negatives
+        self._share = ShuffledShare(num=num, size=positives, rank=rank, world_size=world_size, seed=seed)
 
     @property
     def num_batches(self) -> int:
         """Steps in an epoch, equal on all ranks."""
-        return len(self._users) // (self._world_size * self._positives)
+        return self._share.num_steps
 
     def indices(self, epoch: int) -> Tensor:
         """Return the positive pairs of this rank in an epoch: (num_batches, positives) int32 on the CPU."""
-        order = torch.randperm(len(self._users), generator=generator(self._seed, epoch), dtype=torch.int32)
-        share = samples_of_rank(order, self._positives, self._rank, self._world_size)
-        return share.clone()  # without the other ranks' shares
+        return self._share.in_epoch(epoch, torch.int32).clone()  # without the other ranks' shares
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield (batch_size,) int64 users, int64 items and float32 labels, 1 for a pair that was taken, else 0.
@@ -89,10 +87,11 @@ class InteractionBatches:
             epoch: number of the epoch, from 0.
             start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
-        labels = torch.zeros(self._positives, self._negatives + 1, device=self._users.device)
+        labels = torch.zeros(self._share.size, self._negatives + 1, device=self._users.device)
         labels[:, 0] = 1
         for step, chosen in enumerate(self.indices(epoch)[start:], start):
-            users, items = self._step(chosen.to(self._users.device), generator(self._seed, epoch, self._rank, step))
+            random = generator(self._share.seed, epoch, self._share.rank, step)
+            users, items = self._step(chosen.to(self._users.device), random)
             yield users, items, labels.flatten().clone()
 
     def _step(self, chosen: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -143,7 +142,7 @@ class EvalUsers:
     @property
     def num_batches(self) -> int:
         """Batches of this rank; ranks may differ."""
-        return -(-self.num_samples // self._batch_size)
+        return num_parts(self.num_samples, self._batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (at most batch_size_users, 1 + num_negatives) int64 users and items, the held-out item first."""

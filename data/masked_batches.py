@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from data.seeding import generator
-from data.sharding import samples_of_rank, shard_of
-from data.text_batches import NUM_COLUMNS, check_length, check_tokens, num_parts
+from data.sharding import ShuffledShare, num_parts, shard_of
+from data.text_batches import NUM_COLUMNS, check_length, check_tokens
 
 IGNORED_TARGET = -100  # where no word is to be predicted: the value that torch's cross_entropy ignores by default
 PREDICTED = 0.15  # fraction of the words that the model is to predict
@@ -61,18 +61,18 @@ class MaskedBatches:
         check_length(tokens, world_size * batch_size * sequence_length, "world_size * batch_size * sequence_length")
         self._segments = _in_segments(tokens, sequence_length)
         self._num_words, self._mask_word = num_words, mask_word
-        self._batch_size, self._rank, self._world_size, self._seed = batch_size, rank, world_size, seed
+        num = len(self._segments)
+        self._share = ShuffledShare(num=num, size=batch_size, rank=rank, world_size=world_size, seed=seed)
         self._device = device or tokens.device
 
     @property
     def num_batches(self) -> int:
         """Steps in an epoch, equal on all ranks."""
-        return len(self._segments) // (self._world_size * self._batch_size)
+        return self._share.num_steps
 
     def indices(self, epoch: int) -> Tensor:
         """Return the segments of this rank in an epoch: (num_batches, batch_size) int64 on the CPU."""
-        order = torch.randperm(len(self._segments), generator=generator(self._seed, epoch))
-        return samples_of_rank(order, self._batch_size, self._rank, self._world_size)
+        return self._share.in_epoch(epoch)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (batch_size, sequence_length) int64 inputs, and targets that are -100 where nothing is predicted.
@@ -82,9 +82,9 @@ class MaskedBatches:
             start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
         segments = self._segments[self.indices(epoch).flatten()]
-        random = generator(self._seed, epoch, self._rank)
+        random = generator(self._share.seed, epoch, self._share.rank)
         inputs, targets = _masked(segments, self._num_words, self._mask_word, random)
-        shape = (self.num_batches, self._batch_size, -1)
+        shape = (self.num_batches, self._share.size, -1)
         batches = (part.view(shape)[start:].to(self._device) for part in (inputs, targets))
         yield from zip(*batches, strict=True)
 

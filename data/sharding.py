@@ -1,6 +1,11 @@
 """Which samples belong to a rank: a contiguous shard of a test set, or its part of every step of an epoch."""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
+
+from data.seeding import generator
 
 
 def check_ranks(rank: int, world_size: int) -> None:
@@ -16,12 +21,38 @@ def shard_of(num: int, rank: int, world_size: int) -> slice:
     return slice(num * rank // world_size, num * (rank + 1) // world_size)
 
 
-def samples_of_rank(order: Tensor, size: int, rank: int, world_size: int) -> Tensor:
-    """Return the samples of a rank in every step of an epoch: (num_steps, size), a view.
+def num_parts(num: int, size: int) -> int:
+    """Return how many parts of at most ``size`` make up ``num``."""
+    return -(-num // size)
 
-    Args:
-        order: (num,) samples in the order of an epoch; the tail that fills no step of all ranks is left out.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffledShare:
+    """A rank's share of a training set that all ranks shuffle alike, by (seed, epoch), in every epoch.
+
+    The ranks' shares are disjoint and of equal size; the tail that fills no step of all ranks is left out.
+
+    Attributes:
+        num: samples of the set.
         size: samples per rank and step.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        seed: the run's seed.
     """
-    num_steps = len(order) // (world_size * size)
-    return order[: num_steps * world_size * size].view(num_steps, world_size, size)[:, rank]
+
+    num: int
+    size: int
+    rank: int
+    world_size: int
+    seed: int
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in an epoch, equal on all ranks."""
+        return self.num // (self.world_size * self.size)
+
+    def in_epoch(self, epoch: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Return this rank's samples in every step of an epoch: (num_steps, size) on the CPU, a view."""
+        order = torch.randperm(self.num, generator=generator(self.seed, epoch), dtype=dtype)
+        in_steps = order[: self.num_steps * self.world_size * self.size]
+        return in_steps.view(self.num_steps, self.world_size, self.size)[:, self.rank]

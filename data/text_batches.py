@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from data.sharding import check_ranks, shard_of
+from data.sharding import check_ranks, num_parts, shard_of
 
 NUM_COLUMNS = 32  # of the test text, whatever the world size
 
@@ -126,11 +126,6 @@ def _in_columns(tokens: Tensor, columns: int) -> Tensor:
 def _window(columns: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
     stop = min(start + length, columns.shape[1] - 1)
     return columns[:, start:stop].contiguous(), columns[:, start + 1 : stop + 1].contiguous()
-
-
-def num_parts(num: int, size: int) -> int:
-    """Return how many parts of at most ``size`` make up ``num``."""
-    return -(-num // size)
 
 
 def check_tokens(tokens: Tensor, rank: int, world_size: int, **sizes: int) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.config.checks import SCALES
-from experiments.config.command_line import Parser, run_command, setting
+from experiments.config.command_line import Parser, add_settings, run_command
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.studies.paper_reproduction.page import write_paper_page
@@ -84,9 +84,7 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paper", help=f"one of {', '.join(known_papers())}")
-    parser.add_argument(
-        "overrides", type=setting, nargs="*", metavar="KEY=VALUE", help="settings for every run of its studies"
-    )
+    add_settings(parser, help="settings for every run of its studies")
     parser.add_argument("--scale", default="small", help=f"{' or '.join(SCALES)}: as published, or for a laptop")
     parser.add_argument("--root", default="data/cache", metavar="DIR", help="folder of the data sets (%(default)s)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="results/papers/PAPER-SCALE by default")

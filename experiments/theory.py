@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from experiments.config.command_line import Parser, comma_list, comma_list_or_none, run_command, setting
+from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
 from experiments.config.errors import UserError
 from experiments.reports.report_opening import opening
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
@@ -91,13 +91,7 @@ def parser() -> Parser:
     )
     parser.add_argument("--repeats", type=int, default=5, help="steps that each time is the median of (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/figures/theory"), help="folder (%(default)s)")
-    parser.add_argument(
-        "overrides",
-        type=setting,
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="the training, as for experiments.train; its default model and data when none is given",
-    )
+    add_settings(parser, help="the training, as for experiments.train; its default model and data when none is given")
     return parser
 
 

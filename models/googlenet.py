@@ -98,7 +98,7 @@ class GoogLeNet(nn.Module):
         # After modules 4a and 4d, the first and the fourth of their stage.
         places = {"0": STAGE4[0].total, "3": STAGE4[3].total} if auxiliary else {}
         self.auxiliary = nn.ModuleDict({place: AuxiliaryHead(width, num_classes) for place, width in places.items()})
-        self._initialise_()
+        initialise_(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (batch, in_channels, h, w) float32 images to (batch, num_classes) logits."""
@@ -112,11 +112,13 @@ class GoogLeNet(nn.Module):
         logits = self.head(self.dropout(features))
         return logits + AUXILIARY_WEIGHT * sum(aside) if aside else logits
 
-    def _initialise_(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+def initialise_(net: nn.Module) -> None:
+    """Draw the weights of every layer by He et al.'s rule for ReLU, and set its biases to zero."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
 
 @register("images")

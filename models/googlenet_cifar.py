@@ -8,7 +8,7 @@ convolutions in place of a 5x5.
 import torch
 from torch import Tensor, nn
 
-from models.googlenet import STAGE3, STAGE4, STAGE5, Widths
+from models.googlenet import STAGE3, STAGE4, STAGE5, Widths, initialise_
 from models.registry import register
 
 STEM_WIDTH = 192
@@ -47,19 +47,13 @@ class GoogLeNetCifar(nn.Module):
         self.stage5 = _stage(STAGE4[-1].total, STAGE5)
         self.halve = nn.MaxPool2d(3, stride=2, padding=1)
         self.head = nn.Linear(STAGE5[-1].total, num_classes)
-        self._initialise_()
+        initialise_(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (batch, in_channels, h, w) float32 images to (batch, num_classes) logits."""
         features = self.halve(self.stage3(self.stem(inputs)))
         features = self.stage5(self.halve(self.stage4(features)))
         return self.head(features.mean(dim=(2, 3)))
-
-    def _initialise_(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
 
 @register("images")

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.config.command_line import setting
+from experiments.config.command_line import add_settings
 from experiments.config.schema import TrainConfig
 from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
 from experiments.runs.run_folder import RunFolder
@@ -42,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument("--nproc", type=int, default=2, help="ranks")
     parser.add_argument("--steps", type=int, default=40, help="pairs of steps that count, after a warm-up")
-    parser.add_argument(
-        "overrides",
-        type=setting,
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="model, dataset and so on, as for train; ResNet-20 on 32 x 32 images when none is given",
-    )
+    add_settings(parser, help="model, dataset and so on, as for train; ResNet-20 on 32 x 32 images when none is given")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:

@@ -21,7 +21,7 @@ from rich.table import Table
 from experiments.benchmarks.network_prediction import Prediction, measure_link, take_profiles
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
 from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, begin_training, train_steps
-from experiments.config.command_line import comma_list, setting
+from experiments.config.command_line import add_settings, comma_list
 from experiments.launching.measurements import Row
 from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.launching.rank_group import RankGroup
@@ -55,12 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{POWERSGD}: torch's own (%(default)s)",
     )
     parser.add_argument("--link-seconds", type=float, default=60.0, help="to measure each rate for (%(default)s)")
-    parser.add_argument(
-        "overrides",
-        type=setting,
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given",
+    add_settings(
+        parser, help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given"
     )
 
 

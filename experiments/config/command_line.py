@@ -70,6 +70,11 @@ def setting(word: str) -> str:
     return word
 
 
+def add_settings(parser: argparse.ArgumentParser, *, help: str) -> None:
+    """Declare ``overrides``, settings of a training; ``help`` says of which training, and what holds without any."""
+    parser.add_argument("overrides", type=setting, nargs="*", metavar="KEY=VALUE", help=help)
+
+
 class Parser(argparse.ArgumentParser):
     """Read a command line; a mistake raises UserError instead of printing the usage."""
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from experiments.config.command_line import setting
+from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.launching.measurements import Row, Settings
@@ -46,12 +46,8 @@ SETTLED = ("sparsifier", "schedule", "density", "cluster", "output")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
     parser.add_argument("--steps", type=int, default=20, help="steps that count, after a warm-up (%(default)s)")
-    parser.add_argument(
-        "overrides",
-        type=setting,
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="model, dataset and so on, as for train; ResNet-20 on drawn 32 x 32 images when none is given",
+    add_settings(
+        parser, help="model, dataset and so on, as for train; ResNet-20 on drawn 32 x 32 images when none is given"
     )
 
 

@@ -1,6 +1,5 @@
 """attach() on real ranks: what DDP may do to gradients and buckets, and what must hold whatever it does."""
 
-import io
 import os
 import subprocess
 import sys
@@ -46,6 +45,7 @@ from tests.dist.ddp_steps import (
     wrap,
 )
 from tests.dist.processes import Ranks, ranks
+from tests.saving import through_a_file
 from tests.sparsifiers import TABLE
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -154,10 +154,7 @@ def resume(settings: dict[str, Any]) -> tuple[list[bool], list[bool]]:
     ddp, attachment = wrap(build(Net), reducer, **settings)
     for step in range(3):
         ddp_gradients(ddp, one_loss, step)
-    stored = io.BytesIO()
-    torch.save(attachment.state_dict(), stored)
-    stored.seek(0)
-    saved = torch.load(stored, weights_only=True)
+    saved = through_a_file(attachment.state_dict())
     fresh, loaded = wrap(build(Net), reducer, **settings)
     loaded.load_state_dict(saved)
     before, after = residuals(attachment.state_dict()), residuals(loaded.state_dict())

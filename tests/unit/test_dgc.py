@@ -15,8 +15,8 @@ from micro.randomness import generator
 from micro.selectors.dgc import DGC
 from micro.selectors.dgc_published import PublishedDGC
 from micro.sparse import SparseValues
+from tests.gathered_choices import Vector, check_steps
 
-Vector = np.ndarray[Any, np.dtype[np.float64]]
 CPU = torch.device("cpu")
 
 # --- the feedback -----------------------------------------------------------------------------------------------------
@@ -174,23 +174,14 @@ def gradients(d: int, world_size: int, step: int) -> Vector:
 def test_the_published_rule_step_by_step(world_size: int) -> None:
     d, k, seed = 2000, 40, 1
     ways: set[str] = set()
+
+    def choose(acc: Vector, step: int, rank: int) -> list[int]:
+        chosen, did = published_choice(acc, k, phases(seed, step, rank))
+        ways.update(did)
+        return chosen
+
     reducer = micro.SparseReducer(PublishedDGC(), k / d, exchange=micro.Gather(), seed=seed)
-    residuals = np.zeros((world_size, d))
-    with closing(micro.Simulation(reducer, micro.Layout.flat(d), world_size, dtype=torch.float64)) as simulation:
-        for step in range(15):
-            grads = gradients(d, world_size, step)
-            residuals += grads
-            update = np.zeros(d)
-            for rank in range(world_size):
-                phase_of = phases(seed, step, rank)
-                chosen, did = published_choice(residuals[rank], k, phase_of)
-                ways |= did
-                update[chosen] += residuals[rank, chosen] / world_size
-                residuals[rank, chosen] = 0
-            taken = simulation.step(torch.tensor(grads), residuals=True)
-            assert taken.residuals is not None
-            np.testing.assert_allclose(taken.update.numpy(), update, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(taken.residuals.numpy(), residuals, rtol=1e-12, atol=1e-12)
+    check_steps(reducer, (gradients(d, world_size, step) for step in range(15)), choose)
     assert ways == {"cut", "lowered", "lowest", "all"}
 
 

@@ -1,6 +1,5 @@
 """The laws that every method obeys: each test here runs for every row of the table."""
 
-import io
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from torch import Tensor
 import micro
 from micro.simulate import SimulatedGroup
 from tests.products import grid
+from tests.saving import through_a_file
 from tests.sparsifiers import TABLE, Outcome, Row
 
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
@@ -393,14 +393,6 @@ def test_policy_must_be_known(row: Row) -> None:
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
-
-
-def through_a_file(saved: dict[str, Any]) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    torch.save(saved, buffer)
-    buffer.seek(0)
-    loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
-    return loaded
 
 
 def assert_same_run(one: list[Taken], other: list[Taken]) -> None:

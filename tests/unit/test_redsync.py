@@ -1,6 +1,5 @@
 """RedSync: the baseline of public code step by step, and between k and 2k whatever the gradient."""
 
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ from torch import Tensor
 import micro
 from micro.selectors.redsync import MARGIN, RedSync, RedSyncState, bisect
 from micro.selectors.redsync_published import PublishedRedSync
+from tests.gathered_choices import Vector, check_steps
 from tests.products import grid
-
-Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def published_choice(acc: Vector, k: int) -> tuple[list[int], str]:
@@ -43,23 +41,16 @@ def gradients(d: int, world_size: int, step: int) -> Vector:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_the_published_rule_step_by_step(world_size: int) -> None:
-    d, k, ways = 1000, 20, set()
+    d, k = 1000, 20
+    ways: set[str] = set()
+
+    def choose(acc: Vector, _step: int, _rank: int) -> list[int]:
+        chosen, how = published_choice(acc, k)
+        ways.add(how)
+        return chosen
+
     reducer = micro.SparseReducer(PublishedRedSync(), k / d, exchange=micro.Gather())
-    residuals = np.zeros((world_size, d))
-    with closing(micro.Simulation(reducer, micro.Layout.flat(d), world_size, dtype=torch.float64)) as simulation:
-        for step in range(15):
-            grads = gradients(d, world_size, step)
-            residuals += grads
-            update = np.zeros(d)
-            for rank in range(world_size):
-                chosen, how = published_choice(residuals[rank], k)
-                ways.add(how)
-                update[chosen] += residuals[rank, chosen] / world_size
-                residuals[rank, chosen] = 0
-            taken = simulation.step(torch.tensor(grads), residuals=True)
-            assert taken.residuals is not None
-            np.testing.assert_allclose(taken.update.numpy(), update, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(taken.residuals.numpy(), residuals, rtol=1e-12, atol=1e-12)
+    check_steps(reducer, (gradients(d, world_size, step) for step in range(15)), choose)
     assert ways == {"found", "too few", "too many"}
 
 

@@ -1,6 +1,5 @@
 """Checkpoints of an attachment: what they say of themselves, which are refused, and what goes on from them."""
 
-import io
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import micro
 from micro.description import describe, misfit
 from micro.saved_state import VERSION
 from micro.wrappers import plain_names
+from tests.saving import through_a_file
 from tests.small_models import batch
 from tests.sparsifiers import TABLE
 
@@ -50,14 +50,6 @@ def train(model: nn.Module, steps: range) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= LR * parameter.grad if parameter.grad is not None else 0
-
-
-def through_a_file(saved: dict[str, Any]) -> dict[str, Any]:
-    stored = io.BytesIO()
-    torch.save(saved, stored)
-    stored.seek(0)
-    read: dict[str, Any] = torch.load(stored, weights_only=True)
-    return read
 
 
 def refused(attachment: micro.Attachment, saved: Any) -> str:

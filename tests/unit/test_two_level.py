@@ -1,6 +1,5 @@
 """TwoLevel: what each shard gets is the reducer's own result between nodes, and the laws hold with nodes as ranks."""
 
-import io
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from torch import Tensor
 import micro
 from micro.reducers.node_shards import NodeShards
 from tests.products import grid
+from tests.saving import through_a_file
 
 LAYOUT = micro.Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (7,), (11, 11)))
 DENSITY = 0.05
@@ -240,14 +240,6 @@ def test_a_sum_that_overflows_within_a_node_is_found() -> None:
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
-
-
-def through_a_file(saved: dict[str, Any]) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    torch.save(saved, buffer)
-    buffer.seek(0)
-    loaded: dict[str, Any] = torch.load(buffer, weights_only=True)
-    return loaded
 
 
 @grid(name=METHODS, size=[(2, 2), (1, 2)])
