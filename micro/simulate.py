@@ -46,14 +46,16 @@ class _Barrier:
             if self.is_broken:
                 raise threading.BrokenBarrierError
             self._arrived = (self._arrived + 1) % self._world_size
-            is_last = self._arrived == 0
-        if not is_last:
-            self.cores.release()
-            self._locks[rank].acquire()
-            self.cores.acquire()
-            if self.is_broken:
-                raise threading.BrokenBarrierError
-            return
+            if self._arrived == 0:
+                self._wake_others(rank)  # before ``abort`` may: a rank that wakes first may fail at once
+                return
+        self.cores.release()
+        self._locks[rank].acquire()
+        self.cores.acquire()
+        if self.is_broken:
+            raise threading.BrokenBarrierError
+
+    def _wake_others(self, rank: int) -> None:
         for other, lock in enumerate(self._locks):
             if other != rank:
                 lock.release()

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TypeVar
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm, Kind, SoloComm, Traffic
-from micro.simulate import SimulatedGroup
+from micro.simulate import SimulatedGroup, _Barrier
 
 T = TypeVar("T")
 WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
@@ -219,6 +219,51 @@ def test_an_error_of_all_ranks_is_told_once() -> None:
             with pytest.raises(FailedError, match="all"):
                 group.run(work)
         assert group.run(lambda comm: comm.rank) == [0, 1, 2]
+
+
+class _Woken:
+    """A rank's lock at a barrier: ``wake`` runs when it is released, and whoever acquires it waits for ``may_go``."""
+
+    def __init__(self, lock: threading.Lock, wake: Callable[[], None], may_go: threading.Event) -> None:
+        self._lock, self._wake, self._may_go = lock, wake, may_go
+        self.locked = lock.locked
+
+    def acquire(self) -> None:
+        self._may_go.wait()
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+        self._wake()
+
+
+def test_a_rank_that_fails_while_others_are_being_woken_disturbs_nobody() -> None:
+    """The last rank at a barrier wakes rank 1, which fails before rank 2 is woken and before that one runs."""
+    barrier, may_go, woken = _Barrier(3), threading.Event(), threading.Event()
+    abort = threading.Thread(target=barrier.abort)
+
+    def fail() -> None:
+        woken.set()
+        abort.start()
+        abort.join(0.2)
+
+    barrier._locks[1] = _Woken(barrier._locks[1], fail, woken)  # type: ignore[call-overload]
+    barrier._locks[2] = _Woken(barrier._locks[2], lambda: None, may_go)  # type: ignore[call-overload]
+
+    def wait(rank: int) -> None:
+        with barrier.cores, suppress(threading.BrokenBarrierError):
+            barrier.wait(rank)
+
+    others = [threading.Thread(target=wait, args=(rank,)) for rank in (1, 2)]
+    for other in others:
+        other.start()
+    while barrier._arrived < 2:
+        time.sleep(0.001)
+    wait(0)  # would release the lock of rank 2 a second time
+    may_go.set()
+    for thread in (*others, abort):
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("world_size", [0, -1])
