@@ -11,6 +11,8 @@ from micro.comm import Comm
 
 ClipNorm = Literal["rank", "global"]
 """The norm that is bounded: each rank's own, or one that all ranks share."""
+NodeClipNorm = Literal["node", "global"]
+"""The norm that is bounded where a node's ranks have one gradient: each node's own, or one that all nodes share."""
 
 
 def clip_(vectors: Sequence[Tensor], limit: float) -> None:
@@ -39,6 +41,25 @@ def clip_together_(vectors: Sequence[Tensor], limit: float, comm: Comm) -> None:
     _scale_(vectors, limit, math.sqrt(float(squares) / comm.world_size))  # host sync: whether to scale
 
 
+def clip_shards_(shards: Sequence[Tensor], limit: float, node: Comm, nodes: Comm | None, device: torch.device) -> None:
+    """Scale ``shards``, this rank's part of its node's gradient, in place by the same factor on all ranks of the node.
+
+    What is held to ``limit`` is the norm of the node's gradient, which is that of all its shards; with ``nodes`` it is
+    the root of the mean over nodes of its square, and all nodes scale alike (see clip_together_). Each is one
+    all-reduce of a float64. Where any rank holds NaN or Inf, no rank of the node scales.
+
+    Args:
+        shards: may be none, where this rank's have no elements.
+        node: the ranks that share the parameters.
+        nodes: the ranks that hold this shard, one of each node.
+    """
+    norm = _norm(shards) if shards else 0.0
+    square = node.all_reduce_(torch.tensor([norm * norm], dtype=torch.float64, device=device), "counts")
+    if nodes is not None:
+        square = nodes.all_reduce_(square, "counts") / nodes.world_size
+    _scale_(shards, limit, math.sqrt(float(square)))  # host sync: whether to scale
+
+
 def _norm(vectors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all vectors together; in double precision where single precision overflows."""
     norms = [torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in vectors]
@@ -55,11 +76,11 @@ def _scale_(vectors: Sequence[Tensor], limit: float, norm: float) -> None:
             vector.mul_(limit / norm)
 
 
-def check_clip(limit: float | None, norm: ClipNorm | str = "rank") -> None:
-    """Raise ValueError unless the limit is positive or None, and the norm is one of ClipNorm."""
+def check_clip(limit: float | None, norm: str = "rank", norms: Sequence[str] = get_args(ClipNorm)) -> None:
+    """Raise ValueError unless the limit is positive or None, and the norm is one of ``norms``, the first by default."""
     if limit is not None and not (isinstance(limit, int | float) and limit > 0):
         raise ValueError(f"clip must be positive, got {limit!r}: leave it out to disable clipping")
-    if norm not in get_args(ClipNorm):
-        raise ValueError(f"clip_norm must be one of {', '.join(get_args(ClipNorm))}, got {norm!r}")
-    if limit is None and norm != "rank":
+    if norm not in norms:
+        raise ValueError(f"clip_norm must be one of {', '.join(norms)}, got {norm!r}")
+    if limit is None and norm != norms[0]:
         raise ValueError(f"clip_norm={norm} needs a clip: set it, or leave clip_norm out")

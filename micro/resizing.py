@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from micro.saved_state import SHARDS
+
 PARTS = frozenset({"selector", "exchange", "density", "factors"})  # whose states belong to the old group
 
 
@@ -58,7 +60,7 @@ def _check(states: Sequence[dict[str, Any]]) -> None:
 
 
 def _is_of_shards(state: dict[str, Any]) -> bool:
-    return state.get("scope") == "shard" or any("place" in (b | b.get("sparse", {})) for b in state["buckets"])
+    return state.get("scope") in SHARDS or any("place" in (b | b.get("sparse", {})) for b in state["buckets"])
 
 
 def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:

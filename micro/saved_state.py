@@ -8,6 +8,7 @@ from micro.wrappers import plain_names
 
 FORMAT = "micro.attachment"
 VERSION = 1
+SHARDS = ("shard", "model shard")  # scopes of a state that holds a shard of a node, which has no mean over ranks
 
 
 def header(*, rank: int, world_size: int, step: int, scope: str, method: dict[str, Any]) -> dict[str, Any]:
@@ -15,7 +16,7 @@ def header(*, rank: int, world_size: int, step: int, scope: str, method: dict[st
 
     Args:
         step: steps done.
-        scope: 'model' where the whole model is one vector, else 'bucket'.
+        scope: 'model' where the whole model is one vector, else 'bucket'; where it is sharded, one of SHARDS.
         method: the reducer with all parts and settings, see micro.description.
     """
     return {
@@ -35,10 +36,10 @@ def check_header(saved: Any, *, rank: int, world_size: int, scope: str, method: 
     if "version" not in saved:
         return
     if saved["world_size"] != world_size:
-        raise ValueError(
-            f"state is of world_size {saved['world_size']}, this group has {world_size}: "
-            f"load micro.average(states, {world_size})[rank] of the states of all {saved['world_size']} ranks"
-        )
+        remedy = f"load micro.average(states, {world_size})[rank] of the states of all {saved['world_size']} ranks"
+        if saved["scope"] in SHARDS:
+            remedy = "shards of a node have no mean, start as many nodes and ranks per node"
+        raise ValueError(f"state is of world_size {saved['world_size']}, this group has {world_size}: {remedy}")
     if saved["rank"] != rank:
         raise ValueError(
             f"state is of rank {saved['rank']}, this is rank {rank}: save the state of every rank and load each rank's "

@@ -1,119 +1,76 @@
 """A reducer at work between the replicas of a model that is sharded by fully_shard."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from micro.bucket_states import BucketStates
-from micro.checks import check_reducer
-from micro.comm import GroupComm, gather_objects
+from micro.clipping import check_clip
+from micro.comm import GroupComm, SoloComm
+from micro.copied_attachment import CopiedAttachment
 from micro.description import describe
-from micro.fsdp.groups import ShardGroup, shard_groups
-from micro.fsdp.replicas import check_alike, replica_group
-from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
+from micro.discarded_gradients import DiscardedGradients
+from micro.fsdp.backward_end import BackwardEnd
+from micro.fsdp.exchange import Exchange, Settings
+from micro.fsdp.groups import ShardGroup, call_after_backward
+from micro.fsdp.step_guard import StepGuard
 from micro.private_comm import PrivateComm
-from micro.reducers.attempt import Attempt
-from micro.reducers.base import Reducer, prepare
+from micro.reducers.base import Reducer
 from micro.saved_state import check_header, header, plain_buckets
-from micro.scope import scoped
 from micro.stats import StepStats
-
-
-def attach_fsdp(
-    model: nn.Module,
-    reducer: Reducer,
-    *,
-    replicas: dist.ProcessGroup | DeviceMesh | None = None,
-    scope: str = "bucket",
-    timed: bool = False,
-) -> "ShardedAttachment":
-    """Let ``reducer`` average the gradients of a model of ``fully_shard`` between nodes; FSDP does it within them.
-
-        mesh = init_device_mesh("cuda", (num_nodes, ranks_per_node), mesh_dim_names=("node", "local"))
-        fully_shard(model, mesh=mesh["local"])
-        micro.attach_fsdp(model, reducer, replicas=mesh["node"])
-
-    Each node holds the whole model, a shard on each of its ranks. FSDP gathers weights and reduce-scatters gradients
-    within the node; then each rank exchanges its shard of the gradient with the ranks of other nodes that hold the same
-    one. So a reducer's world size is the number of nodes, the vector in which it selects is the shard of one FSDP
-    module, and the update is the mean over nodes of the means within them, also with ``set_gradient_divide_factor``.
-    Call it once on all ranks, after fully_shard and before the first backward. Every replica uses the same modules in
-    each backward, as with FSDP's own replicas. Micro-batches whose gradients wait need
-    ``set_requires_gradient_sync(False)``.
-
-    Args:
-        replicas: the ranks that hold the same shard as this one, as a process group or a mesh of one dimension.
-        scope: the vector in which indices are selected: 'bucket', the shard of an FSDP module, or 'tensor', the shard
-            of each parameter.
-        timed: as in micro.attach.
-
-    Raises:
-        ValueError: on all ranks, with nothing left behind: the model is not one of fully_shard, has no replicas or such
-            as FSDP averages by itself, has a hook already; replicas start with different weights, or have different
-            reducers.
-        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. The gradients of this backward are
-            zero then and the model can be trained on.
-    """
-    if scope == "model":
-        raise ValueError(
-            "scope=model needs the whole gradient at once, FSDP reduces one module at a time: use scope=bucket"
-        )
-    reducer = scoped(check_reducer(reducer), scope)
-    groups = shard_groups(model)
-    reducer.check_parameters({name: tuple(p.shape) for group in groups for name, p in group.parameters().items()})
-    if any(group.hook is not None and not isinstance(group.hook, _DenseMean) for group in groups):
-        raise ValueError(
-            "model already has an all-reduce hook, and FSDP takes one: close the attachment, or shard again"
-        )
-    chosen = replica_group(replicas, groups)
-    comm = PrivateComm(chosen, groups[0].device, timed=timed)
-    try:
-        check_alike(groups, reducer, comm, chosen)
-    except ValueError:
-        comm.close()
-        raise
-    prepare(reducer, comm, groups[0].device)
-    return ShardedAttachment(groups, reducer, comm, chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reduced:
-    """One group's part of a backward: what came of it, and the gradients that its parameters had before."""
-
-    group: ShardGroup
-    attempt: Attempt
-    before: Mapping[nn.Parameter, Tensor]
+from micro.summary import StepSummary
 
 
 class ShardedAttachment:
-    """A reducer at work between the replicas of a sharded model. Build it with ``attach_fsdp``.
+    """A reducer at work between the replicas of a sharded model. Build it with ``attach_fsdp``; a context manager.
 
-    FSDP calls the hook after each reduce-scatter, in the same order on all ranks, on the thread that runs backward;
-    there the shard is reduced at once. Whether the step counts is decided at the end of backward, by all ranks of a
-    node together: one shard that is not finite takes back those of all modules.
+    FSDP's hook only says which modules a backward has used. When FSDP has ended the backward, the replicas exchange the
+    gradients of all of them, and the ranks of each node decide together whether the step counts.
+
+    Where the reducer raises on one rank, that rank gives up the replicas' process group: its backward raises the error
+    as it is, and the backward of every other rank raises too, within seconds on gloo. All gradients are zero then, and
+    the attachment can only be closed.
     """
 
     def __init__(
-        self, groups: list[ShardGroup], reducer: Reducer, comm: PrivateComm, replicas: dist.ProcessGroup
+        self,
+        model: nn.Module,
+        groups: list[ShardGroup],
+        reducer: Reducer,
+        comm: PrivateComm,
+        replicas: dist.ProcessGroup,
+        *,
+        settings: Settings,
+        on_step: Callable[[StepSummary], object] | None,
     ) -> None:
         self.reducer = reducer
         self.comm = comm
         self._groups = groups
         self._replicas = replicas
-        self._node = groups[0].process_group
+        self._scope = "model shard" if settings.whole_model else "shard"
+        self._on_step = on_step
+        self._is_paused = False
+        node = groups[0].process_group
+        is_shared = node is not None and dist.get_world_size(node) > 1
+        self._node = GroupComm(node, timed=False) if is_shared else SoloComm(timed=False)
         self._states = BucketStates(
             reducer, {name: shard for group in groups for name, shard in group.shards().items()}
         )
-        self._backward: int | None = None
-        self._reduced: list[_Reduced] = []
-        self._stats: tuple[StepStats, ...] = ()
+        self._loss_scale = settings.loss_scale()
+        self._exchange = Exchange(
+            groups, reducer, self._states, comm=comm, node=self._node, loss_scale=self._loss_scale, settings=settings
+        )
+        trained = [p for group in groups for p in group.parameters().values() if p.requires_grad]
+        self._discarded = DiscardedGradients(trained)
+        self._guard = StepGuard(groups)
+        self._backward_end = BackwardEnd(self._end_backward)
         for group in groups:
             group.set_hook(_Hook(self, group))
+        self._leave_fsdp = call_after_backward(model, self._backward_end.await_callbacks)
 
     @property
     def rank(self) -> int:
@@ -123,7 +80,7 @@ class ShardedAttachment:
     @property
     def world_size(self) -> int:
         """Number of ranks of all nodes."""
-        return self.comm.world_size * (1 if self._node is None else dist.get_world_size(self._node))
+        return self.comm.world_size * self._node.world_size
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -132,13 +89,64 @@ class ShardedAttachment:
 
     @property
     def stats(self) -> tuple[StepStats, ...]:
-        """The statistics of the last step, one per FSDP module, of this rank's shards, in the order of backward."""
-        return self._stats
+        """The statistics of the last step, one per reduced vector, of this rank's shards, in the model's order."""
+        return tuple(self._exchange.last_step.stats)
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was not finite, so that the update of all shards is zero; the same on all ranks."""
-        return any(stats.skipped for stats in self._stats)
+        """Whether the last step was not finite, so that the update of all shards is zero; the same on all ranks.
+
+        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``. Where
+        attach_fsdp was given a scaler, the update is Inf and the scaler does that.
+        """
+        return self._exchange.skipped
+
+    @property
+    def summary(self) -> StepSummary:
+        """The statistics of the last step over all of this rank's shards.
+
+        Raises:
+            ValueError: no step was taken yet.
+        """
+        if not self.stats:
+            raise ValueError("there is no step yet to be summarized: call backward first")
+        return StepSummary(self.stats, self.exposed_s)
+
+    @property
+    def bucket_names(self) -> list[tuple[str, ...]]:
+        """The parameters of each FSDP module that the last step reduced, in the model's order."""
+        return self._exchange.last_step.bucket_names
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of the last backward after FSDP had ended it: the whole exchange between nodes."""
+        return self._exchange.last_step.exposed_s
+
+    @property
+    def clip(self) -> float | None:
+        """The greatest norm of the gradient, see attach_fsdp; may be changed between steps, on all ranks alike."""
+        return self._exchange.clip
+
+    @clip.setter
+    def clip(self, limit: float | None) -> None:
+        check_clip(limit)
+        self._exchange.clip = limit
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let backward exchange nothing in this context: gradients stay the node's own, residuals as they are.
+
+        For a backward whose gradients are not used: a discriminator's while the generator is trained, one for logging.
+        All ranks pause the same ones. What was not sent of such a backward would otherwise wait in the residuals
+        and be added to later steps. Remove its gradients by zero_grad(): those that are not removed are part of the
+        next step, and an optimizer that steps before refuses. (``set_requires_gradient_sync(False)`` is no
+        replacement: what FSDP keeps by it, zero_grad() does not remove.)
+        """
+        was, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, one vector per FSDP module, not copied; empty where the reducer keeps none."""
@@ -146,35 +154,53 @@ class ShardedAttachment:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept of this rank's shards, by parameter name, and the parts' states; save one per rank."""
-        return {**header(step=self._states.step, **self._identity()), "buckets": self._states.save()}
+        head = header(step=self._states.step, **self._identity())
+        return {**head, "shard": self._shard, "loss_scale": self._loss_scale.value, "buckets": self._states.save()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, on the same rank.
+        """Go on from what ``state_dict`` returned, on the same rank of as many nodes and ranks per node.
+
+        Density, start_step, seed, nonfinite and clip may be others than before.
 
         Raises:
-            ValueError: it is of another rank, world size or method, or names parameters that the model does not have,
-                or shards of another shape.
+            ValueError: it is of another rank, shard, world size or method, or names parameters that the model does not
+                have, or shards of another shape.
         """
         check_header(saved, **self._identity())
+        if saved.get("shard", self._shard) != self._shard:
+            place, count = saved["shard"]
+            raise ValueError(
+                f"state is of shard {place} of {count}, this rank has shard {self._shard[0]} of {self._shard[1]}: "
+                "start as many nodes and ranks per node, with the same mesh"
+            )
         self._states.load(plain_buckets(saved["buckets"]))
+        self._loss_scale.value = saved.get("loss_scale", 1.0)
+
+    @property
+    def _shard(self) -> list[int]:
+        return [self._node.rank, self._node.world_size]
 
     def _identity(self) -> dict[str, Any]:
         return {
             "rank": self.rank,
             "world_size": self.world_size,
-            "scope": "shard",
+            "scope": self._scope,
             "method": describe(self.reducer),
         }
 
     def close(self) -> None:
         """Give the model back. From now on gradients are averaged densely over the replicas, as FSDP's own would be.
 
-        Statistics and state can still be read, and the model can be attached to again. All ranks close at the same
-        step, between two steps. It may be called again.
+        Gradients that wait, of a paused backward, are removed. Statistics and state can still be read, and the model
+        can be attached to again. All ranks close at the same step, between two steps. It may be called again.
         """
         for group in self._groups:
             if isinstance(group.hook, _Hook) and group.hook.attachment is self:
-                group.set_hook(_DenseMean(self._replicas))
+                group.set_hook(DenseMean(self._replicas))
+                group.drop_waiting()
+        self._leave_fsdp()
+        self._guard.close()
+        self._discarded.close()
         self.comm.close()
 
     def __enter__(self) -> "ShardedAttachment":
@@ -183,67 +209,37 @@ class ShardedAttachment:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def reduce(self, group: ShardGroup, grad: Tensor) -> None:
-        """Replace one module's shard of the gradient (numel,), the node's mean, by the mean update over replicas."""
-        self._begin_backward()
-        if not group.reduces_all:
-            raise ValueError(
-                "set_requires_all_reduce(False) leaves gradients of one node alone: for micro-batches whose gradients "
-                "wait use set_requires_gradient_sync(False)"
-            )
-        layout = group.layout(grad)
-        state = self._states.of(layout, grad.dtype, grad.device)
-        before = {parameter: local.clone() for parameter, local in group.gradients() if local is not None}
-        self.comm.begin_step()
-        self._reduced.append(_Reduced(group, self.reducer.attempt_(state, grad, self.comm), before))
+    def __reduce__(self) -> tuple[type[CopiedAttachment], tuple[()]]:
+        return CopiedAttachment, ()
 
-    def _begin_backward(self) -> None:
-        """At the first shard of a backward, forget one that broke off, and have ``_end_backward`` called after it."""
-        current = torch._C._current_graph_task_id()
-        if current < 0:
+    def note(self, group: ShardGroup, dtype: torch.dtype) -> None:
+        """Note that backward reached a group: FSDP has reduced its gradients in ``dtype`` and is about to keep them."""
+        if torch._C._current_graph_task_id() < 0:
             raise ValueError("gradients must be reduced inside backward(): leave out set_manual_backward_finalization")
-        if current != self._backward:
-            self._backward = current
-            self._reduced.clear()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # behind FSDP's own
+        group.check()
+        self._discarded.look()
+        group.waiting_dtype = dtype
 
+    @torch.no_grad()
     def _end_backward(self) -> None:
-        """Let the step count, or take it back on all ranks."""
-        reduced, self._reduced = self._reduced, []
-        self._backward = None
-        findings = [finding for each in reduced for finding in each.attempt.findings]
-        if not self._any_in_node(bool(findings), reduced[0].attempt.grad.device):
-            self._stats = tuple(each.attempt.stats for each in reduced)
+        """Exchange the gradients, unless they are to wait, and raise what went wrong."""
+        if self._is_paused or not any(group.is_exchanged for group in self._groups):
             return
-        self._stats = tuple(each.attempt.take_back() for each in reduced)
-        for each in reduced:
-            for parameter, local in each.group.gradients():
-                if local is not None:
-                    before = each.before.get(parameter)
-                    local.zero_() if before is None else local.copy_(before)
-        if self.reducer.policy == "stop":
-            raise self._error(findings)
+        started = self.comm.now(self._groups[0].device)
+        error = self._exchange.run()
+        self._exchange.last_step.exposed_s = self.comm.now(self._groups[0].device) - started
+        if error is None:
+            self._report()
+            return
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which would hold it
 
-    def _any_in_node(self, is_bad: bool, device: torch.device) -> bool:
-        """Return whether any rank of this node has a bad shard; those of other nodes know of the same shards."""
-        if self._node is None or dist.get_world_size(self._node) == 1:
-            return is_bad
-        flag = torch.tensor([is_bad], dtype=torch.int32, device=device)
-        return bool(GroupComm(self._node, timed=False).all_reduce_(flag, "counts").item())  # host sync: acted on here
-
-    def _error(self, findings: Sequence[Finding]) -> NonFiniteGradient:
-        """Return the error that names the bad parameters of all nodes and shards, the same on all ranks."""
-        gradients = [f.layout.name_at(f.in_gradient) for f in findings if f.in_gradient is not None]
-        means = [f.layout.name_at(f.in_update) for f in findings if f.in_update is not None]
-        mine = [f"'{name}' on node {self.comm.rank}" for name in gradients] or [
-            f"'{name}' in the mean" for name in means
-        ]
-        in_node = gather_objects(mine[:1], self._node)
-        found = [place for node in gather_objects(in_node, self.comm.group) for places in node for place in places]  # type: ignore[attr-defined]
-        return NonFiniteGradient(
-            f"gradient of {', '.join(dict.fromkeys(found))} is not finite at step {self._stats[0].step}; nothing of it "
-            f"was kept. {REMEDY}"
-        )
+    def _report(self) -> None:
+        self._discarded.end_backward(is_applied=not self.skipped)
+        if self._on_step is not None and self.stats:
+            self._on_step(self.summary)
 
 
 class _Hook:
@@ -253,14 +249,15 @@ class _Hook:
         self.attachment, self._group = attachment, group
 
     def __call__(self, grad: Tensor) -> None:
-        self.attachment.reduce(self._group, grad)
+        self.attachment.note(self._group, grad.dtype)
 
 
-class _DenseMean:
+class DenseMean:
     """The dense mean over the replicas: what is left when an attachment is closed."""
 
     def __init__(self, replicas: dist.ProcessGroup) -> None:
         self._comm = GroupComm(replicas, timed=False)
 
     def __call__(self, grad: Tensor) -> None:
+        """Replace ``grad`` (numel,) by its mean."""
         self._comm.all_reduce_(grad).div_(self._comm.world_size)

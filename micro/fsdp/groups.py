@@ -1,34 +1,36 @@
-"""FSDP's parameter groups: the parameters whose gradients one call of the all-reduce hook gets, in which order."""
+"""FSDP's parameter groups: the parameters that one FSDP module reduces together. FSDP's own objects are read here."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.flat import Layout
 from micro.wrappers import plain_names
 
 Hook = Callable[[Tensor], None]
+_BACKWARD_END = "_root_post_backward_final_callback"  # a method of FSDP's state, which autograd calls after a backward
 
 
 class ShardGroup:
     """The parameters that one FSDP module reduces together, as this rank holds them: a shard of each.
 
-    FSDP has no public word for their order in the vector that its hook gets, so that its own objects are read here, and
-    nowhere else. A vector of another length than expected is refused (``layout``).
-
     Args:
         module: an FSDPModule.
         param_group: FSDP's own, of that module.
         names: of all parameters of the model, by their id.
+
+    Attributes:
+        waiting_dtype: in which FSDP reduced the gradients that are not averaged over the replicas yet, None where
+            there are none. They lie in ``parameter.grad``.
     """
 
     def __init__(self, module: nn.Module, param_group: Any, names: dict[int, str]) -> None:
         self._module = module
         self._param_group = param_group
-        self.names = {id(each): names[id(each.sharded_param)] for each in param_group.fsdp_params}
+        self._names = {id(each): names[id(each.sharded_param)] for each in param_group.fsdp_params}
+        self.waiting_dtype: torch.dtype | None = None
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:
@@ -48,76 +50,113 @@ class ShardGroup:
         return getattr(self._param_group.mesh_info, "replicate_mesh_dim", None) is not None
 
     @property
+    def num_mesh_dims(self) -> int:
+        """Dimensions of the mesh over which the parameters are sharded: more than one with tensor parallelism."""
+        meshes: Any = [each.sharded_param.device_mesh for each in self._param_group.fsdp_params]
+        return max((mesh.ndim for mesh in meshes), default=1)
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether shards are kept in the host's memory (CPUOffloadPolicy)."""
+        return any(each.offload_to_cpu for each in self._param_group.fsdp_params)
+
+    @property
     def hook(self) -> Hook | None:
         """What FSDP calls with each shard that it has reduced."""
         hook: Hook | None = self._param_group._all_reduce_hook
         return hook
 
     def set_hook(self, hook: Hook) -> None:
-        """Have FSDP call ``hook`` with each shard that it has reduced."""
+        """Have FSDP call ``hook`` with each shard that it has reduced, before that is added to ``parameter.grad``."""
         self._module.set_all_reduce_hook(hook)  # type: ignore[operator]
 
     @property
-    def reduces_all(self) -> bool:
-        """Whether the next gradients are to be averaged over replicas (``set_requires_all_reduce``)."""
-        return bool(self._param_group.all_reduce_grads)
+    def is_exchanged(self) -> bool:
+        """Whether this backward's gradients go to the replicas; see set_requires_gradient_sync and _all_reduce."""
+        return bool(self._param_group.reduce_grads and self._param_group.all_reduce_grads)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return all parameters by name, each as a DTensor that holds this rank's shard."""
-        return {self.names[id(each)]: each.sharded_param for each in self._param_group.fsdp_params}
+        return {self._names[id(each)]: each.sharded_param for each in self._param_group.fsdp_params}
 
     def local(self) -> dict[str, Tensor]:
-        """Return this rank's shard of each parameter by name, without padding."""
-        return {self.names[id(each)]: each.sharded_param.to_local() for each in self._param_group.fsdp_params}
+        """Return this rank's shard of each parameter by name."""
+        return {name: parameter.detach().to_local() for name, parameter in self.parameters().items()}  # type: ignore[attr-defined]
 
     def shards(self) -> dict[str, Tensor]:
-        """Return a tensor without memory by name, of the shape, dtype and device of each parameter's padded shard."""
-        return {
-            self.names[id(each)]: each.sharded_param.to_local()
-            .new_empty(())
-            .expand(each.padded_sharded_param_size)
-            .detach()
-            for each in self._param_group.fsdp_params
-        }
+        """Return a tensor without memory by name, of the shape, dtype and device of each parameter's shard."""
+        return {name: shard.new_empty(()).expand(shard.shape) for name, shard in self.local().items()}
 
-    def layout(self, grad: Tensor) -> Layout:
-        """Return where each parameter's shard lies in the vector (numel,) that the hook got.
+    def check(self) -> None:
+        """Raise ValueError where a parameter would be used before its gradient is averaged over the replicas."""
+        for name, parameter in self.parameters().items():
+            if getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise ValueError(
+                    f"parameter '{name}' has a post-accumulate-grad hook, which would run before the replicas exchange "
+                    "its gradient: step the optimizer after backward"
+                )
 
-        Raises:
-            ValueError: it holds other elements than those of the trained parameters.
-        """
-        reduced = [each for each in self._in_order() if each.sharded_param.requires_grad]
-        names = tuple(self.names[id(each)] for each in reduced)
-        shapes = tuple(tuple(each.padded_sharded_param_size) for each in reduced)
-        expected = sum(torch.Size(shape).numel() for shape in shapes)
-        if grad.numel() != expected:
-            raise ValueError(
-                f"shard of '{names[0] if names else ''}' and {len(names) - 1} more holds {grad.numel()} elements, "
-                f"expected {expected}: every trained parameter of an FSDP module must be used in every step "
-                "(freeze unused ones, or call set_reduce_scatter_unused_params where torch has it)"
-            )
-        return Layout(names, shapes)
-
-    def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor | None]]:
-        """Yield each trained parameter with this rank's shard of its gradient, None where there is none yet."""
-        for parameter in self.parameters().values():
-            if parameter.requires_grad:
-                grad: Any = parameter.grad
-                yield parameter, None if grad is None else grad.to_local()
-
-    def _in_order(self) -> Sequence[Any]:
-        """Return FSDP's parameters in the order in which it reduces them, which newer versions sort by dtype."""
-        parameters: Sequence[Any] = self._param_group.fsdp_params
-        order = getattr(self._param_group, "_reduce_scatter_param_indices", None)
-        return parameters if order is None else [parameters[index] for index in order]
+    def drop_waiting(self) -> None:
+        """Remove gradients that are not averaged over the replicas yet."""
+        if self.waiting_dtype is not None:
+            self.waiting_dtype = None
+            for parameter in self.parameters().values():
+                parameter.grad = None
 
 
 def shard_groups(model: nn.Module) -> list[ShardGroup]:
     """Return the parameter groups of all FSDP modules of ``model``.
 
     Raises:
-        ValueError: the model is not one of fully_shard, or a trained parameter is in none of its groups.
+        ValueError: the model is not one of fully_shard, or a trained parameter is in none of its groups, or of a kind
+            that is not exchanged.
     """
+    modules = _fsdp_modules(model)
+    plain = plain_names(name for name, _ in model.named_parameters())
+    names = {id(parameter): plain[name] for name, parameter in model.named_parameters()}
+    found = {id(group): (module, group) for module in modules for group in _param_groups(module)}
+    groups = [ShardGroup(module, group, names) for module, group in found.values()]  # modules may share a group
+    sharded = {id(parameter) for group in groups for parameter in group.parameters().values()}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in sharded:
+            raise ValueError(f"parameter '{name}' is not sharded: call fully_shard on the whole model as well")
+        if parameter.is_complex():
+            raise ValueError(f"parameter '{name}' is complex, which attach_fsdp does not reduce: use micro.attach")
+    if any(group.is_offloaded for group in groups):
+        raise ValueError(
+            "model keeps its shards in the host's memory (CPUOffloadPolicy), and gradients are exchanged on the "
+            "device: leave out offload_policy"
+        )
+    return groups
+
+
+def call_after_backward(model: nn.Module, call: Callable[[], None]) -> Callable[[], None]:
+    """Have ``call`` run each time FSDP has ended a backward of ``model``; return a function that stops this.
+
+    FSDP ends it in a callback of autograd's, once for all modules that share a forward: all gradients are reduced
+    within the node then. Where activations are computed again by a backward of their own, that is not the end of it.
+    There is no public way to be called then, so that the callback is replaced.
+    """
+    states = {id(state): state for state in map(_state_of, _fsdp_modules(model))}
+    for state in states.values():
+        setattr(state, _BACKWARD_END, _both(getattr(state, _BACKWARD_END), call))
+
+    def stop() -> None:
+        for state in states.values():
+            vars(state).pop(_BACKWARD_END, None)
+
+    return stop
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+def _fsdp_modules(model: nn.Module) -> list[nn.Module]:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # takes a second, and few need it
 
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
@@ -125,26 +164,27 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
             "model is wrapped in FullyShardedDataParallel (FSDP1), which has no hook for shards: shard it with "
             "torch.distributed.fsdp.fully_shard"
         )
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    modules: list[nn.Module] = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ValueError(
             f"model must be sharded by torch.distributed.fsdp.fully_shard, got {type(model).__name__}: "
             "for a DistributedDataParallel use micro.attach"
         )
-    plain = plain_names(name for name, _ in model.named_parameters())
-    names = {id(parameter): plain[name] for name, parameter in model.named_parameters()}
-    groups = [ShardGroup(module, group, names) for module in modules for group in _param_groups(module)]
-    sharded = {id(parameter) for group in groups for parameter in group.parameters().values()}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in sharded:
-            raise ValueError(f"parameter '{name}' is not sharded: call fully_shard on the whole model as well")
-        if parameter.is_complex():
-            raise ValueError(f"parameter '{name}' is complex, which attach_fsdp does not reduce: use micro.attach")
-    return groups
+    if not all(
+        hasattr(module, "set_all_reduce_hook") and hasattr(_state_of(module), _BACKWARD_END) for module in modules
+    ):
+        raise ValueError(
+            f"torch {torch.__version__} has another FSDP than attach_fsdp knows: use one from 2.11 to 2.15"
+        )
+    return modules
 
 
-def _param_groups(module: nn.Module) -> list[Any]:
-    state = module._get_fsdp_state()  # type: ignore[operator]
+def _state_of(module: nn.Module) -> Any:
+    return module._get_fsdp_state()  # type: ignore[operator]
+
+
+def _param_groups(module: nn.Module) -> Sequence[Any]:
+    state = _state_of(module)
     if hasattr(state, "_fsdp_param_groups"):
         groups = list(state._fsdp_param_groups)
     else:  # older torch

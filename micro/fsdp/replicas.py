@@ -1,6 +1,7 @@
 """What is checked before training: that the ranks of a replica group hold the same shards of the same model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,12 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
             "model has no replicas: its gradients are reduced shard by shard, and nothing is left to exchange. "
             "Shard it within each node, fully_shard(model, mesh=mesh['local']), and give replicas=mesh['node']"
         )
+    num_dims = max(group.num_mesh_dims for group in groups)
+    if num_dims > 1:
+        raise ValueError(
+            f"model is sharded over a mesh of {num_dims} dimensions, attach_fsdp takes one, that of fully_shard: "
+            "leave out tensor parallelism"
+        )
     if isinstance(replicas, DeviceMesh):
         if replicas.ndim != 1:
             raise ValueError(f"replicas must be a mesh of one dimension, got {replicas.ndim}: give mesh['node']")
@@ -43,35 +50,73 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
     return replicas
 
 
-def check_alike(groups: Sequence[ShardGroup], reducer: object, comm: Comm, replicas: dist.ProcessGroup) -> None:
+@contextmanager
+def refused_together(replicas: dist.ProcessGroup, groups: Sequence[ShardGroup]) -> Iterator[None]:
+    """Raise a ValueError of this context on every rank of all nodes, where it is raised on any; all ranks enter it.
+
+    A rank that went on alone would wait for the others until the timeout.
+    """
+    error: ValueError | None = None
+    try:
+        yield
+    except ValueError as caught:
+        error = caught
+    words = None if error is None else f"rank {dist.get_rank()} refused to attach: {error}"
+    with _device_of(groups):
+        words = _first(words, replicas)
+        words = _first(words, groups[0].process_group)
+    if error is not None:
+        raise error
+    if words is not None:
+        raise ValueError(words)
+
+
+def check_alike(
+    groups: Sequence[ShardGroup], settings: tuple[object, str], comm: Comm, replicas: dist.ProcessGroup
+) -> None:
     """Raise ValueError on all ranks unless all replicas hold the same shard of the same weights.
 
     Args:
+        settings: the reducer, and all others.
         comm: the replicas; the ranks of ``replicas``.
     """
     node = groups[0].process_group
     local = {name: shard for group in groups for name, shard in group.local().items()}
-    shards = {name: tuple(shard.shape) for group in groups for name, shard in group.shards().items()}
+    shapes = {name: tuple(shard.shape) for name, shard in local.items()}
     place = None if node is None else (dist.get_rank(node), dist.get_world_size(node))
-    raise_together(_difference((place, shards, repr(reducer)), replicas), node)
-    raise_together(_first_other(local, comm), node)
+    with _device_of(groups):
+        raise_together(_difference((place, shapes, *map(str, settings)), replicas), node)
+        raise_together(_first_other(local, comm), node)
 
 
 def raise_together(problem: str | None, node: dist.ProcessGroup | None) -> None:
     """Raise ValueError on all ranks of ``node`` where any of them has a problem."""
-    problems = gather_objects(problem, node)
-    first = next((each for each in problems if each is not None), None)
+    first = _first(problem, node)
     if first is not None:
         raise ValueError(first)
 
 
-def _difference(own: tuple[object, object, str], replicas: dist.ProcessGroup) -> str | None:
+def _first(words: str | None, group: dist.ProcessGroup | None) -> str | None:
+    """Return the words of the first rank of the group that has any."""
+    said = [words] if group is None else gather_objects(words, group)
+    return next((str(each) for each in said if each is not None), None)
+
+
+def _device_of(groups: Sequence[ShardGroup]) -> AbstractContextManager[object]:
+    """Return the context in which NCCL sends words from the device of the model."""
+    device = groups[0].device
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _difference(own: tuple[object, ...], replicas: dist.ProcessGroup) -> str | None:
     """Return in words how the replicas differ in anything but their weights; the same on all of them."""
     first, *others = gather_objects(own, replicas)
     assert isinstance(first, tuple)
     for rank, other in zip(_ranks(replicas)[1:], others, strict=True):
         assert isinstance(other, tuple)
-        for what, one, two in zip(("shard and number of shards", "parameters", "reducer"), first, other, strict=True):
+        for what, one, two in zip(
+            ("shard and number of shards", "parameters", "reducer", "settings"), first, other, strict=True
+        ):
             if one != two:
                 shown = "" if what == "parameters" else f", {one} and {two}"
                 return f"{what} of replicas must be the same, ranks {_ranks(replicas)[0]} and {rank} differ{shown}"

@@ -34,9 +34,10 @@ class Net(nn.Module):
         return self.frozen(x) * self.scale if last else x
 
 
-def meshes() -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
+def meshes(num_nodes: int = 2) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
     """Return the mesh of all ranks, that of this node, and that of the ranks with this shard."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "local"))
+    shape = (num_nodes, dist.get_world_size() // num_nodes)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("node", "local"))
     return mesh, mesh["local"], mesh["node"]
 
 
@@ -53,13 +54,19 @@ def batch(step: int, rank: int | None = None) -> Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(1000 * step + rank), dtype=torch.float64)
 
 
-def backward(net: nn.Module, step: int, factor: float = 1.0) -> None:
-    (net(batch(step)).square().sum() * factor).backward()
+def backward(net: nn.Module, step: int, factor: float = 1.0, **settings: Any) -> None:
+    (net(batch(step), **settings).square().sum() * factor).backward()
 
 
 def shards(net: nn.Module) -> dict[str, Tensor]:
     """Return this rank's shards of the gradients."""
     return {name: p.grad.to_local().clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def with_zeros(net: nn.Module, known: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return zeros where a trained parameter has no gradient."""
+    trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    return {name: known[name] if name in known else torch.zeros_like(p.to_local()) for name, p in trained.items()}
 
 
 def update_(net: nn.Module) -> None:

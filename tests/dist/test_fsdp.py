@@ -1,6 +1,7 @@
 """attach_fsdp() on four real ranks, two nodes of two: what must hold between the replicas of a sharded model."""
 
 import runpy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.dist.fsdp_steps import (
     train,
     update_,
     weights,
+    with_zeros,
 )
 from tests.dist.processes import ranks
 
@@ -51,23 +53,34 @@ def dense_beside_hsdp() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     return list(zip(train(net, range(3)), train(own, range(3)), strict=True))
 
 
-def keep_books(reducer: micro.Reducer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the sum over nodes of all their gradients, and what was applied plus what waits; weights stay."""
-    _, local, node = meshes()
-    alone, (net, attachment) = build(local), attached(reducer)
+def keep_books(reducer: micro.Reducer, num_nodes: int = 2) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
+    """Return the sum over nodes of all gradients, what was applied plus what waits, and whether replicas agreed.
+
+    Weights stay. Nodes use the last layer in turns, and none of them does in the last step.
+    """
+    _, local, node = meshes(num_nodes)
+    alone, net = build(local), build(local)
+    attachment = micro.attach_fsdp(net, reducer, replicas=node)
     given: dict[str, Tensor] = {}
     booked: dict[str, Tensor] = {}
+    is_alike = True
     for step in range(5):
-        for model, sums, times in ((alone, given, 1), (net, booked, 2)):
-            backward(model, step)
-            for name, shard in (shards(model) if model is net else summed(shards(model), node)).items():
-                sums[name] = sums.get(name, torch.zeros_like(shard)) + times * shard
-            model.zero_grad()
+        uses_last = (step + node.get_local_rank()) % num_nodes == 0 and step < 4
+        for model in (alone, net):
+            backward(model, step, last=uses_last)
+        assert (net.scale.grad is None) == (step == 4), "what any node uses all nodes update, and nothing else"
+        applied = with_zeros(net, shards(net))
+        for name, shard in summed(with_zeros(alone, shards(alone)), node).items():
+            given[name] = given.get(name, 0) + shard
+        for name, shard in summed(applied, node).items():
+            booked[name] = booked.get(name, 0) + shard
+            is_alike &= torch.allclose(shard, num_nodes * applied[name], rtol=1e-15, atol=0)
+        alone.zero_grad()
+        net.zero_grad()
     kept = {name: piece for bucket in attachment.state_dict()["buckets"] for name, piece in _residual(bucket).items()}
     for name, piece in summed(kept, node).items():
-        booked[name] += piece[: booked[name].numel()].view_as(booked[name])  # what is behind it is padding
-    assert all(not piece[booked[name].numel() :].any() for name, piece in kept.items()), "padding is not zero"
-    return given, booked
+        booked[name] = booked[name] + piece.view_as(booked[name])
+    return given, booked, is_alike
 
 
 def _residual(bucket: dict[str, Any]) -> dict[str, Tensor]:
@@ -113,14 +126,14 @@ def nan_stops() -> tuple[str, bool, bool]:
 
 
 def nan_is_skipped() -> tuple[bool, bool, bool]:
-    """Return whether the step counts as skipped; whether gradients were restored; whether the mass was kept.
+    """Return whether the step counts as skipped; whether all gradients were zero; whether the mass was kept.
 
-    The scale alone becomes infinite, which lies on one rank of each node; an earlier backward left gradients.
+    The scale alone becomes infinite, which lies on one rank of each node.
     """
     _, local, _ = meshes()
     net, attachment = attached(SKIP)
     backward(net, 0)
-    before = shards(net)
+    net.zero_grad()
     kept = [residual.clone() for residual in attachment.residuals()]
     rank = dist.get_rank()
     handle = net.register_forward_hook(lambda _module, _inputs, output: output + bad(net) if rank == 3 else output)
@@ -128,13 +141,13 @@ def nan_is_skipped() -> tuple[bool, bool, bool]:
     handle.remove()
     alone = build(local)
     backward(alone, 1)
-    expected = {name: shard for name, shard in shards(alone).items() if name.startswith("layers.0.")}
     index = next(
         i for i, bucket in enumerate(attachment.state_dict()["buckets"]) if "layers.0.weight" in bucket["shapes"]
     )
     gained = attachment.residuals()[index] - kept[index]
-    total = sum(shard.sum() for shard in expected.values())
-    return attachment.skipped, same(before, shards(net)), bool(torch.isclose(gained.sum(), total))
+    total = sum(shard.sum() for name, shard in shards(alone).items() if name.startswith("layers.0."))
+    is_zero = not any(shard.any() for shard in shards(net).values())
+    return attachment.skipped, is_zero, bool(torch.isclose(gained.sum(), total))
 
 
 def bad(net: Net) -> Tensor:
@@ -152,24 +165,62 @@ class _InfiniteGradient(torch.autograd.Function):
         return torch.full_like(grad, float("inf"))
 
 
-def micro_batches() -> tuple[bool, int, str]:
-    """Return whether two micro-batches count as one batch of both; the number of that step; the words of a refusal."""
+def micro_batches() -> tuple[bool, list[int]]:
+    """Return whether two micro-batches count as one batch of both, whichever way they wait; the numbers of steps."""
     rank = dist.get_rank()
-    one, first = attached(TOPK)
-    other, _ = attached(TOPK)
+    (whole, _), *others = [attached(TOPK) for _ in range(3)]
+    is_close = True
     for step in range(2):
-        one.set_requires_gradient_sync(False)
-        backward(one, step)
-        one.set_requires_gradient_sync(True)
-        backward(one, 10 + step)
-        other(torch.cat([batch(step, rank), batch(10 + step, rank)])).square().sum().backward()
-        close = all(torch.allclose(shards(one)[name], shard) for name, shard in shards(other).items())
-        update_(one)
-        update_(other)
-    other.set_requires_all_reduce(False)
-    with pytest.raises(ValueError, match="set_requires_gradient_sync") as caught:
-        backward(other, 5)
-    return close, first.stats[0].step, str(caught.value)
+        whole(torch.cat([batch(step, rank), batch(10 + step, rank)])).square().sum().backward()
+        for (net, _), wait in zip(others, ("set_requires_gradient_sync", "set_requires_all_reduce"), strict=True):
+            getattr(net, wait)(False)
+            backward(net, step)
+            getattr(net, wait)(True)
+            backward(net, 10 + step)
+            is_close &= all(torch.allclose(shards(net)[name], shard) for name, shard in shards(whole).items())
+            update_(net)
+        update_(whole)
+    return is_close, [attachment.summary.step for _, attachment in others]
+
+
+def clipped(clip_norm: str, clip: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the gradient of a dense mean with clipping, and what it must be by the norms of whole gradients."""
+    _, local, node = meshes()
+    alone, net = build(local), build(local)
+    micro.attach_fsdp(net, micro.DenseReducer(), replicas=node, clip=clip, clip_norm=clip_norm)
+    for model in (alone, net):
+        backward(model, 0, factor=1.0 + 5.0 * node.get_local_rank())
+    own = shards(alone)
+    square = summed({"": torch.stack([shard.square().sum() for shard in own.values()]).sum()}, local)
+    if clip_norm == "global":
+        square = {"": summed(square, node)[""] / 2}
+    scale = min(1.0, clip / float(square[""]) ** 0.5)
+    expected = summed({name: shard * scale for name, shard in own.items()}, node)
+    return shards(net), {name: shard / 2 for name, shard in expected.items()}
+
+
+def one_reducer_fails() -> tuple[str, float, bool]:
+    """Return what each rank raises where the reducer of rank 1 does; after which time; whether gradients are zero."""
+    net, attachment = attached(TOPK)
+    train(net, range(1))
+    launch = micro.SparseReducer.attempt_
+    if dist.get_rank() == 1:
+        micro.SparseReducer.attempt_ = _fail  # type: ignore[method-assign, assignment]
+    started = time.perf_counter()
+    try:
+        backward(net, 1)
+        words = "nothing"
+    except (RuntimeError, ZeroDivisionError) as error:
+        words = str(error)
+    finally:
+        micro.SparseReducer.attempt_ = launch  # type: ignore[method-assign]
+    elapsed_s = time.perf_counter() - started
+    attachment.close()
+    return words, elapsed_s, not any(shard.any() for shard in shards(net).values())
+
+
+def _fail(*_: object) -> None:
+    raise ZeroDivisionError("of rank 1")
 
 
 def closed_and_attached_again() -> tuple[bool, list[int], int]:
@@ -194,16 +245,19 @@ def refusals() -> tuple[list[str], list[int]]:
     other = build(local, seed=dist.get_rank() // 2)
     num_groups = [len(dist.distributed_c10d._world.pg_map)]
     words = []
-    for model, reducer, replicas in (
-        (sharded, MICRO, None),
-        (sharded, MICRO, local),
-        (sharded, MICRO, mesh),
-        (replicated, MICRO, node),
-        (other, MICRO, node),
-        (sharded, MICRO if dist.get_rank() < 2 else TOPK, node),
+    is_first, none = dist.get_rank() < 2, dict[str, Any]()
+    for model, reducer, replicas, settings in (
+        (sharded, MICRO, None, none),
+        (sharded, MICRO, local, none),
+        (sharded, MICRO, mesh, none),
+        (replicated, MICRO, node, none),
+        (other, MICRO, node, none),
+        (sharded, MICRO if is_first else TOPK, node, none),
+        (sharded, MICRO, node, {"clip": 1.0 if is_first else 2.0}),
+        (sharded, MICRO, node, {"clip": -1.0 if dist.get_rank() == 3 else 1.0}),
     ):
         with pytest.raises(ValueError, match=r".") as caught:
-            micro.attach_fsdp(model, reducer, replicas=replicas)
+            micro.attach_fsdp(model, reducer, replicas=replicas, **settings)
         words.append(str(caught.value))
     num_groups.append(len(dist.distributed_c10d._world.pg_map))
     return words, num_groups
@@ -220,8 +274,17 @@ def test_the_dense_reducer_equals_the_replicas_of_fsdp_itself() -> None:
 
 
 @pytest.mark.parametrize("name", REDUCERS)
-def test_nothing_of_a_nodes_gradient_is_lost(name: str) -> None:
-    for given, booked in ranks(4).run(keep_books, REDUCERS[name]):
+def test_nothing_is_lost_of_nodes_that_use_different_modules(name: str) -> None:
+    check_books(ranks(4).run(keep_books, REDUCERS[name]))
+
+
+def test_nothing_is_lost_of_an_odd_number_of_nodes() -> None:
+    check_books(ranks(3).run(keep_books, MICRO, 3))
+
+
+def check_books(books: list[tuple[dict[str, Tensor], dict[str, Tensor], bool]]) -> None:
+    for given, booked, is_alike in books:
+        assert is_alike
         for parameter, expected in given.items():
             torch.testing.assert_close(booked[parameter], expected, rtol=1e-11, atol=1e-13)
 
@@ -261,11 +324,23 @@ def test_an_infinite_shard_of_one_module_takes_back_the_update_of_all() -> None:
     assert ranks(4).run(nan_is_skipped) == [(True, True, True)] * 4
 
 
-def test_micro_batches_without_gradient_sync_are_one_step() -> None:
-    for close, step, words in ranks(4).run(micro_batches):
-        assert close
-        assert step == 1
-        assert "\n" not in words
+def test_micro_batches_that_wait_are_one_step() -> None:
+    assert ranks(4).run(micro_batches) == [(True, [1, 1])] * 4
+
+
+@pytest.mark.parametrize("clip_norm", ["node", "global"])
+def test_the_norm_of_all_shards_is_bounded(clip_norm: str) -> None:
+    for found, expected in ranks(4).run(clipped, clip_norm, 2.0):
+        for name, shard in expected.items():
+            torch.testing.assert_close(found[name], shard, rtol=1e-12, atol=1e-14)
+
+
+def test_a_reducer_that_fails_on_one_rank_ends_the_backward_of_all() -> None:
+    words, elapsed_s, are_zero = zip(*ranks(4).run(one_reducer_fails), strict=True)
+    assert words[1] == "of rank 1"
+    assert "nothing" not in words
+    assert max(elapsed_s) < 20
+    assert all(are_zero)
 
 
 def test_a_closed_model_averages_densely_and_leaves_no_group() -> None:
@@ -292,12 +367,14 @@ def test_the_script_of_the_page_trains_and_resumes_as_if_it_had_not_been_stopped
 
 def test_what_cannot_work_is_refused_on_all_ranks_with_nothing_left_behind() -> None:
     for words, (before, after) in ranks(4).run(refusals):
-        none, same_node, two_dimensions, replicated, weights_differ, reducers_differ = words
+        none, same_node, two_dimensions, replicated, weights_differ, reducers_differ, clips_differ, negative = words
         assert "has no replicas" in none
         assert "must be the ranks that hold the same shard" in same_node
         assert "one dimension, got 2" in two_dimensions
         assert "averages densely by itself" in replicated
         assert "start with the same weights" in weights_differ
         assert "reducer of replicas must be the same" in reducers_differ
+        assert "settings of replicas must be the same, ranks" in clips_differ
+        assert "clip must be positive, got -1.0" in negative
         assert all("\n" not in each for each in words)
         assert after == before

@@ -1,0 +1,123 @@
+"""What a user calls: attach a reducer between the replicas of a model that is sharded by fully_shard."""
+
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from micro import flat
+from micro.checks import check_on_step, check_reducer
+from micro.chosen_parameters import Choice, split_by
+from micro.clipping import NodeClipNorm, check_clip
+from micro.fsdp.attachment import DenseMean, ShardedAttachment
+from micro.fsdp.exchange import Settings
+from micro.fsdp.groups import ShardGroup, shard_groups
+from micro.fsdp.replicas import check_alike, refused_together, replica_group
+from micro.loss_scale import check_scaler
+from micro.private_comm import PrivateComm
+from micro.reducers.base import Reducer, prepare
+from micro.scope import Scope, scoped
+from micro.summary import StepSummary
+
+
+def attach_fsdp(
+    model: nn.Module,
+    reducer: Reducer,
+    *,
+    replicas: dist.ProcessGroup | DeviceMesh | None = None,
+    scope: Scope | str = "bucket",
+    only: Choice | None = None,
+    dense: Choice | None = None,
+    start_step: int = 0,
+    clip: float | None = None,
+    clip_norm: NodeClipNorm | str = "node",
+    timed: bool = False,
+    on_step: Callable[[StepSummary], object] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> ShardedAttachment:
+    """Let ``reducer`` average the gradients of a model of ``fully_shard`` between nodes; FSDP does it within them.
+
+        mesh = init_device_mesh("cuda", (num_nodes, ranks_per_node), mesh_dim_names=("node", "local"))
+        fully_shard(model, mesh=mesh["local"])
+        micro.attach_fsdp(model, reducer, replicas=mesh["node"])
+
+    Each node holds the whole model, a shard on each of its ranks. FSDP gathers weights and reduce-scatters gradients
+    within the node, as without it. At the end of backward each rank exchanges its shard of the gradient with the ranks
+    of other nodes that hold the same one, its replicas. So a reducer's world size is the number of nodes. The update is
+    the mean over nodes of what FSDP made of their ranks' gradients: their mean, unless set_gradient_divide_factor says
+    otherwise. Call it once on all ranks, after fully_shard and before the first backward.
+
+    A module, or a parameter, that no replica used in a backward gets no update, and what is kept for it waits. One that
+    some replicas used is averaged with zero of the others. As in DistributedDataParallel a gradient that is still there
+    from an earlier backward is part of what is exchanged: zero_grad() after each step. Micro-batches whose gradients
+    wait need ``set_requires_gradient_sync(False)``, or ``set_requires_all_reduce(False)``, with which FSDP adds up
+    shards.
+
+    All other arguments are those of micro.attach. It has two more, for the thread and the process group of the
+    exchange: here these are the thread of backward, and a group of its own over ``replicas``.
+
+    Args:
+        replicas: the ranks that hold the same shard as this one, as a process group or a mesh of one dimension.
+        scope: the vector in which indices are selected: 'bucket', the shard of an FSDP module, 'tensor', the shard of
+            each parameter, or 'model', that of the whole model.
+        clip: the greatest norm of a node's gradient, over all shards; a larger one is scaled down before anything else.
+        clip_norm: 'node': each node's own norm, and each scales its own gradient. 'global': the root of the mean over
+            nodes of the squared norms, and all nodes scale alike.
+
+    Raises:
+        ValueError: on all ranks, with nothing left behind: an argument that micro.attach would refuse; the model is not
+            one of fully_shard, has no replicas or such as FSDP averages by itself, has a hook already, is sharded over
+            a mesh of several dimensions, or keeps its shards in the host's memory; replicas start with different
+            weights, or have different settings.
+        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then and
+            the model can be trained on.
+    """
+    groups = shard_groups(model)
+    chosen = replica_group(replicas, groups)
+    trained = {name: p for group in groups for name, p in group.parameters().items() if p.requires_grad}
+    with refused_together(chosen, groups):
+        check_clip(clip, clip_norm, get_args(NodeClipNorm))
+        check_on_step(on_step)
+        check_scaler(scaler, check_reducer(reducer))
+        _check_groups(groups, whole_model=scope == "model")
+        reducer = split_by(reducer, trained, only=only, dense=dense, start_step=start_step)
+        reducer = scoped(reducer, scope)
+    settings = Settings(scope == "model", clip, clip_norm, scaler)
+    comm = PrivateComm(chosen, groups[0].device, timed=timed)
+    try:
+        check_alike(groups, (reducer, settings.words), comm, chosen)
+    except ValueError:
+        comm.close()
+        raise
+    prepare(reducer, comm, groups[0].device)
+    return ShardedAttachment(model, groups, reducer, comm, chosen, settings=settings, on_step=on_step)
+
+
+def _check_groups(groups: Sequence[ShardGroup], *, whole_model: bool) -> None:
+    """Raise ValueError where FSDP's groups cannot be reduced."""
+    if any(group.hook is not None and not isinstance(group.hook, DenseMean) for group in groups):
+        raise ValueError(
+            "model already has an all-reduce hook, and FSDP takes one: close the attachment, or shard again"
+        )
+    sizes = []
+    for group in groups:
+        group.check()
+        sizes.append(sum(shard.numel() for shard in group.local().values()))
+    if max(sizes) > flat.MAX_NUMEL:
+        raise ValueError(
+            f"an FSDP module has a shard of {max(sizes)} elements, indices (int32) count {flat.MAX_NUMEL}: "
+            "call fully_shard on its parts as well"
+        )
+    if not whole_model:
+        return
+    if sum(sizes) > flat.MAX_NUMEL:
+        raise ValueError(
+            f"scope=model selects in one vector, this rank's shard has {sum(sizes)} elements and indices (int32) "
+            f"count {flat.MAX_NUMEL}: use scope=bucket"
+        )
+    dtypes = {p.dtype for group in groups for p in group.parameters().values() if p.requires_grad}
+    if len(dtypes) > 1:
+        raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
