@@ -1,4 +1,4 @@
-"""Teach a small network the outputs of another, sharded within nodes: torchrun --nproc-per-node 4 train_fsdp.py."""
+"""Teach a small network the outputs of another, sharded within nodes, with a sparse exchange between them."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -17,7 +17,8 @@ import micro
 def main(words: list[str] | None = None) -> list[float]:
     """Train and return the losses of this rank's batches."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks-per-node", type=int, default=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    parser.add_argument("--ranks-per-node", type=int, default=ranks_per_node, help="those that share one model")
     parser.add_argument("--steps", type=int, default=100, help="stop after this step")
     parser.add_argument("--checkpoint", help="folder to resume from, if it is there, and to save in at the end")
     args = parser.parse_args(words)
@@ -39,11 +40,12 @@ def main(words: list[str] | None = None) -> list[float]:
     reducer = micro.SparseReducer(micro.Micro(), density=0.01)
     attachment = micro.attach_fsdp(model, reducer, replicas=mesh["node"])  # between nodes
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    state = {"model": get_model_state_dict(model), "micro": micro.RankStates(attachment), "step": 0}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
+    state = {"micro": micro.RankStates(attachment), "step": 0}
     if args.checkpoint and os.path.exists(os.path.join(args.checkpoint, ".metadata")):
+        state["model"], state["optimizer"] = get_state_dict(model, optimizer)
         dcp.load(state, checkpoint_id=args.checkpoint)
-        set_model_state_dict(model, state["model"])
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     losses = []
     for step in range(state["step"], args.steps):
@@ -57,7 +59,8 @@ def main(words: list[str] | None = None) -> list[float]:
         if dist.get_rank() == 0 and step % 20 == 0:
             print(f"step {step:3d}  loss {loss.item():.4f}")
     if args.checkpoint:
-        state |= {"model": get_model_state_dict(model), "step": args.steps}
+        state["model"], state["optimizer"] = get_state_dict(model, optimizer)
+        state["step"] = args.steps
         dcp.save(state, checkpoint_id=args.checkpoint)
     attachment.close()
     dist.destroy_process_group()

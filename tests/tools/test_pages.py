@@ -126,11 +126,21 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif words[0] == "micro-train":
         check_training(words[1:])
     elif words[0] == "torchrun":
-        check_module(words[words.index("-m") + 1 :], monkeypatch)
+        if "-m" in words:
+            check_module(words[words.index("-m") + 1 :], monkeypatch)
+        else:
+            check_script(words)
     elif words[:2] == ["python", "-m"]:
         check_module(words[2:], monkeypatch)
     elif words[0] not in ELSEWHERE:
         raise AssertionError("a command that no test knows")
+
+
+def check_script(words: list[str]) -> None:
+    place = next(index for index, word in enumerate(words) if word.endswith(".py"))
+    source = (ROOT / words[place]).read_text()
+    for option in (word.partition("=")[0] for word in words[place + 1 :] if word.startswith("--")):
+        assert f'"{option}"' in source, f"{words[place]} has no {option}"
 
 
 def replaced(word: str) -> str:
