@@ -118,7 +118,8 @@ def _names(words: list[str]) -> list[str]:
     homes = public_names()
     if words == ["rest"]:
         return sorted(name for name, home in homes.items() if home not in homes_on_pages() and name[0] != "_")
-    return sorted((name for name, home in homes.items() if home in words), key=lambda name: words.index(homes[name]))
+    named = [name for name, home in homes.items() if home in words]
+    return sorted(named, key=lambda name: (words.index(homes[name]), name[0].isupper()))  # functions come first
 
 
 def _modules(package: str) -> Iterator[str]:
