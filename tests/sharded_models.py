@@ -60,7 +60,7 @@ def kept(attachment: micro.ShardedAttachment) -> Named:
     return {
         name: piece.clone()
         for bucket in attachment.state_dict()["buckets"]
-        for name, piece in bucket["memory"]["residual"].items()
+        for name, piece in bucket["memory"].get("residual", {}).items()
     }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from micro.bucket_states import BucketStates
@@ -14,7 +15,7 @@ from micro.flat import Layout
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
 from micro.last_step_stats import LastStep
-from micro.loss_scale import LossScale
+from micro.loss_scale import LossScale, common_scale
 from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import Reducer
@@ -159,10 +160,10 @@ class Exchange:
 
     def _reduce(self) -> list[tuple[_Running, Attempt]]:
         """Reduce all vectors, two at a time where the reducer can."""
-        factor = self._loss_scale.follow()
+        self._comm.begin_step()  # what is sent before the first reduction is counted with it
+        factor = self._loss_scale.follow(self._scale())
         if factor != 1:
             self._states.rescale_(factor)
-        self._comm.begin_step()  # what is sent before the first reduction is counted with it
         vectors = self._vectors()
         if self.clip is not None:
             nodes = self._comm if self._clip_norm == "global" else None
@@ -178,6 +179,14 @@ class Exchange:
             if len(running) > 1:
                 done.append(self._finish(running.pop(0)))
         return done + [self._finish(each) for each in running]
+
+    def _scale(self) -> float:
+        """Return the scale of the loss, which must be the same on all replicas; 1 where there is none."""
+        if not self._loss_scale.is_used:
+            return 1.0
+        mine = torch.tensor([self._loss_scale.current], dtype=torch.float64, device=self._device)
+        scales = self._comm.gather_rows(mine)[:, 0].tolist()  # host sync: once a step with a scaler
+        return common_scale(dict(zip(dist.get_process_group_ranks(self._comm.group), scales, strict=True)))
 
     def _vectors(self) -> list[ShardVector]:
         """Return the gradients of each group that any replica has used; all replicas have the same vectors."""

@@ -122,6 +122,8 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
             raise ValueError(f"parameter '{name}' is not sharded: call fully_shard on the whole model as well")
         if parameter.is_complex():
             raise ValueError(f"parameter '{name}' is complex, which attach_fsdp does not reduce: use micro.attach")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model has no parameter that is trained: there is nothing to reduce")
     if any(group.is_offloaded for group in groups):
         raise ValueError(
             "model keeps its shards in the host's memory (CPUOffloadPolicy), and gradients are exchanged on the "
