@@ -9,6 +9,7 @@ from micro.flat import real
 from micro.names import as_patterns
 from micro.reducers.base import Reducer
 from micro.reducers.split import Split
+from micro.reducers.wrapping import layers
 
 Choice = str | Iterable[str] | Callable[[str, Tensor], bool]
 """Parameters: patterns of their names, or a function of name and parameter that returns whether it is one of them."""
@@ -23,7 +24,7 @@ def split_by(
         ValueError: a choice that does not fit the model, or a reducer that cannot be split.
     """
     if only is not None or dense is not None or start_step:
-        if isinstance(reducer, Split):
+        if any(isinstance(layer, Split) for layer in layers(reducer)):
             raise ValueError(
                 "reducer split says what is dense, so attach must not: leave out only, dense and start_step"
             )

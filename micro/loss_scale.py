@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from micro.reducers.base import Reducer
-from micro.reducers.split import Split
+from micro.reducers.wrapping import innermost
 
 
 class LossScale:
@@ -61,7 +61,7 @@ def check_scaler(scaler: object, reducer: Reducer) -> None:
         return
     if not isinstance(scaler, torch.amp.GradScaler):
         raise ValueError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}: give that of your loop")
-    inner: Any = reducer.reducer if isinstance(reducer, Split) else reducer
+    inner: Any = innermost(reducer)
     if getattr(getattr(inner, "feedback", None), "clip", None) is not None:
         raise ValueError(
             "clip of feedback momentum is in units of gradients, which a scaler changes: use clip of micro.attach"

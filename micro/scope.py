@@ -11,6 +11,7 @@ from micro.reducers.base import Reducer
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
+from micro.reducers.wrapping import WrappingReducer
 from micro.selectors.per_tensor import PerTensor
 
 Scope = Literal["bucket", "tensor", "model"]
@@ -27,11 +28,9 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
         raise ValueError(f"scope must be one of {', '.join(get_args(Scope))}, got '{scope}'")
     if scope == "bucket":
         return reducer
-    if isinstance(reducer, Split):
-        return replace(reducer, reducer=scoped(reducer.reducer, scope))
-    if isinstance(reducer, TwoLevel):
-        if scope == "model":
-            raise ValueError("scope=model joins buckets, two_level cuts each into shards: use scope=bucket or tensor")
+    if isinstance(reducer, TwoLevel) and scope == "model":
+        raise ValueError("scope=model joins buckets, two_level cuts each into shards: use scope=bucket or tensor")
+    if isinstance(reducer, WrappingReducer):
         return replace(reducer, reducer=scoped(reducer.reducer, scope))
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")

@@ -12,7 +12,10 @@ import models
 from experiments.config.errors import UserError
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
 from micro.planning.schedules.base import Schedule
+from micro.reducers.wrapping import innermost, layers
 from micro.scope import scoped
+
+WRAPPING = ("split", "two_level")  # reducers that have the sparsifier's composition inside
 
 
 def check_parts(config: TrainConfig) -> None:
@@ -55,11 +58,11 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
     """
     parts, common = config.sparsifier, {"nonfinite": config.nonfinite, "seed": config.seed}
     try:
-        if part_name(parts.reducer) not in ("sparse", "split", "two_level"):
+        if part_name(parts.reducer) not in ("sparse", *WRAPPING):
             _refuse_parts(config)
             return micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
         sparse = _composed(config, steps_per_epoch, common)
-        reducer = sparse if parts.reducer == "sparse" else micro.build(micro.Reducer, parts.reducer, reducer=sparse)
+        reducer = _around(sparse, parts.reducer)
         _check_nodes(reducer, config)
         return reducer
     except (ValueError, TypeError) as error:
@@ -82,12 +85,23 @@ def _composed(config: TrainConfig, steps_per_epoch: int, common: dict[str, Any])
     )
 
 
+def _around(sparse: micro.Reducer, spec: Any) -> micro.Reducer:
+    """Return ``sparse`` with the reducers of ``spec`` around it; a mapping may name the next one, its ``reducer``."""
+    if spec == "sparse":
+        return sparse
+    if part_name(spec) not in WRAPPING:
+        raise UserError(f"reducer of a sparsifier's reducer must be sparse, {' or '.join(WRAPPING)}, got '{spec}'")
+    settings = dict(spec) if isinstance(spec, dict) else {"name": spec}
+    return micro.build(micro.Reducer, settings, reducer=_around(sparse, settings.pop("reducer", "sparse")))
+
+
 def _check_nodes(reducer: micro.Reducer, config: TrainConfig) -> None:
-    if isinstance(reducer, micro.TwoLevel) and config.world_size % reducer.ranks_per_node:
-        raise UserError(
-            f"ranks_per_node of sparsifier {config.sparsifier.name} must divide the number of workers, "
-            f"got {reducer.ranks_per_node} for {config.world_size}"
-        )
+    for layer in layers(reducer):
+        if isinstance(layer, micro.TwoLevel) and config.world_size % layer.ranks_per_node:
+            raise UserError(
+                f"ranks_per_node of sparsifier {config.sparsifier.name} must divide the number of workers, "
+                f"got {layer.ranks_per_node} for {config.world_size}"
+            )
 
 
 def build_schedule(config: TrainConfig) -> Schedule | None:
@@ -133,7 +147,8 @@ def _refuse_second_momentum(config: TrainConfig, reducer: micro.Reducer) -> None
     chosen = config.optimizer
     if chosen.momentum_at == "gradient" or not chosen.momentum:
         return
-    if isinstance(reducer, micro.SparseReducer) and reducer.feedback.name == "momentum":
+    method = innermost(reducer)
+    if isinstance(method, micro.SparseReducer) and method.feedback.name == "momentum":
         given = f"feedback momentum holds the momentum, got optimizer.momentum={chosen.momentum:g} too"
         remedy = "set optimizer.momentum=0" + (" optimizer.nesterov=none" if chosen.nesterov != "none" else "")
         raise UserError(f"sparsifier.{given}: {remedy}")

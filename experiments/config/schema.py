@@ -54,7 +54,8 @@ class SparsifierConfig:
         reducer: sparse: the composition of the parts below; dense, fft and powersgd have none of them. split: the
             composition for some parameters, the others dense: {name: split, min_dims: 2} takes biases and norms out,
             {name: split, dense: ["embed*"], start_step: 100} embeddings, and the first 100 steps of all. two_level: the
-            composition between nodes, the dense mean within them: {name: two_level, ranks_per_node: 4}.
+            composition between nodes, the dense mean within them: {name: two_level, ranks_per_node: 4}. They nest in
+            any order: {name: split, min_dims: 2, reducer: {name: two_level, ranks_per_node: 4}}.
         selector: which indices are sent; null: none are chosen, the reducer is no composition.
         exchange: how the indices and values of all workers meet.
         codec: what values travel as.

@@ -190,8 +190,7 @@ class Reducer(Part, ABC):
         Raises:
             ValueError: it is the state of another method, or of another feedback.
         """
-        if saved["method"] != self.method:
-            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
+        self.check_method(saved)
         state = self.start(saved_layout(saved), dtype, device)
         kept = sorted(key for key, vector in state.memory.items() if vector.numel())
         if kept != sorted(saved["memory"]):
@@ -200,6 +199,11 @@ class Reducer(Part, ABC):
         state.step = saved["step"]
         self._fill_(state, saved["memory"])
         return state
+
+    def check_method(self, saved: dict[str, Any]) -> None:
+        """Raise ValueError where a saved bucket is of another method."""
+        if saved["method"] != self.method:
+            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
 
     def rebuild(
         self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device

@@ -11,11 +11,11 @@ from torch import Tensor
 from micro.comm import Comm, GroupComm
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, listed, matches
-from micro.nonfinite import Policy
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.shares import Share, share_of, together
+from micro.reducers.wrapping import WrappingReducer, innermost
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class SplitState(BucketState):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split(Reducer):
+class Split(WrappingReducer):
     """Reduce some parameters by one dense all-reduce, and the others with ``reducer``, as a vector of their own.
 
     Biases, norms and embeddings are few elements, or too sensitive, to be worth sparsifying. In each bucket the dense
@@ -71,17 +71,16 @@ class Split(Reducer):
             parameter matched by dense and by only, no parameter left to sparsify.
     """
 
-    reducer: Reducer
     dense: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     min_dims: int = 0
     start_step: int = 0
-    nonfinite: Policy | None = None
     name: ClassVar[str] = "split"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reducer, Reducer) or isinstance(self.reducer, DenseReducer | Split):
-            got = self.reducer.name if isinstance(self.reducer, Reducer) else repr(self.reducer)
+        WrappingReducer.__post_init__(self)
+        if isinstance(innermost(self.reducer), DenseReducer):
+            got = self.reducer.full_name
             raise ValueError(f"split needs a reducer that sparsifies, got {got}: give a SparseReducer, for instance")
         for setting in ("dense", "only"):
             object.__setattr__(self, setting, as_patterns(getattr(self, setting), setting))
@@ -90,33 +89,11 @@ class Split(Reducer):
                 raise ValueError(f"{setting} must be a number of at least 0, got {getattr(self, setting)!r}")
         if not (self.dense or self.only or self.min_dims or self.start_step):
             raise ValueError("split reduces nothing densely: set dense, only, min_dims or start_step")
-        if getattr(getattr(self.reducer, "feedback", None), "name", "") == "momentum":
+        if getattr(getattr(innermost(self.reducer), "feedback", None), "name", "") == "momentum":
             raise ValueError(
                 "feedback momentum holds the optimizer's momentum, which dense parameters and steps would lack: "
                 "use feedback residual"
             )
-        if self.nonfinite is not None:
-            object.__setattr__(self, "reducer", replace(self.reducer, nonfinite=self.nonfinite))  # type: ignore[type-var]
-
-    @property
-    def policy(self) -> Policy:
-        """What to do about NaN and Inf: the reducer's policy."""
-        return self.reducer.policy
-
-    @property
-    def rule_name(self) -> str | None:
-        """Which published behaviour the reducer follows."""
-        return self.reducer.rule_name
-
-    @property
-    def method(self) -> str:
-        """The reducer's method; which parameters are dense is checked by their names."""
-        return f"{self.name} {self.reducer.method}"
-
-    @property
-    def full_name(self) -> str:
-        """The name, and the reducer's."""
-        return f"{self.name} {self.reducer.full_name}"
 
     def is_dense(self, name: str, shape: Sequence[int]) -> bool:
         """Return whether the parameter of this name and shape is reduced densely."""
@@ -127,10 +104,6 @@ class Split(Reducer):
     def shares(self, layout: Layout) -> tuple[Share | None, Share | None]:
         """Return the dense share of ``layout`` and the other one; None where there is none."""
         return share_of(layout, self.is_dense), share_of(layout, lambda name, shape: not self.is_dense(name, shape))
-
-    def prepare(self, comm: Comm, device: torch.device) -> None:
-        """Make what the reducer needs of the ranks; see Reducer."""
-        self.reducer.prepare(comm, device)
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the patterns do not fit; see Reducer."""
@@ -201,17 +174,8 @@ class Split(Reducer):
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's, and the shapes of all parameters."""
         assert isinstance(state, SplitState)
-        inner: dict[str, Any] = {"memory": {}}
-        if state.sparse_state is not None:
-            state.sparse_state.step = state.step
-            inner = self.reducer.save(state.sparse_state)
-        return {
-            "method": self.method,
-            "step": state.step,
-            "memory": inner.pop("memory"),
-            "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
-            "sparse": inner,
-        }
+        outer, inner = self._save_both(state, state.sparse_state)
+        return outer | {"sparse": inner}
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> SplitState:
         """Return the state that ``save`` described.
@@ -219,8 +183,7 @@ class Split(Reducer):
         Raises:
             ValueError: it is of another method, or other parameters were dense.
         """
-        if saved["method"] != self.method:
-            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
+        self.check_method(saved)
         state = self._empty(saved_layout(saved), dtype, device)
         before, now = set(saved["sparse"].get("shapes", ())), set(state.sparse.layout.names if state.sparse else ())
         if changed := sorted(before ^ now):

@@ -1,6 +1,6 @@
 """Two levels: a dense mean within each node, any method between nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -11,13 +11,14 @@ from torch import Tensor
 from micro.comm import Comm, Traffic
 from micro.feedback import Undo, nothing_to_undo
 from micro.flat import Layout
-from micro.nonfinite import Finding, Policy
+from micro.nonfinite import Finding
 from micro.reducers.attempt import Attempt
-from micro.reducers.base import BucketState, Reducer, saved_layout
+from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.node_exchange import NodeHeader, find, gather_update_, node_mean, share_header
 from micro.reducers.node_shards import NodeShards, node_shards
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.rounding import rounded, rounding
+from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.stats import StepStats, traffic_fields
 
 
@@ -61,7 +62,7 @@ class TwoLevelState(BucketState):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoLevel(Reducer):
+class TwoLevel(WrappingReducer):
     """Average densely within a node, where links are fast, and with ``reducer`` between nodes.
 
     Ranks are numbered node by node, as torchrun does. Each rank of a node owns a slice of every parameter, its shard.
@@ -84,46 +85,27 @@ class TwoLevel(Reducer):
             first step, a number of ranks that ranks_per_node does not divide.
     """
 
-    reducer: Reducer
     ranks_per_node: int
     name: ClassVar[str] = "two_level"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.reducer, Reducer) or isinstance(self.reducer, TwoLevel | PowerSGD):
-            got = self.reducer.name if isinstance(self.reducer, Reducer) else repr(self.reducer)
+        WrappingReducer.__post_init__(self)
+        if isinstance(innermost(self.reducer), PowerSGD):
             raise ValueError(
-                f"two_level needs a reducer of flat vectors, got {got}: give a SparseReducer, for instance"
+                f"two_level cuts matrices into shards, {self.reducer.full_name} needs them whole: "
+                "give a SparseReducer, or use powersgd without two_level"
             )
         if not isinstance(self.ranks_per_node, int) or self.ranks_per_node < 1:
             raise ValueError(f"ranks_per_node must be a number of at least 1, got {self.ranks_per_node!r}")
 
     @property
-    def policy(self) -> Policy:
-        """What to do about NaN and Inf: the reducer's policy."""
-        return self.reducer.policy
-
-    @property
-    def rule_name(self) -> str | None:
-        """Which published behaviour the reducer follows."""
-        return self.reducer.rule_name
-
-    @property
     def method(self) -> str:
-        """The reducer's method, and the size of a node."""
+        """The name, the size of a node, and the reducer's method."""
         return f"{self.name} {self.ranks_per_node} {self.reducer.method}"
-
-    @property
-    def full_name(self) -> str:
-        """The name, and the reducer's."""
-        return f"{self.name} {self.reducer.full_name}"
-
-    def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse a model that the reducer does not fit; see Reducer."""
-        self.reducer.check_parameters(shapes)
 
     def prepare(self, comm: Comm, device: torch.device) -> None:
         """Divide the ranks into nodes; see Reducer."""
-        comm.levels(self.ranks_per_node, device)
+        self.reducer.prepare(comm.levels(self.ranks_per_node, device).between, device)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> TwoLevelState:
         """Return a state that has no shard yet: which one it is depends on the rank."""
@@ -199,18 +181,8 @@ class TwoLevel(Reducer):
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's of this rank's shard, and where it lies."""
         assert isinstance(state, TwoLevelState)
-        inner: dict[str, Any] = {"memory": {}}
-        if state.shard is not None:
-            state.shard.step = state.step
-            inner = self.reducer.save(state.shard)
-        return {
-            "method": self.method,
-            "step": state.step,
-            "memory": inner.pop("memory"),
-            "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
-            "place": state.place,
-            "shard": inner,
-        }
+        outer, inner = self._save_both(state, state.shard)
+        return outer | {"place": state.place, "shard": inner}
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> TwoLevelState:
         """Return the state that ``save`` described.
@@ -218,8 +190,7 @@ class TwoLevel(Reducer):
         Raises:
             ValueError: it is the state of another method, or of nodes of another size.
         """
-        if saved["method"] != self.method:
-            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
+        self.check_method(saved)
         state = self.start(saved_layout(saved), dtype, device)
         state.step = saved["step"]
         if saved["place"] is not None:

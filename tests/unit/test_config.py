@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
@@ -114,6 +115,18 @@ def test_a_mistake_is_one_line(word: str) -> None:
             ("sparsifier=dgc", "optimizer.momentum=0", "sparsifier.reducer={name:split,min_dims:2}"),
             "feedback momentum holds the optimizer's momentum, which dense parameters",
         ),
+        (
+            ("sparsifier=dgc", "sparsifier.reducer={name:two_level,ranks_per_node:1}", "optimizer.momentum=0.9"),
+            "feedback momentum holds the momentum, got optimizer.momentum=0.9 too",
+        ),
+        (
+            ("sparsifier.reducer={name:split,min_dims:2,reducer:{name:two_level,ranks_per_node:3}}",),
+            "ranks_per_node of sparsifier micro must divide the number of workers, got 3 for",
+        ),
+        (
+            ("sparsifier.reducer={name:two_level,ranks_per_node:1,reducer:powersgd}",),
+            "reducer of a sparsifier's reducer must be sparse, split or two_level, got 'powersgd'",
+        ),
         (("dataset=cifar10", "model=resnet20", "dataset.root=/nowhere"), "/nowhere"),
     ],
 )
@@ -121,6 +134,12 @@ def test_parts_that_do_not_go_together_are_refused(words: tuple[str, ...], messa
     with pytest.raises(UserError, match=message) as caught:
         compose_one(*words)
     assert "\n" not in str(caught.value)
+
+
+def test_reducers_nest_in_a_configuration() -> None:
+    words = "sparsifier.reducer={name:split,min_dims:2,reducer:{name:two_level,ranks_per_node:2}}"
+    reducer = build_reducer(compose_one("cluster=simulated", "cluster.world_size=4", words))
+    assert reducer.method == "split two_level 2 micro (agreed)"
 
 
 def test_torn_data_is_refused(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_state_with_other_dense_parameters_is_refused() -> None:
         ({"only": ("",)}, "only must be patterns of parameter names such as '.*', got ''"),
         ({"start_step": -1}, "start_step must be a number of at least 0, got -1"),
         ({"reducer": micro.DenseReducer(), "min_dims": 2}, "split needs a reducer that sparsifies, got dense"),
-        ({"reducer": "micro", "min_dims": 2}, "split needs a reducer that sparsifies, got 'micro'"),
+        ({"reducer": "micro", "min_dims": 2}, "reducer must be a micro.Reducer, got 'micro': build one"),
         (
             {
                 "reducer": micro.SparseReducer(micro.TopK(), 0.1, feedback=micro.MomentumCorrection()),

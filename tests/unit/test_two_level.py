@@ -294,9 +294,15 @@ def test_nodes_must_divide_the_ranks() -> None:
     ("settings", "words"),
     [
         ({"ranks_per_node": 0}, "ranks_per_node must be a number of at least 1, got 0"),
-        ({"reducer": micro.PowerSGD(rank=2)}, "needs a reducer of flat vectors, got powersgd"),
-        ({"reducer": micro.Micro()}, "needs a reducer of flat vectors, got Micro"),
-        ({"reducer": micro.TwoLevel(reducer=micro.DenseReducer(), ranks_per_node=2)}, "vectors, got two_level"),
+        (
+            {"reducer": micro.PowerSGD(rank=2)},
+            "powersgd needs them whole: give a SparseReducer, or use powersgd without",
+        ),
+        (
+            {"reducer": micro.Split(reducer=micro.PowerSGD(rank=2), min_dims=2)},
+            "two_level cuts matrices into shards, split powersgd needs them whole",
+        ),
+        ({"reducer": micro.Micro()}, "must be a micro.Reducer, got the selector Micro: wrap it"),
     ],
 )
 def test_what_cannot_be_exchanged_in_shards_is_refused(settings: dict[str, Any], words: str) -> None:
