@@ -73,12 +73,17 @@ class Feedback(Part, ABC):
         Returns:
             what takes it back, called before what settle_ returned.
         """
-        residual = memory["residual"]
-        if not residual.numel():
-            return nothing_to_undo
-        undo = _putting_back(residual, unsent.indices)
-        unsent.add_to_(residual)
-        return undo
+        return keep_in_residual_(memory, unsent)
+
+
+def keep_in_residual_(memory: Memory, unsent: SparseValues) -> Undo:
+    """Add ``unsent`` to the residual, where there is one; return what takes it back."""
+    residual = memory["residual"]
+    if not residual.numel():
+        return nothing_to_undo
+    undo = _putting_back(residual, unsent.indices)
+    unsent.add_to_(residual)
+    return undo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

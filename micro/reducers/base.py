@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm, GroupComm
-from micro.feedback import Memory
+from micro.feedback import Memory, Undo, keep_in_residual_
 from micro.flat import Layout, regroup
 from micro.nonfinite import Policy
 from micro.parts import NoState, Part
 from micro.reducers.attempt import Attempt, decide
+from micro.sparse import SparseValues
 from micro.stats import StepStats
 
 
@@ -170,6 +171,16 @@ class Reducer(Part, ABC):
         """
         attempt = self.attempt_(state, grad, comm)
         return lambda: attempt
+
+    def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
+        """Keep ``unsent``, the same on all ranks: what an update lost that was rounded after it was reduced.
+
+        Where the reducer keeps nothing of an element, it is lost.
+
+        Returns:
+            what takes it back, called before what undoes the step.
+        """
+        return keep_in_residual_(state.memory, unsent)
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors, what is kept for each parameter by its name."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
+from micro.sparse import SparseValues
 from micro.stats import StepStats, traffic_fields
 
 
@@ -27,6 +28,17 @@ class Share:
         """Return the share of ``whole`` (numel,): a view where it is one run, else a copy."""
         pieces = [whole[run] for run in self.runs]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def part_of(self, values: SparseValues) -> SparseValues:
+        """Return those of ``values`` (k,) that lie in the share, at their places in what ``take`` returns."""
+        device = values.indices.device
+        starts = torch.tensor([run.start for run in self.runs], device=device)
+        stops = torch.tensor([run.stop for run in self.runs], device=device)
+        lengths = stops - starts
+        runs = torch.searchsorted(starts, values.indices.long(), right=True) - 1  # -1: before the first run
+        is_in = (runs >= 0) & (values.indices < stops[runs])
+        shifts = (lengths.cumsum(0) - lengths - starts)[runs[is_in]]
+        return SparseValues((values.indices[is_in] + shifts).to(torch.int32), values.values[is_in])
 
     def put_back_(self, whole: Tensor, vector: Tensor) -> None:
         """Write ``vector``, which ``take`` returned, to its places in ``whole`` (numel,)."""

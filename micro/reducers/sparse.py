@@ -24,7 +24,7 @@ from micro.reducers.base import BucketState, Reducer
 from micro.reducers.rounding import write_sum_
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
-from micro.sparse import Exchanged, Overlap, Step, overflown
+from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
 from micro.stats import StepStats, traffic_fields
 
 
@@ -164,6 +164,10 @@ class SparseReducer(Reducer):
             if unsent is not None:
                 undo = after(self.feedback.keep_(state.memory, unsent), undo)
         return undo
+
+    def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
+        """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
+        return self.feedback.keep_(state.memory, unsent)
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm, GroupComm
+from micro.feedback import Undo, nothing_to_undo
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, listed, matches
 from micro.reducers.attempt import Attempt
@@ -16,6 +17,7 @@ from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.shares import Share, share_of, together
 from micro.reducers.wrapping import WrappingReducer, innermost
+from micro.sparse import SparseValues
 
 
 @dataclass(slots=True)
@@ -170,6 +172,13 @@ class Split(WrappingReducer):
         state.sparse.put_back_(grad, rest)
         stats = together(dense.stats, sparse.stats, grad.numel(), comm)
         return Attempt(stats=stats, grad=grad, findings=(*dense.findings, *sparse.findings), undo=sparse.undo)
+
+    def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
+        """Keep what an update lost that was rounded after it was reduced; of dense parameters nothing is kept."""
+        assert isinstance(state, SplitState)
+        if state.sparse is None or state.sparse_state is None:
+            return nothing_to_undo
+        return self.reducer.keep_(state.sparse_state, state.sparse.part_of(unsent))
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's, and the shapes of all parameters."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm, Traffic
-from micro.feedback import Undo, nothing_to_undo
+from micro.feedback import Undo, after, nothing_to_undo
 from micro.flat import Layout
 from micro.nonfinite import Finding
 from micro.reducers.attempt import Attempt
@@ -19,6 +19,7 @@ from micro.reducers.node_shards import NodeShards, node_shards
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.rounding import rounded, rounding
 from micro.reducers.wrapping import WrappingReducer, innermost
+from micro.sparse import SparseValues
 from micro.stats import StepStats, traffic_fields
 
 
@@ -41,10 +42,11 @@ class TwoLevelState(BucketState):
     def vector(self, key: str) -> Tensor:
         """Return a copy of what is kept under ``key`` (numel,) in the layout's order, zero outside of this shard.
 
-        The sum over the ranks of a node is what the node keeps.
+        The sum over the ranks of a node is what the node keeps. Empty where the reducer keeps nothing, and before the
+        first step.
         """
         kept = self.memory[key] if self.shard is None else self.shard.vector(key)
-        if self.shards is None or self.place is None:
+        if self.shards is None or self.place is None or key not in self.keys:
             return kept
         whole = kept.new_zeros(self.layout.numel)
         if kept.numel():
@@ -126,7 +128,7 @@ class TwoLevel(WrappingReducer):
         findings: tuple[Finding, ...] = ()
         undo = inner.undo if inner else nothing_to_undo
         if header.is_finite:
-            update, undo = _rounded(update, indices, grad.dtype, state, undo)
+            update, undo = self._rounded(state, update, indices, grad.dtype, undo)
             gather_update_(grad, update, indices, header, shards, levels.within)
         else:
             findings = (find(grad, inner, state.layout, comm),)
@@ -138,6 +140,21 @@ class TwoLevel(WrappingReducer):
         return Attempt(
             stats=replace(stats, exchange_s=exchange_s, rest_s=rest_s), grad=grad, findings=findings, undo=undo
         )
+
+    def _rounded(
+        self, state: TwoLevelState, update: Tensor, indices: Tensor, dtype: torch.dtype, undo: Undo
+    ) -> tuple[Tensor, Undo]:
+        """Return the update of a shard in the dtype of the gradient; the reducer keeps what rounding takes from it.
+
+        Args:
+            indices: (k,) where it is not zero.
+            undo: of the step; the one returned undoes both.
+        """
+        if update.dtype == dtype or state.shard is None:
+            return update.to(dtype), undo
+        lower = rounded(update, dtype)
+        unsent = SparseValues(indices.to(torch.int32), rounding(update[indices], lower[indices]))
+        return lower, after(self.reducer.keep_(state.shard, unsent), undo)
 
     def _begin(self, state: TwoLevelState, place: int, grad: Tensor) -> NodeShards:
         """Give the state its shard, at its first step; return where the shards of the node's ranks lie."""
@@ -155,7 +172,7 @@ class TwoLevel(WrappingReducer):
         """Make ``shard`` the state's; the memory of both is one."""
         state.place, state.shard = place, shard
         state.shards = node_shards(state.layout, self.ranks_per_node)
-        one = self.reducer.start(Layout.flat(1), torch.float32, torch.device("cpu"))
+        one = self.reducer.start(_smallest(state.layout), torch.float32, torch.device("cpu"))
         state.keys = tuple(one.pieces())
         if shard is not None:
             state.memory.update(shard.memory)  # not replaced: a Split around this holds it too
@@ -215,20 +232,7 @@ class TwoLevel(WrappingReducer):
         return state
 
 
-def _rounded(
-    update: Tensor, indices: Tensor, dtype: torch.dtype, state: TwoLevelState, undo: Undo
-) -> tuple[Tensor, Undo]:
-    """Return the update of a shard in the dtype of the gradient; what rounding takes from it stays in the residual."""
-    if update.dtype == dtype:
-        return update, undo
-    lower, kept = rounded(update, dtype), state.memory["residual"]
-    if kept.numel() != update.numel():  # no residual, or one of some parameters
-        return lower, undo
-    before = kept[indices]
-    kept[indices] += rounding(update, lower)[indices]
-
-    def undo_both() -> None:
-        kept[indices] = before
-        undo()
-
-    return lower, undo_both
+def _smallest(layout: Layout) -> Layout:
+    """Return the same parameters with one element each, or none: what a reducer keeps under is the same for both."""
+    pairs = zip(layout.numels, layout.shapes, strict=True)
+    return Layout(layout.names, tuple(tuple(1 for _ in shape) if numel else shape for numel, shape in pairs))

@@ -28,6 +28,7 @@ class Outcome:
         numel: d.
         step: its number.
         acc: (world_size, numel) what the ranks chose from.
+        update: (numel,) the mean update.
     """
 
     world_size: int
@@ -38,6 +39,7 @@ class Outcome:
     numel: int = 0
     step: int = 0
     acc: Tensor | None = None
+    update: Tensor | None = None
 
 
 Bytes = Callable[[Outcome, int], float]  # what one rank sends
@@ -82,6 +84,7 @@ class Row:
         spectral: what is chosen are bins of the spectrum: counts are of those, and the update is dense.
         own_thresholds: each rank has its own threshold, which the others do not know.
         dense: parameters of which nothing is kept, because they are reduced densely.
+        ranks_per_node: gradients are averaged over so many ranks first, so that mass is conserved over nodes.
         upper_bounds: bytes depend on more than the outcome; counts, indices and values bound them from above.
     """
 
@@ -103,7 +106,12 @@ class Row:
     spectral: bool = False
     own_thresholds: bool = False
     dense: tuple[str, ...] = ()
+    ranks_per_node: int = 1
     upper_bounds: bool = False
+
+    def world_size(self, at_least: int) -> int:
+        """Return the smallest number of ranks from ``at_least`` on that the method takes: whole nodes."""
+        return -(-at_least // self.ranks_per_node) * self.ranks_per_node
 
     def bytes_sent(self, outcome: Outcome, rank: int) -> dict[Kind, float]:
         """Return the bytes that ``rank`` has to have sent, by kind."""

@@ -13,11 +13,13 @@ from tests.sparsifiers.base import (
     agreed_counts,
     all_reduce,
     lists,
+    no_bytes,
     raw_lists,
     rows,
     union_values,
 )
 
+RANK = 2
 NUM_BIAS, NUM_FIRST = 8, 8 * 16  # elements of a.bias and a.weight in the layout of tests/unit/test_laws.py
 
 
@@ -41,6 +43,11 @@ def and_dense(inner: Bytes, num_dense: int) -> Bytes:
     return lambda outcome, rank: (
         rest(inner, num_dense)(outcome, rank) + all_reduce(num_dense * outcome.value_bytes, outcome.world_size)
     )
+
+
+def factors(outcome: Outcome, rank: int) -> float:
+    """All-reduce of the factors of a.weight and b.weight, and of a flag."""
+    return all_reduce(outcome.value_bytes * (RANK * (8 + 11 + 16 + 11) + 1), outcome.world_size)
 
 
 ROWS: tuple[Row, ...] = (
@@ -67,5 +74,20 @@ ROWS: tuple[Row, ...] = (
         num_collectives=4,
         follows_density=False,
         dense=("a.weight",),
+    ),
+    Row(
+        name="split+powersgd",
+        make=lambda _density, seed: micro.Split(
+            reducer=micro.PowerSGD(rank=RANK, min_compression=1.5, seed=seed), min_dims=2
+        ),
+        band=EXACT,
+        counts=no_bytes,
+        indices=no_bytes,
+        values=and_dense(factors, NUM_BIAS),
+        num_collectives=3,
+        follows_density=False,
+        names_rank=False,
+        mixes=True,
+        dense=("a.bias",),
     ),
 )

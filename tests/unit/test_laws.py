@@ -59,10 +59,37 @@ class Taken:
     after: Tensor
     stats: list[micro.StepStats]
     momentum: Tensor | None = None  # the part of before that is not the residual, where there is one
+    kept_dtype: torch.dtype | None = None  # of the residuals, where after has another
+
+
+def mean_in_node(row: Row, grads: Tensor) -> Tensor:
+    """Return (num_nodes, numel) means of ``grads`` (world_size, numel) over the ranks of each node."""
+    return sum_in_node(row, grads) / row.ranks_per_node
+
+
+def sum_in_node(row: Row, kept: Tensor) -> Tensor:
+    """Return (num_nodes, numel) sums of ``kept`` (world_size, numel) over the ranks of each node."""
+    return kept.unflatten(0, (-1, row.ranks_per_node)).sum(1)
+
+
+def of_nodes(row: Row, step: Taken) -> Taken:
+    """Return a step as nodes see it: each has the mean gradient of its ranks, and what all of them keep."""
+    if row.ranks_per_node == 1:
+        return step
+    before, after = (sum_in_node(row, kept.double()) for kept in (step.before, step.after))
+    grads = mean_in_node(row, step.grads.double())
+    kept = step.after.dtype if step.after.numel() else step.updates.dtype
+    return replace(
+        step, grads=grads, before=before, updates=step.updates[:: row.ranks_per_node], after=after, kept_dtype=kept
+    )
 
 
 def assert_mass_conserved(row: Row, step: Taken) -> None:
-    """sum(acc over ranks) == sum(residual) + world_size * update, at every element, but for the rounding of sums."""
+    """sum(acc over ranks) == sum(residual) + world_size * update, at every element, but for the rounding of sums.
+
+    Where gradients are averaged within nodes first, nodes stand for ranks.
+    """
+    step = of_nodes(row, step)
     world_size = step.updates.shape[0]
     before = step.before.double() if step.before.numel() else torch.zeros_like(step.grads, dtype=torch.float64)
     acc = before + step.grads.double()
@@ -80,7 +107,7 @@ def assert_mass_conserved(row: Row, step: Taken) -> None:
 
 def resolution(row: Row, step: Taken) -> Tensor:
     """Return the rounding (numel,) of what keeps mass: the residual's, for it keeps what a half mean rounds off too."""
-    kept = step.after.dtype if step.after.numel() else step.updates.dtype
+    kept = step.kept_dtype or (step.after.dtype if step.after.numel() else step.updates.dtype)
     rounding = torch.full((step.updates.shape[1],), torch.finfo(kept).eps, dtype=torch.float64)
     if row.dense and kept != step.updates.dtype:  # nothing is kept of these
         for name, place in LAYOUT.slices():
@@ -100,8 +127,9 @@ def assert_waits(residual: Tensor, expected: Tensor, reducer: micro.Reducer) -> 
 
 
 def kept_of(grads: Tensor, row: Row) -> Tensor:
-    """Return the finite part of ``grads`` (world_size, numel), zero where nothing waits for a later step."""
-    kept = torch.where(torch.isfinite(grads), grads, 0)
+    """Return what nodes keep (num_nodes, numel) of ``grads`` (world_size, numel) that are not sent: what is finite."""
+    means = mean_in_node(row, grads)
+    kept = torch.where(torch.isfinite(means), means, 0)
     for name, place in LAYOUT.slices():
         if name in row.dense:
             kept[:, place] = 0
@@ -134,7 +162,8 @@ def simulate(
 
 @cache
 def taken(row: Row, world_size: int, dtype: torch.dtype) -> list[Taken]:
-    """Return the steps of one run, which several laws look at."""
+    """Return the steps of one run, which several laws look at; ranks are added where nodes are not full."""
+    world_size = row.world_size(world_size)
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
         return [take(simulation, gradients(LAYOUT, world_size, step, dtype)) for step in range(STEPS)]
 
@@ -166,7 +195,7 @@ def test_mass_is_conserved(row: Row, case: tuple[int, torch.dtype]) -> None:
 
 @grid(row=TABLE, case=CASES)
 def test_statistics_say_what_the_update_is(row: Row, case: tuple[int, torch.dtype]) -> None:
-    world_size, _ = case
+    world_size = row.world_size(case[0])
     for index, step in enumerate(taken(row, *case)):
         for rank, stats in enumerate(step.stats):
             assert stats.step == index
@@ -185,13 +214,23 @@ def test_statistics_say_what_the_update_is(row: Row, case: tuple[int, torch.dtyp
 
 @grid(row=TABLE, case=CASES)
 def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtype]) -> None:
-    world_size, dtype = case
+    world_size, dtype = row.world_size(case[0]), case[1]
     for step in taken(row, *case):
         for rank, stats in enumerate(step.stats):
             extra = max(stats.num_collectives - row.num_collectives, 0)
             size = dtype.itemsize
             acc = step.before + step.grads if step.before.numel() else step.grads
-            outcome = Outcome(world_size, stats.counts, stats.global_count, size, extra, LAYOUT.numel, stats.step, acc)
+            outcome = Outcome(
+                world_size,
+                stats.counts,
+                stats.global_count,
+                size,
+                extra,
+                LAYOUT.numel,
+                stats.step,
+                acc,
+                step.updates[rank],
+            )
             promised = row.bytes_sent(outcome, rank)
             counted = {"counts": stats.counts_bytes, "indices": stats.indices_bytes, "values": stats.values_bytes}
             if row.upper_bounds:
@@ -204,6 +243,7 @@ def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtyp
 
 @grid(row=BANDED, world_size=WORLDS)
 def test_density_is_inside_its_band(row: Row, world_size: int) -> None:
+    world_size = row.world_size(world_size)
     layout = micro.Layout.flat(4000)
     with closing(simulate(row, world_size, layout=layout, dtype=torch.float32)) as simulation:
         for index in range(5):
@@ -219,10 +259,10 @@ def assert_in_band(row: Row, stats: micro.StepStats, world_size: int) -> None:
 
 @grid(row=TABLE)
 def test_target_follows_the_warm_up(row: Row) -> None:
-    schedule = micro.WarmUp(density=0.05, start_density=0.5, steps=4)
-    with closing(simulate(row, 3, density=schedule)) as simulation:
+    schedule, world_size = micro.WarmUp(density=0.05, start_density=0.5, steps=4), row.world_size(3)
+    with closing(simulate(row, world_size, density=schedule)) as simulation:
         for index in range(7):
-            step = take(simulation, gradients(LAYOUT, 3, index, torch.float64))
+            step = take(simulation, gradients(LAYOUT, world_size, index, torch.float64))
             assert_replicas_equal(step.updates)
             if row.conserves_mass:
                 assert_mass_conserved(row, step)
@@ -232,7 +272,7 @@ def test_target_follows_the_warm_up(row: Row) -> None:
                 counts = [int(schedule.at(index) * size) for size in (LAYOUT.numels if row.by_tensor else whole)]
                 assert step.stats[0].target_count == sum(max(1, count) for count in counts)
             if is_prompt(row):
-                assert_in_band(row, step.stats[0], 3)
+                assert_in_band(row, step.stats[0], world_size)
 
 
 # --- unusual gradients ------------------------------------------------------------------------------------------------
@@ -250,6 +290,7 @@ UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
 
 @grid(row=TABLE, kind=UNUSUAL, world_size=[1, 3], dtype=DTYPES)
 def test_unusual_gradients_do_no_harm(row: Row, world_size: int, kind: str, dtype: torch.dtype) -> None:
+    world_size = row.world_size(world_size)
     change = UNUSUAL[kind]
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
         for index in range(4):
@@ -276,7 +317,7 @@ def test_ties_do_not_widen_the_band(row: Row, kind: str) -> None:
 
 @grid(row=TABLE, size=[(3, 5), (1, 1), (1, 4), (5, 8)], dtype=DTYPES)
 def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch.dtype) -> None:
-    numel, world_size = size
+    numel, world_size = size[0], row.world_size(size[1])
     layout = micro.Layout.flat(numel)
     with closing(simulate(row, world_size, layout=layout, dtype=dtype, density=0.4)) as simulation:
         for index in range(world_size + 2):  # every rank has every slice once, some twice
@@ -293,6 +334,7 @@ def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch
 def test_half_precision_gradients_lose_nothing_that_single_precision_holds(
     row: Row, world_size: int, dtype: torch.dtype
 ) -> None:
+    world_size = row.world_size(world_size)
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
         for index in range(4):
             step = take(simulation, gradients(LAYOUT, world_size, index, dtype))
@@ -332,7 +374,7 @@ def spoiled(grads: Tensor, value: float) -> Tensor:
 
 @grid(row=TABLE, value=[float("nan"), float("inf"), float("-inf")])
 def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float) -> None:
-    world_size, reducer = 3, row.make(DENSITY, 0)
+    world_size, reducer = row.world_size(3), row.make(DENSITY, 0)
     states = [reducer.start(LAYOUT, torch.float64, torch.device("cpu")) for _ in range(world_size)]
 
     def reduce(comm: micro.Comm) -> str | None:
@@ -347,10 +389,11 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
         grads = gradients(LAYOUT, world_size, 0, torch.float64)
         assert group.run(reduce) == [None] * world_size
         grads = spoiled(gradients(LAYOUT, world_size, 1, torch.float64), value)
-        finite = kept_of(grads, row)
-        waiting = [state.residual + grad for state, grad in zip(states, finite, strict=True) if state.residual.numel()]
+        waiting = None
+        if states[0].residual.numel():
+            waiting = sum_in_node(row, torch.stack([state.residual for state in states])) + kept_of(grads, row)
         if momentum := momentum_of(reducer):
-            waiting = [w + momentum * state.memory["momentum"] for w, state in zip(waiting, states, strict=True)]
+            waiting += momentum * torch.stack([state.memory["momentum"] for state in states])
         messages = group.run(reduce)
 
     assert len(set(messages)) == 1
@@ -360,13 +403,13 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
     assert "at step 1" in message
     if row.names_rank:
         assert f"on rank {BAD_RANK}" in message
-    for state, expected in zip(states, waiting, strict=False):  # nothing is sent, and what is finite is kept
-        assert_waits(state.residual, expected, reducer)
+    if waiting is not None:  # nothing is sent, and what is finite is kept
+        assert_waits(sum_in_node(row, torch.stack([state.residual for state in states])), waiting, reducer)
 
 
 @grid(row=TABLE, value=[float("nan"), float("inf")])
 def test_skip_leaves_the_step_out(row: Row, value: float) -> None:
-    world_size = 3
+    world_size = row.world_size(3)
     with closing(simulate(row, world_size, nonfinite="skip")) as simulation:
         take(simulation, gradients(LAYOUT, world_size, 0, torch.float64))
         usual = gradients(LAYOUT, world_size, 1, torch.float64)
@@ -376,7 +419,8 @@ def test_skip_leaves_the_step_out(row: Row, value: float) -> None:
     assert not bad.updates.any()
     assert all(stats.skipped and stats.global_count == 0 for stats in bad.stats)
     if bad.after.numel():  # what is finite waits, what is not is dropped
-        assert_waits(bad.after, bad.before + kept_of(spoiled(usual, value), row), simulation.reducer)
+        waiting = sum_in_node(row, bad.before) + kept_of(spoiled(usual, value), row)
+        assert_waits(sum_in_node(row, bad.after), waiting, simulation.reducer)
     assert_replicas_equal(good.updates)
     assert torch.isfinite(good.updates).all()
     assert good.updates.any()
@@ -409,6 +453,7 @@ def untimed(stats: micro.StepStats) -> micro.StepStats:
 
 @grid(row=TABLE, world_size=[1, 4], dtype=DTYPES)
 def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int, dtype: torch.dtype) -> None:
+    world_size = row.world_size(world_size)
     grads = [gradients(LAYOUT, world_size, step, dtype) for step in range(8)]
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
         for step in range(4):
@@ -422,6 +467,7 @@ def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int
 
 @grid(row=TABLE, world_size=[1, 4])
 def test_same_seed_gives_the_same_bytes(row: Row, world_size: int) -> None:
+    world_size = row.world_size(world_size)
     with closing(simulate(row, world_size)) as simulation:
         again = [take(simulation, gradients(LAYOUT, world_size, step, torch.float64)) for step in range(STEPS)]
     assert_same_run(taken(row, world_size, torch.float64), again)
@@ -437,6 +483,7 @@ def test_only_random_methods_depend_on_the_seed(row: Row) -> None:
 
 @grid(row=TABLE, world_size=[1, 3])
 def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_size: int) -> None:
+    world_size = row.world_size(world_size)
     turned = micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
     with closing(simulate(row, world_size)) as simulation:
         for step in range(2):

@@ -23,6 +23,7 @@ def ordinary(world_size: int, step: int) -> torch.Tensor:
 @grid(row=TABLE, world_size=[1, 3], size=[0.4, 0.9])
 def test_after_an_overflow_every_later_step_counts(row: Row, world_size: int, size: float) -> None:
     reducer = replace(row.make(0.05, 0), nonfinite="skip")  # type: ignore[type-var]
+    world_size = row.world_size(world_size)
     with closing(micro.Simulation(reducer, LAYOUT, world_size)) as simulation:
         simulation.step(ordinary(world_size, 0))
         skipped = []

@@ -12,8 +12,11 @@ from torch import Tensor
 
 import micro
 from micro.reducers.node_shards import NodeShards
+from micro.reducers.shares import share_of
+from micro.sparse import SparseValues
 from tests.products import grid
 from tests.saving import through_a_file
+from tests.sparsifiers import TABLE, Row
 
 LAYOUT = micro.Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (7,), (11, 11)))
 DENSITY = 0.05
@@ -33,6 +36,9 @@ METHODS: dict[str, micro.Reducer] = {
     "dgc": micro.SparseReducer(micro.DGC(), DENSITY, feedback=micro.MomentumCorrection(), exchange=micro.Gather()),
     "fft": micro.FFTReducer(density=DENSITY, feedback=micro.ErrorFeedback()),
 }
+ALONE = [
+    row for row in TABLE if not row.name.startswith(("two_level", "split+two_level", "powersgd", "split+powersgd"))
+]
 CONSERVING = [name for name in METHODS if name not in ("dgc", "fft")]  # dgc adds momentum; fft rounds to the norm
 SIZES = [(1, 2), (2, 2), (3, 2), (2, 4), (3, 1)]  # nodes, ranks per node
 
@@ -134,6 +140,23 @@ def test_each_shard_is_reduced_between_nodes_as_by_the_reducer_alone(name: str, 
         simulation.close()
 
 
+@grid(row=ALONE, world_size=[1, 3, 4])
+def test_nodes_of_one_rank_are_the_reducer_alone(row: Row, world_size: int) -> None:
+    alone = row.make(DENSITY, 0)
+    both = micro.TwoLevel(reducer=alone, ranks_per_node=1)
+    one, other = (micro.Simulation(reducer, LAYOUT, world_size, dtype=torch.float64) for reducer in (alone, both))
+    with closing(one), closing(other):
+        for index in range(4):
+            gradients = of_nodes(world_size, index)
+            expected, taken = one.step(gradients, residuals=True), other.step(gradients, residuals=True)
+            assert torch.equal(taken.update, expected.update)
+            assert torch.equal(taken.residuals, expected.residuals)  # type: ignore[arg-type]
+            for mine, theirs in zip(taken.stats, expected.stats, strict=True):
+                assert (mine.counts, mine.target_count) == (theirs.counts, theirs.target_count)
+                assert (mine.calls, mine.bytes_sent) == (theirs.calls, theirs.bytes_sent)
+                assert mine.local_bytes == 0
+
+
 @grid(name=CONSERVING, size=SIZES)
 def test_nothing_of_a_nodes_gradient_is_lost(name: str, size: tuple[int, int]) -> None:
     nodes, _ = size
@@ -145,7 +168,7 @@ def test_nothing_of_a_nodes_gradient_is_lost(name: str, size: tuple[int, int]) -
             assert lost.abs().max() < 1e-12
 
 
-@grid(name=["topk+union", "micro", "micro+half"], dtype=[torch.bfloat16, torch.float16])
+@grid(name=["topk+union", "micro", "micro+half", "split"], dtype=[torch.bfloat16, torch.float16])
 def test_the_rounding_of_half_precision_gradients_stays_in_the_residuals(name: str, dtype: torch.dtype) -> None:
     with closing(Nodes(METHODS[name], (3, 2), dtype=dtype)) as both:
         for index in range(4):
@@ -155,7 +178,30 @@ def test_the_rounding_of_half_precision_gradients_stays_in_the_residuals(name: s
             assert taken.after.dtype == torch.float32
             acc = (taken.before + gradients.float()).sum(0)
             lost = acc - taken.after.sum(0) - 3 * taken.update.float()
+            if name == "split":  # which keeps nothing of dense parameters
+                lost = torch.cat([piece for key, piece in LAYOUT.split(lost).items() if key != "a.bias"])
             assert lost.abs().max() < 1e-5
+
+
+def test_what_is_beyond_the_range_of_float16_waits() -> None:
+    with closing(Nodes(METHODS["topk+union"], (2, 2), dtype=torch.float16)) as both:
+        sent = torch.zeros(LAYOUT.numel)
+        for _ in range(4):  # few of the elements are sent at each step, so that more than 65,504 waits
+            both.simulation.step_(rows := torch.full((4, LAYOUT.numel), 60_000.0, dtype=torch.float16))
+            assert torch.isfinite(rows).all()
+            sent += rows[0].float()
+        assert rows[0].max() == 65_504.0
+        assert (2 * sent + both.residuals().sum(0) == 2 * 4 * 60_000.0).all()
+
+
+def test_a_share_finds_its_values_in_those_of_the_vector() -> None:
+    share = share_of(LAYOUT, lambda name, shape: name != "a.bias")
+    assert share is not None
+    whole = of_nodes(1, 0)[0]
+    indices = torch.randperm(LAYOUT.numel, generator=torch.Generator().manual_seed(0))[:100].sort().values
+    part = share.part_of(SparseValues(indices.to(torch.int32), whole[indices]))
+    assert torch.equal(share.take(whole)[part.indices], part.values)
+    assert part.indices.numel() == int(((indices < 128) | (indices >= 135)).sum())
 
 
 def test_statistics_count_both_levels() -> None:
@@ -315,6 +361,16 @@ def test_scopes_are_those_of_the_reducer() -> None:
     assert micro.scoped(reducer, "tensor") == replace(reducer, reducer=micro.scoped(reducer.reducer, "tensor"))
     with pytest.raises(ValueError, match="two_level cuts each into shards: use scope=bucket or tensor"):
         micro.scoped(reducer, "model")
+
+
+def test_a_shard_without_elements_names_what_the_others_keep() -> None:
+    layout = micro.Layout(("x", "y"), ((1, 1), (1,)))
+    for reducer in (METHODS["split"], METHODS["dgc"], micro.DenseReducer()):
+        with closing(Nodes(reducer, (1, 2), layout=layout)) as both:
+            both.step(of_nodes(1, 0, layout=layout))
+            with_elements, without = (set(state.pieces()) for state in both.simulation._states)
+            assert with_elements == without
+            assert [kept.numel() for kept in both.simulation.residuals()] == [2 * bool(without)] * 2
 
 
 def test_states_of_shards_have_no_mean_over_ranks() -> None:
