@@ -5,8 +5,11 @@ measured table) and schedules, and computes what a step takes: nothing is traine
 
     python -m experiments.simulate --trace results/published/traces/resnet50.json --workers 4,64,1024
 
+    python -m experiments.simulate --network nvlink_25gbe --two-level
+
 Writes tables (csv, simulate.md) and figures: speed-up over workers; up to which bandwidth each method is faster than
 dense; the published gains of merged gradients beside ours; double trees with the published slope and the usual one.
+With --two-level also levels.md, and figures of speed-up and bytes in one level and in two.
 """
 
 import argparse
@@ -19,14 +22,12 @@ from rich.console import Console
 
 from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.studies.simulated_steps.files import write
-from experiments.studies.simulated_steps.network_choices import ALGORITHMS
+from experiments.studies.simulated_steps.network_choices import ALGORITHMS, INTRA, RANKS_PER_NODE
 from experiments.studies.simulated_steps.questions import compute
 from experiments.studies.simulated_steps.settings import (
-    INTRA,
     MEMORY_GB_S,
     METHODS,
     NETWORKS,
-    RANKS_PER_NODE,
     SCHEDULES,
     TRACES,
     WORKERS,
@@ -89,8 +90,23 @@ def parser() -> Parser:
         help=f"of the all-reduce, among {', '.join(ALGORITHMS)}; hierarchical: the network joins nodes; best: call by "
         "call the fastest of the flat ones; each network's own by default",
     )
-    add("--ranks-per-node", type=int, metavar="G", help=f"with hierarchical; fewer are one node ({RANKS_PER_NODE})")
-    add("--intra", metavar="NAME_OR_FILE", help=f"with hierarchical: network within a node ({INTRA})")
+    add(
+        "--ranks-per-node",
+        type=int,
+        metavar="G",
+        help="workers of a node, fewer are one node; as the network's file has it, with hierarchical else "
+        f"{RANKS_PER_NODE}",
+    )
+    add(
+        "--intra",
+        metavar="NAME_OR_FILE",
+        help=f"network within a node; as the network's file has it, with hierarchical else {INTRA}",
+    )
+    add(
+        "--two-level",
+        action="store_true",
+        help="also in two levels: densely within a node, by each method between nodes; the network needs nodes",
+    )
     add("--workers", type=comma_list(int), default=WORKERS, metavar="N,N", help="numbers of workers (%(default)s)")
     add("--schedules", type=comma_list(str), default=SCHEDULES, metavar="A,B", help="of the dense method (%(default)s)")
     add(

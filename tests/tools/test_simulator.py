@@ -18,9 +18,10 @@ from experiments.studies.simulated_steps.trace_changes import as_published, by_l
 from experiments.training.schedule_problem import problem_of
 from micro.planning.collectives import Link
 from micro.planning.costs import Flat
+from micro.planning.nodes import FlatOnNodes
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
-from micro.planning.volumes import calls_of
+from micro.planning.volumes import calls_of, volume_of
 
 LINK = Link(1e-3, 2e-9)
 WAYS = [Way("dense", name) for name in ("layerwise", "single", "mgwfbp", "exact")]
@@ -207,6 +208,55 @@ def test_faster_links_within_nodes_are_between_flat_and_linear(tmp_path: Path) -
     assert "with memory of 240 GB/s, an assumption, neither measured nor published." in said
 
 
+def test_one_level_and_two_are_written_side_by_side(tmp_path: Path) -> None:
+    trace, out = tmp_path / "trace.json", tmp_path / "out"
+    made_up_trace().save(trace)
+    words = ["--trace", str(trace), "--network", "nvlink_25gbe", "--two-level", "--algorithm", "ring,hierarchical"]
+    words += ["--workers", "1,8,64,2048", "--methods", "dense,topk", "--schedules", "single", "--out", str(out)]
+    assert simulate.main(words) == 0
+    levels = pd.read_csv(out / "levels-nvlink_25gbe.csv")
+    assert len(levels) == 2 * 4 * 2 * 2  # algorithms, numbers of workers, methods, levels
+    assert set(levels["ranks_per_node"]) == {1, 8}
+    of = levels.set_index(["algorithm", "workers", "method", "levels"])
+    assert (of.loc["ring"].loc[1]["speedup"] == 1).all()
+    assert (of.loc["ring"].loc[8]["between_bytes"] == 0).all()
+    two = of.xs("two", level="levels")
+    pd.testing.assert_frame_equal(two.loc["ring"], two.loc["hierarchical"], check_exact=False, rtol=1e-12)
+    last = of.loc["ring"].loc[2048]
+    assert last.loc[("topk", "two"), "step_s"] < last.loc[("topk", "one"), "step_s"]
+    assert last.loc[("topk", "two"), "between_bytes"] < last.loc[("topk", "one"), "between_bytes"] / 4
+    assert {path.suffix for path in out.glob("levels-*")} == {".pdf", ".png", ".csv"}
+    said = (out / "levels.md").read_text()
+    assert "*nvlink_25gbe*: nodes of 8 workers, or one of fewer; v100_nvlink within them." in said
+    assert "## MLP on nvlink_25gbe, hierarchical, 0.025 s of computation" in said
+    assert "nodes of 8 workers, or one of fewer; v100_nvlink is" in (out / "simulate.md").read_text()
+
+
+def test_a_step_in_two_levels_is_its_parts_one_after_the_other() -> None:
+    trace, local, num_nodes = made_up_trace(), 4, 8
+    network = FlatOnNodes(intra=Link(1e-6, 1e-11), inter=LINK, ranks_per_node=local, num_nodes=num_nodes)
+    problem = METHODS.two_level_problem(trace, network, "micro")
+    row = simulate_step(problem, "single", network.world_size)
+    volume = volume_of(micro.TwoLevel(reducer=SPARSE, ranks_per_node=local), trace.numel, network.world_size)
+    between = Flat(Link(LINK.alpha_s, local * LINK.beta_s), num_nodes)
+    sent = sum(network.within.seconds(op, size) for op, size in volume.local_calls)
+    sent += max(sum(between.seconds(op, size) for op, size in calls) for calls in volume.place_calls)
+    assert row["exposed_s"] == pytest.approx(sent)
+    shard = METHODS.selection(num_nodes).seconds("micro", trace.numel / local)
+    assert row["select_s"] == pytest.approx(shard + 20 * trace.numel / 1e9)
+    assert METHODS.two_level_problem(trace, network, "dense").select(4000) == pytest.approx(20 * 1000 / 1e9)
+
+
+def test_options_change_the_nodes_of_a_network(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    made_up_trace().save(trace)
+    words = ["--trace", str(trace), "--methods", "dense", "--schedules", "single", "--out", str(tmp_path)]
+    words += ["--workers", "16", "--network", "v100_56gib", "--two-level", "--intra", "v100_pcie"]
+    assert simulate.main([*words, "--ranks-per-node", "4"]) == 0
+    assert "nodes of 4 workers, or one of fewer; v100_pcie within" in (tmp_path / "levels.md").read_text()
+    assert set(pd.read_csv(tmp_path / "levels-v100_56gib.csv")["ranks_per_node"]) == {4}
+
+
 def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.json" for name in ("trace", "link", "select")}
     made_up_trace().save(files["trace"])
@@ -238,10 +288,23 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
             "no formula for the selection of powersgd (powersgd), only for topk, leader, micro",
         ),
         (["--algorithm", "rings"], "got 'rings'; did you mean 'ring'?"),
-        (["--ranks-per-node", "4"], "--ranks-per-node is for --algorithm hierarchical: add that, or leave"),
         (
-            ["--intra", "v100_pcie", "--algorithm", "ring"],
-            "--intra is for --algorithm hierarchical: add that, or leave",
+            ["--ranks-per-node", "4"],
+            "--ranks-per-node is for --algorithm hierarchical, --two-level, or a network of nodes: add one, or leave",
+        ),
+        (["--intra", "v100_pcie", "--algorithm", "ring"], "--intra is for --algorithm hierarchical, --two-level, or a"),
+        (
+            ["--two-level"],
+            "network k80_10gbe has one link, and two levels need one within nodes too: give --intra and "
+            "--ranks-per-node, or --network nvlink_25gbe|pcie_10gbe",
+        ),
+        (["--two-level", "--network", "link.json"], "network link has one link, and two levels need one within nodes"),
+        (["--two-level", "--intra", "v100_pcie"], "network k80_10gbe has no nodes of its own: give --ranks-per-node"),
+        (["--two-level", "--network", "nvlink_25gbe", "--workers", "8,12"], "12 workers do not fill nodes of 8"),
+        (["--network", "nvlink_25gbe", "--algorithm", "best"], "best is not known for workers in nodes: use ring or"),
+        (
+            ["--two-level", "--network", "nvlink_25gbe", "--select", "x.json"],
+            "--select holds no times of two levels: leave out --select or --two-level",
         ),
         (["--algorithm", "hierarchical", "--ranks-per-node", "0"], "ranks per node must be at least 1, got 0"),
         (["--algorithm", "hierarchical", "--workers", "8,12"], "12 workers do not fill nodes of 8"),

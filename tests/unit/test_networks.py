@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.studies.simulated_steps.network_files import known_networks, load_network
+from experiments.studies.simulated_steps.network_files import known_networks, load_network, networks_of_nodes, nodes_of
 from experiments.studies.simulated_steps.networks import Nodes
 from micro.operations import OPS, Op
 from micro.planning.collectives import Link
@@ -58,6 +58,38 @@ def test_figures_of_the_paper_stand_here() -> None:
     assert link.beta_s == pytest.approx(1.97e-9 * 8 / 15)
 
 
+@pytest.mark.parametrize("name", networks_of_nodes())
+def test_nodes_of_a_file_have_two_speeds(name: str) -> None:
+    """Faster within a node than between nodes, for up to thousands of ranks."""
+    preset = load_network(name)
+    nodes = nodes_of(preset, intra=None, ranks_per_node=None)
+    for algorithm in ("ring", "hierarchical"):
+        network = nodes.network(preset, 2048, algorithm)  # type: ignore[arg-type]
+        assert (network.world_size, network.ranks_per_node) == (2048, nodes.ranks_per_node)
+        assert network.intra.alpha_s < network.inter.alpha_s or network.intra.beta_s < network.inter.beta_s
+        assert network.seconds("all_reduce", 1e8) < Flat(network.inter, 2048).seconds("all_reduce", 1e8) * (1 + 1e-12)
+    assert nodes_of(preset, intra="v100_pcie", ranks_per_node=2) == Nodes(
+        intra=load_network("v100_pcie"), ranks_per_node=2
+    )
+
+
+def test_rates_of_derived_networks_are_those_of_their_specifications() -> None:
+    """NVLink: six links of 25 GB/s; Ethernet: 1448 of 1538 bytes are payload."""
+    assert 1 / load_network("v100_nvlink").link_of(8).beta_s == pytest.approx(6 * 25e9)
+    assert 1 / load_network("nvlink_25gbe").link_of(8).beta_s == pytest.approx(25e9 / 8 * 1448 / 1538, rel=1e-6)
+    assert 1 / load_network("pcie_10gbe").link_of(8).beta_s == pytest.approx(10e9 / 8 * 1448 / 1538, rel=1e-6)
+
+
+def test_a_network_of_one_link_has_no_nodes() -> None:
+    """Unless they are given, with the network within them."""
+    preset = load_network("k80_10gbe")
+    with pytest.raises(UserError, match="network k80_10gbe has one link, and two levels need one within nodes too"):
+        nodes_of(preset, intra=None, ranks_per_node=4)
+    with pytest.raises(UserError, match="network k80_10gbe has no nodes of its own: give --ranks-per-node"):
+        nodes_of(preset, intra="v100_pcie", ranks_per_node=None)
+    assert nodes_of(preset, intra="v100_pcie", ranks_per_node=4).filled(2) == 2
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_nodes_of_one_kind_of_link_are_flat(op: Op) -> None:
     """The network within, where all ranks are in one node; the network between, where each is in its own."""
@@ -108,6 +140,16 @@ def test_an_ideal_link_has_the_rate_that_is_asked_for() -> None:
         (f"{GOOD}link: {{alpha: 0}}", "link: 'alpha' is not a field, .*; did you mean 'alpha_s'?"),
         (f"{GOOD}algorithm: tree\nfits: [{FIT}]", "algorithm must be one of ring, .*, got 'tree'"),
         (f"{GOOD}fitted: reduce\nfits: [{FIT}]", "fitted must be one of all_reduce, all_gather, got 'reduce'"),
+        (f"{GOOD}link: {{}}\nnodes: 8", "nodes: must be a mapping, got int"),
+        (f"{GOOD}link: {{}}\nnodes: {{intra: v100_pcie}}", "nodes: 'ranks_per_node' is missing"),
+        (
+            f"{GOOD}link: {{}}\nnodes: {{ranks_per_node: 0, intra: v100_pcie}}",
+            "nodes: ranks_per_node must be .* 1, got 0",
+        ),
+        (
+            f"{GOOD}link: {{}}\nnodes: {{ranks_per_node: 8, intra: v100_pci}}",
+            "nodes: intra must be .* did you mean 'v100_pcie'",
+        ),
         ("- 1", "must be a mapping, got list"),
         ("a: [", "is not yaml"),
     ],

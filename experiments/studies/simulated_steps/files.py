@@ -1,10 +1,14 @@
-"""Everything that a simulation writes: steps.csv, simulate.md, and the figures with their numbers."""
+"""Everything that a simulation writes: steps.csv, simulate.md, levels.md, and the figures with their numbers."""
 
 from pathlib import Path
+
+import pandas as pd
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import save
 from experiments.studies.simulated_steps.gain_figures import draw_borders, draw_headline
+from experiments.studies.simulated_steps.level_figures import draw_levels
+from experiments.studies.simulated_steps.level_tables import level_report
 from experiments.studies.simulated_steps.questions import RATES, Frames
 from experiments.studies.simulated_steps.settings import Study
 from experiments.studies.simulated_steps.speedup_figures import draw_speedups, draw_trees
@@ -20,6 +24,8 @@ def write(study: Study, frames: Frames, out: Path, command: str) -> list[Path]:
         heading = f"Simulated speed-up, {network}, {algorithm}, density {study.density:g}"
         stem = f"speedup-{network}-{algorithm}"
         written += save(draw_speedups(shown, heading), shown, out / stem)
+    if "levels" in frames:
+        written += _write_levels(study, frames["levels"], out, command)
     if "borders" in frames:
         heading = f"Left of its line a method is faster than dense: ring, density {study.density:g}"
         written += save(draw_borders(frames["borders"], heading, RATES), frames["borders"], out / "borders")
@@ -30,4 +36,14 @@ def write(study: Study, frames: Frames, out: Path, command: str) -> list[Path]:
     written += save(draw_trees(frames["trees"], heading), frames["trees"], out / "double-trees")
     written.append(out / "simulate.md")
     written[-1].write_text(report(study, frames, command))
+    return written
+
+
+def _write_levels(study: Study, levels: pd.DataFrame, out: Path, command: str) -> list[Path]:
+    written = []
+    for network, rows in levels.groupby("network", sort=False):
+        heading = f"One level and two, simulated, {network}, density {study.density:g}"
+        written += save(draw_levels(rows, heading), rows, out / f"levels-{network}")
+    written.append(out / "levels.md")
+    written[-1].write_text(level_report(study, levels, command))
     return written

@@ -10,13 +10,45 @@ from yaml import YAMLError
 
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.paths import CONF
-from experiments.studies.simulated_steps.networks import Fit, Fitted, LinkValues, NetworkPreset
+from experiments.studies.simulated_steps.networks import Fit, Fitted, LinkValues, NetworkPreset, Nodes, NodeValues
 from micro.planning.collectives import Algorithm
 
 
 def known_networks() -> list[str]:
     """Return the names of conf/network."""
     return sorted(path.stem for path in (CONF / "network").glob("*.yaml"))
+
+
+def networks_of_nodes() -> list[str]:
+    """Return the names of conf/network that join nodes."""
+    return [name for name in known_networks() if load_network(name).nodes]
+
+
+def nodes_of(
+    preset: NetworkPreset, *, intra: str | Path | None, ranks_per_node: int | None, default: NodeValues | None = None
+) -> Nodes:
+    """Return the nodes that a network joins: as given, else as its file has them, else the default.
+
+    Raises:
+        UserError: nothing says what joins the ranks of a node, or a number out of its range.
+    """
+    known = preset.nodes or default
+    if intra is None and known is None:
+        raise UserError(one_link(preset.name))
+    if ranks_per_node is None:
+        if known is None:
+            raise UserError(f"network {preset.name} has no nodes of its own: give --ranks-per-node with --intra")
+        ranks_per_node = known.ranks_per_node
+    inside = intra if intra is not None else known.intra  # type: ignore[union-attr]
+    return Nodes(intra=load_network(inside), ranks_per_node=ranks_per_node)
+
+
+def one_link(name: str) -> str:
+    """Return what is wrong with a network that has no link within nodes."""
+    return (
+        f"network {name} has one link, and two levels need one within nodes too: give --intra and --ranks-per-node, or "
+        f"--network {'|'.join(networks_of_nodes())}"
+    )
 
 
 def load_network(name_or_path: str | Path, **settings: float) -> NetworkPreset:
@@ -57,6 +89,8 @@ def _preset(found: object) -> NetworkPreset:
         raise ValueError(f"fitted must be one of {', '.join(get_args(Fitted))}, got '{values['fitted']}'")
     if "algorithm" in values and values["algorithm"] not in get_args(Algorithm):
         raise ValueError(f"algorithm must be one of {', '.join(get_args(Algorithm))}, got '{values['algorithm']}'")
+    if "nodes" in values:
+        values["nodes"] = _node_values(values["nodes"])
     if ("fits" in values) == ("link" in values):
         raise ValueError("give either fits or a link")
     if "link" in values:
@@ -86,6 +120,17 @@ def _link_values(row: object, where: str) -> LinkValues:
         if name in ("rate_bps", "overhead") and value == 0:
             raise ValueError(f"{where}{name} must be above 0, got 0")
     return LinkValues(**values)
+
+
+def _node_values(row: object) -> NodeValues:
+    values = _checked(NodeValues, row, "nodes: ")
+    size = values["ranks_per_node"]
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"nodes: ranks_per_node must be a whole number of at least 1, got {size!r}")
+    if values["intra"] not in known_networks():
+        hint = suggestion(str(values["intra"]), known_networks())
+        raise ValueError(f"nodes: intra must be a name of conf/network, got '{values['intra']}'{hint}")
+    return NodeValues(**values)
 
 
 def _with_settings(preset: NetworkPreset, settings: dict[str, float]) -> NetworkPreset:

@@ -7,8 +7,9 @@ from experiments.config.errors import UserError
 from micro.parts import Rule
 from micro.planning.collectives import Algorithm, Link
 from micro.planning.costs import Flat, Network, scaled
-from micro.planning.nodes import Hierarchical
+from micro.planning.nodes import FlatOnNodes, Hierarchical
 
+NodeAlgorithm = Literal["ring", "hierarchical"]
 Fitted = Literal["all_reduce", "all_gather"]
 
 
@@ -44,6 +45,19 @@ class LinkValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeValues:
+    """The nodes that a network joins.
+
+    Attributes:
+        ranks_per_node: ranks of a node.
+        intra: name in conf/network of the network within a node.
+    """
+
+    ranks_per_node: int
+    intra: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPreset:
     """A network as its file describes it: fits of a collective for some numbers of ranks, or a link.
 
@@ -54,6 +68,7 @@ class NetworkPreset:
         fitted_on: sizes of the messages it was fitted on.
         fits: by number of ranks, rising.
         link: where there are no fits.
+        nodes: where the network is one between nodes; None: its ranks reach each other alike.
     """
 
     name: str
@@ -64,6 +79,7 @@ class NetworkPreset:
     fitted_on: str = "not stated"
     fits: tuple[Fit, ...] = ()
     link: LinkValues = field(default_factory=LinkValues)
+    nodes: NodeValues | None = None
 
     def network(self, world_size: int, algorithm: Algorithm | None = None, *, rule: Rule = "repaired") -> Network:
         """Return the costs of ``world_size`` ranks: exactly the fit where there is one for them, scaled from it else.
@@ -125,24 +141,39 @@ class Nodes:
         if self.ranks_per_node < 1:
             raise UserError(f"ranks per node must be at least 1, got {self.ranks_per_node}")
 
-    def network(self, inter: NetworkPreset, world_size: int) -> Network:
+    def network(
+        self, inter: NetworkPreset, world_size: int, algorithm: NodeAlgorithm = "hierarchical"
+    ) -> Hierarchical | FlatOnNodes:
         """Return the costs of ``world_size`` ranks in nodes that the link of ``inter`` joins, reducing as it does.
 
         That link is the one which a flat network of as many ranks would have.
 
+        Args:
+            algorithm: of collectives of all ranks: 'ring' knows nothing of nodes.
+
         Raises:
             UserError: a node would not be full, or a value of a link is missing.
         """
-        local = min(self.ranks_per_node, world_size)
-        if world_size % local:
-            raise UserError(f"{world_size} workers do not fill nodes of {local}: give at most {local}, or a multiple")
-        return Hierarchical(
+        local = self.filled(world_size)
+        kind = Hierarchical if algorithm == "hierarchical" else FlatOnNodes
+        return kind(
             intra=self.intra.link_of(local),
             inter=inter.link_of(world_size),
             ranks_per_node=local,
             num_nodes=world_size // local,
             algorithm=inter.algorithm,
         )
+
+    def filled(self, world_size: int) -> int:
+        """Return the ranks of each node.
+
+        Raises:
+            UserError: a node would not be full.
+        """
+        local = min(self.ranks_per_node, world_size)
+        if world_size % local:
+            raise UserError(f"{world_size} workers do not fill nodes of {local}: give at most {local}, or a multiple")
+        return local
 
 
 def _ranks(fit: Fit) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pandas as pd
 
 from experiments.studies.simulated_steps.borders import borders
+from experiments.studies.simulated_steps.levels import both_levels
 from experiments.studies.simulated_steps.published_gains import COMPUTES, PUBLISHED, cluster_link, headline, trees
 from experiments.studies.simulated_steps.settings import Study
 from experiments.studies.simulated_steps.step import Row, speedups
@@ -17,7 +18,7 @@ Frames = dict[str, pd.DataFrame]
 
 def compute(study: Study, show: Callable[[str], object] = lambda line: None) -> Frames:
     """Return a frame of rows for each question, those without rows left out; ``show`` gets a line about each."""
-    questions = {"steps": _steps, "borders": _borders, "headline": _headline, "trees": _trees}
+    questions = {"steps": _steps, "levels": _levels, "borders": _borders, "headline": _headline, "trees": _trees}
     frames = {}
     for name, answer in questions.items():
         begun = time.perf_counter()
@@ -33,6 +34,16 @@ def _steps(study: Study) -> Iterator[Row]:
         for network in study.networks:
             facts: Row = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
             for row in speedups(trace, network.of, study.methods, study.ways, network.workers):
+                yield facts | {"compute_s": trace.compute_s} | row
+
+
+def _levels(study: Study) -> Iterator[Row]:
+    if not study.two_level:
+        return
+    for trace in study.traces:
+        for network in study.networks:
+            facts: Row = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
+            for row in both_levels(trace, network.of, study.methods, network.workers):
                 yield facts | {"compute_s": trace.compute_s} | row
 
 

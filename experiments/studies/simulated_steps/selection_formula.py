@@ -8,6 +8,7 @@ from experiments.config.errors import UserError
 SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while all others wait for it
 SCANNED = ("reused", "threshold", "gaussiank", "dgc", "redsync", "sidco", "sage")
 SORT_S = 2.18896957e-10  # s of s x log2(x) for the top-k of a P102-100, literal in the public code of OMGS-SGD
+SHARE_BYTES = 20  # copied into shards (8), the parts received added up (4), the updates put in place (8)
 SCAN_BYTES, KEEP_BYTES = 4, 16  # read once to compare; residual + gradient, kept (12), and the gradient cleared (4)
 
 
@@ -43,3 +44,23 @@ class SelectionFormula:
             return kept_s + SORT_S * numel * math.log2(max(numel, 2))
         share = self.world_size if self.selectors[method] in SLICED else 1
         return kept_s + SCAN_BYTES * numel / share / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoLevelFormula:
+    """Seconds of selection in two levels: from a shard, and 20 bytes an element to take shards apart and together.
+
+    Attributes:
+        of_shard: of the methods among as many ranks as there are nodes; a method that it does not know selects nothing.
+        ranks_per_node: number of shards.
+    """
+
+    of_shard: SelectionFormula
+    ranks_per_node: int
+
+    def seconds(self, method: str, numel: float) -> float:
+        """Return the seconds that a method takes for ``numel`` elements."""
+        shared_s = SHARE_BYTES * numel / self.of_shard.bytes_per_s
+        if method not in self.of_shard.selectors:
+            return shared_s
+        return shared_s + self.of_shard.seconds(method, numel / self.ranks_per_node)

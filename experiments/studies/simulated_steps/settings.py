@@ -13,11 +13,10 @@ from experiments.studies.simulated_steps.network_choices import (
     ALGORITHMS,
     AlgorithmChoice,
     NetworkChoice,
+    NodeOptions,
     load_measured,
     network_choices,
 )
-from experiments.studies.simulated_steps.network_files import load_network
-from experiments.studies.simulated_steps.networks import Nodes
 from experiments.studies.simulated_steps.published_gains import COMPUTES, PUBLISHED, READINGS, headline, nearest
 from experiments.studies.simulated_steps.step import DENSE, EXACT, Methods, Way
 from experiments.studies.simulated_steps.trace_changes import GRAINS, rescaled
@@ -27,7 +26,6 @@ from micro.planning.traces import Trace
 
 TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
 NETWORKS = "k80_10gbe"
-INTRA, RANKS_PER_NODE = "v100_pcie", 8
 WORKERS = "1,2,4,8,16,32,64,128,256,512,1024,2048"
 SCHEDULES = f"layerwise,single,mgwfbp,{EXACT}"
 METHODS = f"{DENSE},micro,oktopk,topk"
@@ -43,6 +41,7 @@ class Request:
     algorithm: Sequence[str] = ()
     ranks_per_node: int | None = None
     intra: str | None = None
+    two_level: bool = False
     workers: Sequence[int] = tuple(map(int, WORKERS.split(",")))
     schedules: Sequence[str] = tuple(SCHEDULES.split(","))
     methods: Sequence[str] = tuple(METHODS.split(","))
@@ -62,7 +61,7 @@ class Study:
         traces: rescaled, and by layer or tensor, as requested.
         assumed: where the seconds of each model's computation come from, in words.
         networks: each with each algorithm.
-        nodes: of the hierarchical algorithm.
+        two_level: whether methods are simulated in two levels too.
         methods, ways: dense under each schedule, each sparse method under the exact plan and as one bucket.
         workers, density: as given.
         selection: where the seconds of selection come from, in words.
@@ -72,7 +71,7 @@ class Study:
     traces: tuple[Trace, ...]
     assumed: dict[str, str]
     networks: tuple[NetworkChoice, ...]
-    nodes: Nodes
+    two_level: bool
     methods: Methods
     ways: tuple[Way, ...]
     workers: tuple[int, ...]
@@ -88,8 +87,11 @@ def study_of(request: Request) -> Study:
     """
     workers = _checked_workers(request.workers)
     algorithms = _algorithms(request.algorithm)
-    nodes = _nodes(request, algorithms)
+    nodes = NodeOptions(intra=request.intra, ranks_per_node=request.ranks_per_node, two_level=request.two_level)
     networks = [each for name in request.network for each in network_choices(name, algorithms, nodes, workers)]
+    _check_nodes(nodes, networks)
+    if request.two_level and request.select:
+        raise UserError("--select holds no times of two levels: leave out --select or --two-level")
     methods, selection = method_choices(
         request.methods, request.density, table=request.select, memory_gb_s=request.memory_gb_s
     )
@@ -108,7 +110,7 @@ def study_of(request: Request) -> Study:
         traces=tuple(GRAINS[request.grain](trace) for trace, _ in timed),
         assumed={trace.model: words for trace, words in timed},
         networks=tuple(networks),
-        nodes=nodes,
+        two_level=request.two_level,
         methods=methods,
         ways=tuple(ways),
         workers=workers,
@@ -123,13 +125,15 @@ def _algorithms(given: Sequence[str]) -> list[AlgorithmChoice | None]:
     return [name for name in ALGORITHMS if name in words] or [None]
 
 
-def _nodes(request: Request, algorithms: Sequence[AlgorithmChoice | None]) -> Nodes:
-    given = {"--ranks-per-node": request.ranks_per_node, "--intra": request.intra}
+def _check_nodes(options: NodeOptions, networks: Sequence[NetworkChoice]) -> None:
+    """Refuse options of nodes where no network has any."""
+    given = {"--ranks-per-node": options.ranks_per_node, "--intra": options.intra}
     for option, value in given.items():
-        if value is not None and "hierarchical" not in algorithms:
-            raise UserError(f"{option} is for --algorithm hierarchical: add that, or leave {option} out")
-    ranks_per_node = RANKS_PER_NODE if request.ranks_per_node is None else request.ranks_per_node
-    return Nodes(intra=load_network(request.intra or INTRA), ranks_per_node=ranks_per_node)
+        if value is not None and not any(network.nodes for network in networks):
+            raise UserError(
+                f"{option} is for --algorithm hierarchical, --two-level, or a network of nodes: add one, or leave "
+                f"{option} out"
+            )
 
 
 def _check_costs(trace: Trace, network: NetworkChoice, methods: Methods) -> None:

@@ -68,8 +68,8 @@ def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
         upper.set_title(human(model))
         upper.set_xscale("log", base=2)
         upper.set_yscale("log", base=2)
-        _powers_of_four(upper.xaxis)
-        _powers_of_four(upper.yaxis)
+        powers_of_four(upper.xaxis)
+        powers_of_four(upper.yaxis)
         lower.set(xlabel="workers", ylim=(0, 1.05))
         show_percent(lower)
     grid[0, 0].set_ylabel("speed-up over one worker")
@@ -98,7 +98,7 @@ def draw_trees(numbers: pd.DataFrame, title: str) -> Figure:
         axes.set_title(f"{human(model)}, slope {slope}")
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.05)
-        _powers_of_four(axes.xaxis)
+        powers_of_four(axes.xaxis)
         show_percent(axes)
         grid[row, 0].set_ylabel("efficiency (%)")
         grid[-1, column].set_xlabel("workers")
@@ -111,7 +111,8 @@ def figure_width(models: Sequence[str]) -> float:
     return PAGE_INCHES if len(models) > 1 else 1.2 * COLUMN_INCHES
 
 
-def _powers_of_four(axis: Axis) -> None:
+def powers_of_four(axis: Axis) -> None:
+    """Mark an axis of numbers of workers at 1, 4, 16 and so on."""
     axis.set_major_locator(LogLocator(base=4, numticks=12))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_locator(NullLocator())

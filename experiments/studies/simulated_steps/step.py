@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import micro
+from experiments.studies.simulated_steps.selection_formula import SelectionFormula, TwoLevelFormula
 from experiments.training.schedule_problem import Selection, problem_of
 from micro.parts import build
 from micro.planning.costs import Network
-from micro.planning.schedules.base import Problem, Schedule, no_time
+from micro.planning.nodes import NodeNetwork
+from micro.planning.schedules.base import Ends, Problem, Schedule, no_time
 from micro.planning.traces import Trace
 
 Row = dict[str, Any]
@@ -43,6 +45,24 @@ class Methods:
         reducer, select = self.reducers[method], self.selection(world_size)
         return problem_of(trace, network, reducer, world_size, select=select, method=method)
 
+    def two_level_problem(self, trace: Trace, network: NodeNetwork, method: str) -> Problem:
+        """Return the problem for a method between nodes, with a dense mean within them."""
+        local = network.ranks_per_node
+        select = self.selection(network.world_size // local)
+        assert isinstance(select, SelectionFormula), "times of two levels are computed, not measured"
+        return problem_of(
+            trace,
+            network,
+            self.two_level(method, local),
+            network.world_size,
+            select=TwoLevelFormula(of_shard=select, ranks_per_node=local),
+            method=method,
+        )
+
+    def two_level(self, method: str, ranks_per_node: int) -> micro.TwoLevel:
+        """Return a method between nodes, with a dense mean within them."""
+        return micro.TwoLevel(reducer=self.reducers[method], ranks_per_node=ranks_per_node)
+
     @property
     def sparse(self) -> list[str]:
         """The methods that are not the baseline."""
@@ -55,7 +75,11 @@ def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:
     Speed-up is over one worker, which neither sends nor selects: world_size * compute_s / step_s.
     """
     part = schedule_for(problem, schedule)
-    ends = part.cut(problem)
+    return step_row(problem, part, part.cut(problem), world_size)
+
+
+def step_row(problem: Problem, part: Schedule, ends: Ends, world_size: int) -> Row:
+    """Return the numbers of one step whose groups end at ``ends``."""
     step = part.timeline(problem, ends)
     speedup = world_size * problem.trace.compute_s / step.step_s
     return {

@@ -54,8 +54,8 @@ def print_speedups(steps: pd.DataFrame, console: Console) -> None:
 def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> str:
     """Return the report of a study in Markdown."""
     parts = ["# Simulated steps", f"`{command}`", HOW_TO_READ + f"\nSeconds of selection: {study.selection}."]
-    if "hierarchical" in set(frames["steps"]["algorithm"]):
-        parts.append(HIERARCHY.format(study.nodes.ranks_per_node, study.nodes.intra.name))
+    nodes = [network.nodes for network in study.networks if network.nodes and network.algorithm == "hierarchical"]
+    parts += dict.fromkeys(HIERARCHY.format(each.ranks_per_node, each.intra.name) for each in nodes)
     for setting, rows in frames["steps"].groupby(SETTING, sort=False):
         parts += [f"## {_title(setting)}", f"Computation {study.assumed[str(setting[0])]}.", *_tables(rows)]
     if "headline" in frames:
