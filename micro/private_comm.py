@@ -1,6 +1,7 @@
 """A process group of its own for an attachment: made like DDP's, and given up when the attachment is."""
 
 import traceback
+import weakref
 from contextlib import suppress
 
 import torch
@@ -8,6 +9,8 @@ import torch.distributed as dist
 
 from micro.comm import GroupComm
 from micro.peer_failures import PeerFailures
+
+NAMES_ARE_COUNTED = "2.14"  # the torch in which the name of a group follows from the number of those made so far
 
 
 class PrivateComm(GroupComm):
@@ -35,16 +38,18 @@ class PrivateComm(GroupComm):
         assert own is not None, "DDP was built on a process group"
         everyone = dist.get_process_group_ranks(own)
         chosen = everyone if ranks is None else [everyone[rank] for rank in ranks]
+        _destroy_abandoned()
         made = _new_group_like(own, device, chosen)
         super().__init__(made, timed=timed, failures=PeerFailures(made))
+        self._abandon = weakref.finalize(self, _abandoned.append, made)
 
     def close(self) -> None:
         """Destroy the process group; a collective raises from now on."""
         group = self._group
         super().close()
+        self._abandon.detach()
         if group is not None:
-            with suppress(ValueError):  # destroyed already, with the default group
-                dist.destroy_process_group(group)
+            _destroy(group)
 
     def abort(self, error: BaseException) -> None:
         """Close after an error on this rank, so that the other ranks fail too and do not wait for it."""
@@ -57,6 +62,29 @@ class PrivateComm(GroupComm):
             super().abort(error)
 
 
+_abandoned: list[dist.ProcessGroup] = []
+"""The groups of those that were never closed, and that nothing refers to any more."""
+
+
+def _destroy_abandoned() -> None:
+    """Destroy groups on gloo that nobody can close any more: when the next one is made, in the thread of the user.
+
+    A garbage collector runs at another time on each rank and in any thread, where nothing should be destroyed. On NCCL
+    ranks destroy groups in one order, which is not known here. Before torch 2.14 the names of groups of some ranks
+    follow from the number of groups that there are, which must be the same on all ranks.
+    """
+    if torch.__version__ < NAMES_ARE_COUNTED:
+        return
+    for group in [group for group in _abandoned if group.name() == "gloo"]:
+        _abandoned.remove(group)
+        _destroy(group)
+
+
+def _destroy(group: dist.ProcessGroup) -> None:
+    with suppress(ValueError):  # destroyed already, with the default group
+        dist.destroy_process_group(group)
+
+
 def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[int]) -> dist.ProcessGroup:
     names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     backend = group._get_backend(device)
@@ -66,7 +94,7 @@ def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[
         timeout=getattr(options, "_timeout", None),
         backend=names[device.type],
         pg_options=_copied(options) if names[device.type] == "nccl" else None,
-        # Of some ranks alone. Before torch 2.15 the name of such a group is used again after a group was destroyed, and
+        # Of some ranks alone. Before torch 2.14 the name of such a group is used again after a group was destroyed, and
         # the addresses of the old one are found under it; a group of all ranks has a name of its own in any version.
         use_local_synchronization=len(ranks) < dist.get_world_size(),
     )

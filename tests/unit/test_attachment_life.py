@@ -1,6 +1,7 @@
 """The life of an attachment, on a group of one rank: attach, close, attach again; copies of the model."""
 
 import copy
+import gc
 import io
 import os
 import threading
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import micro
-from micro.private_comm import PrivateComm, _copied
+from micro.private_comm import NAMES_ARE_COUNTED, PrivateComm, _copied
 from tests.small_models import flat_gradient
 
 TIMEOUT = timedelta(seconds=77)
@@ -109,6 +110,19 @@ def test_ten_attachments_leave_no_thread_and_no_file() -> None:
     first, last = counts[0], counts[-1]  # fewer, where something that an earlier test left behind has ended
     assert all(after <= before for before, after in zip(first, last, strict=True)), counts
     assert not [thread for thread in set(threading.enumerate()) - others if thread.name == "micro-lane"]
+
+
+@pytest.mark.skipif(torch.__version__ < NAMES_ARE_COUNTED, reason="such groups stay open in this torch")
+def test_models_that_are_deleted_without_close_leave_the_group_of_the_last_alone() -> None:
+    counts = []
+    for step in range(4):
+        model = wrapped()
+        micro.attach(model, reducer())
+        gradient(model, step)
+        del model
+        gc.collect()
+        counts.append(open_things())
+    assert all(after <= before for before, after in zip(counts[0], counts[-1], strict=True)), counts
 
 
 def test_the_group_of_an_attachment_has_the_timeout_of_the_models_group() -> None:
