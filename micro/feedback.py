@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -81,7 +80,7 @@ def keep_in_residual_(memory: Memory, unsent: SparseValues) -> Undo:
     residual = memory["residual"]
     if not residual.numel():
         return nothing_to_undo
-    undo = _putting_back(residual, unsent.indices)
+    undo = unsent.putting_back(residual)
     unsent.add_to_(residual)
     return undo
 
@@ -111,11 +110,7 @@ class ErrorFeedback(Feedback):
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Take what was sent out of the accumulator, which is the residual; the gradient is zero already."""
-        if sent is None:
-            return nothing_to_undo
-        undo = _putting_back(acc, sent.indices)
-        sent.add_to_(acc, alpha=-1.0)
-        return undo
+        return nothing_to_undo if sent is None else sent.take_from_(acc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,19 +195,7 @@ class MomentumCorrection(Feedback):
         """Take what was sent out of the accumulator, and the momentum out of those places altogether."""
         if sent is None:
             return nothing_to_undo
-        undo = _putting_back(acc, sent.indices), _putting_back(memory["momentum"], sent.indices)
-        sent.add_to_(acc, alpha=-1.0)
-        memory["momentum"][sent.indices] = 0.0
-        return after(*undo)
-
-
-def _putting_back(vector: Tensor, indices: Tensor) -> Undo:
-    """Return what gives ``vector`` (numel,) the values that it has now at ``indices`` (k,)."""
-    return partial(_put_, vector, indices, vector.index_select(0, indices))
-
-
-def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
-    vector[indices] = values
+        return after(sent.take_from_(acc), sent.clear_in_(memory["momentum"]))
 
 
 def _drop_too_large_(vector: Tensor) -> int | None:

@@ -1,8 +1,9 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -72,6 +73,67 @@ class SparseValues:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
         vector.index_add_(0, self.indices, self.values.to(vector.dtype), alpha=alpha)
 
+    def putting_back(self, vector: Tensor) -> Callable[[], object]:
+        """Return what gives ``vector`` (numel,) the values that it has now at the indices."""
+        return partial(_put_, vector, self.indices, vector.index_select(0, self.indices))
+
+    def take_from_(self, vector: Tensor) -> Callable[[], object]:
+        """Subtract the values from ``vector`` (numel,) in place; return what puts back what it was, bit for bit."""
+        undo = self.putting_back(vector)
+        self.add_to_(vector, alpha=-1.0)
+        return undo
+
+    def clear_in_(self, vector: Tensor) -> Callable[[], object]:
+        """Set ``vector`` (numel,) to zero at the indices; return what puts back what it was."""
+        undo = self.putting_back(vector)
+        vector[self.indices] = 0.0
+        return undo
+
+
+class AllValues(SparseValues):
+    """Values at every index of a flat vector: what is done with them needs no indices, which are made where asked for.
+
+    Args:
+        values: (numel,).
+        spare: (numel,) memory that a vector of which all is taken may have from then on; the caller makes it zero.
+    """
+
+    spare: Tensor | None
+
+    def __init__(self, values: Tensor, spare: Tensor | None = None) -> None:
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "spare", spare)
+
+    @property
+    def indices(self) -> Tensor:  # type: ignore[override]  # made where it is asked for
+        """All indices, (numel,) int32."""
+        return torch.arange(self.values.numel(), dtype=torch.int32, device=self.values.device)
+
+    def add_to_(self, vector: Tensor, *, alpha: float = 1.0) -> None:
+        """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
+        vector.add_(self.values.to(vector.dtype), alpha=alpha)
+
+    def putting_back(self, vector: Tensor) -> Callable[[], object]:
+        """Return what gives ``vector`` (numel,) the values that it has now."""
+        return partial(vector.copy_, vector.clone())
+
+    def take_from_(self, vector: Tensor) -> Callable[[], object]:
+        """Subtract the values from ``vector`` (numel,); return what puts back what it was, bit for bit.
+
+        Where the values are the vector itself, nothing is left: it changes to the spare memory, and back.
+        """
+        if self.spare is None or self.values is not vector:
+            return super().take_from_(vector)
+        before = vector.detach()
+        vector.set_(self.spare)  # type: ignore[call-overload]  # a tensor is as good as a storage
+        return partial(vector.set_, before)
+
+    def clear_in_(self, vector: Tensor) -> Callable[[], object]:
+        """Set ``vector`` (numel,) to zero; return what puts back what it was."""
+        undo = self.putting_back(vector)
+        vector.zero_()
+        return undo
+
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
@@ -90,6 +152,10 @@ class Exchanged:
     counts: tuple[int, ...]
     num_updated: int
     is_finite: bool
+
+
+def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
+    vector[indices] = values
 
 
 def union(parts: Iterable[Tensor]) -> Tensor:

@@ -28,6 +28,7 @@ class BucketState:
         memory: vectors (numel,) by name, or empty: the residual, and what else a feedback keeps for each parameter.
         selector, exchange, density: the parts' own states.
         factors: matrices by parameter name, where a method approximates with them.
+        spare: (numel,) memory for the next message, while all values travel; not saved.
     """
 
     layout: Layout
@@ -37,6 +38,7 @@ class BucketState:
     exchange: Any = field(default_factory=NoState)
     density: Any = field(default_factory=NoState)
     factors: dict[str, Tensor] = field(default_factory=dict)
+    spare: Tensor | None = None
 
     @property
     def residual(self) -> Tensor:

@@ -22,6 +22,7 @@ from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.rounding import write_sum_
+from micro.reducers.whole import Sent, send_all
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
@@ -104,8 +105,46 @@ class SparseReducer(Reducer):
         target = self.selector.effective_target(wanted, state.layout)
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
-        before = comm.now(grad.device), comm.traffic.elapsed_s
         at_work = self.at(target.density)
+        if at_work.sends_all:
+            sent = send_all(state, self.feedback, acc, grad, comm, is_finite=bad is None)
+        else:
+            state.spare = None
+            sent = self._send(at_work, state, acc, grad, step, comm, is_finite=bad is None)
+        state.step += 1
+        exchange_s = comm.traffic.elapsed_s - waited
+        stats = StepStats(
+            step=step.index,
+            numel=grad.numel(),
+            rule=self.rule_name,
+            target_density=target.density,
+            target_count=target.count,
+            counts=sent.counts,
+            local_count=sent.counts[comm.rank],
+            global_count=sent.num_updated,
+            threshold=sent.threshold,
+            select_s=sent.select_s,
+            exchange_s=exchange_s,
+            rest_s=comm.now(grad.device) - started - sent.select_s - exchange_s,
+            skipped=False,
+            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+        )
+        findings = () if sent.is_finite else (Finding(state.layout, bad, sent.in_update),)
+        return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
+
+    def _send(
+        self,
+        at_work: "SparseReducer",
+        state: BucketState,
+        acc: Tensor,
+        grad: Tensor,
+        step: Step,
+        comm: Comm,
+        *,
+        is_finite: bool,
+    ) -> Sent:
+        """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
+        before = comm.now(grad.device), comm.traffic.elapsed_s
         is_usual = at_work is self
         selection = at_work.selector.select(state.selector if is_usual else at_work.selector.start(), acc, step, comm)
         select_s = comm.now(grad.device) - before[0] - (comm.traffic.elapsed_s - before[1])
@@ -117,34 +156,26 @@ class SparseReducer(Reducer):
             overlap=at_work.selector.overlap,
             wire=Wire(self.codec, self.indices),
             comm=comm,
-            is_finite=bad is None,
+            is_finite=is_finite,
         )
-        state.step += 1
         overflow = overflown(exchanged.update, selection.scale) if exchanged.is_finite else None
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             exchanged = replace(exchanged, is_finite=False)
             cut_(acc, overflow, comm.world_size)
-        undo = self._apply_(state, acc, grad, exchanged, selection.scale)
-        exchange_s = comm.traffic.elapsed_s - waited
-        stats = StepStats(
-            step=step.index,
-            numel=grad.numel(),
-            rule=self.rule_name,
-            target_density=target.density,
-            target_count=target.count,
+        return Sent(
             counts=exchanged.counts,
-            local_count=exchanged.counts[comm.rank],
-            global_count=exchanged.num_updated,
+            num_updated=exchanged.num_updated,
+            undo=self._apply_(state, acc, grad, exchanged, selection.scale),
+            is_finite=exchanged.is_finite,
+            in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
             select_s=select_s,
-            exchange_s=exchange_s,
-            rest_s=comm.now(grad.device) - started - select_s - exchange_s,
-            skipped=False,
-            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        in_update = None if overflow is None else int(overflow.min())
-        findings = () if exchanged.is_finite else (Finding(state.layout, bad, in_update),)
-        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
+
+    @property
+    def sends_all(self) -> bool:
+        """Whether every value travels in one all-reduce, as it is."""
+        return isinstance(self.selector, Everything) and isinstance(self.exchange, Union) and self.codec.lossless
 
     def at(self, density: float) -> "SparseReducer":
         """Return the composition at work at this density: at 1 all values travel, encoded as ever, and no index.

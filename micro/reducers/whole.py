@@ -1,0 +1,97 @@
+"""A step in which every value travels as it is: a dense all-reduce of the accumulators, without indices."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.feedback import Feedback, Undo, after
+from micro.reducers.attempt import cut_
+from micro.reducers.base import BucketState
+from micro.reducers.rounding import write_
+from micro.sparse import AllValues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """What was sent in a step; counts, num_updated and is_finite are the same on all ranks.
+
+    Attributes:
+        counts: how many elements each rank chose.
+        num_updated: distinct indices in the update.
+        undo: puts back what was sent.
+        is_finite: whether all gradients and the update were.
+        in_update: index of the first sum of finite gradients that overflowed, None where there is none.
+        threshold: the cut on abs(acc), where there was one.
+        select_s: seconds choosing.
+    """
+
+    counts: tuple[int, ...]
+    num_updated: int
+    undo: Undo
+    is_finite: bool
+    in_update: int | None
+    threshold: float | None = None
+    select_s: float = 0.0
+
+
+def send_all(state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: bool) -> Sent:
+    """Make ``grad`` (numel,) the mean of all accumulators, and leave of ``acc`` what the mean's rounding takes.
+
+    One all-reduce of acc, and of one more number: whether each rank's gradient was finite. The memory of the message
+    becomes the residual's, and what was the residual's that of the next message: from the third such step on nothing
+    of the vector's length is allocated.
+
+    Args:
+        acc: (numel,) what ``feedback`` returned; in most cases the residual.
+        is_finite: whether this rank's gradient was.
+    """
+    message, before = _message(state, acc), acc.detach()
+    total = message[:-1]
+    total.copy_(acc)
+    message[-1] = 0.0 if is_finite else 1.0
+    comm.all_reduce_(message)
+    is_finite = not bool(message[-1] > 0)  # host sync: the policy for NaN acts on the host
+    overflow = _overflown(total) if is_finite else None
+    if overflow is not None:  # on all ranks alike: the sums are the same bits everywhere
+        cut_(acc, overflow, comm.world_size)
+        is_finite = False
+    undo = feedback.settle_(state.memory, acc, grad, AllValues(acc, spare=total) if is_finite else None)
+    state.spare = total if acc.data_ptr() == before.data_ptr() else before
+    unsent = _write_mean(total, grad, comm.world_size) if is_finite else None
+    total.zero_()  # it may be the residual now
+    if unsent is not None:
+        undo = after(feedback.keep_(state.memory, AllValues(unsent)), undo)
+    return Sent(
+        counts=(grad.numel(),) * comm.world_size,
+        num_updated=grad.numel(),
+        undo=undo,
+        is_finite=is_finite,
+        in_update=None if overflow is None else int(overflow[0]),
+    )
+
+
+def _message(state: BucketState, acc: Tensor) -> Tensor:
+    """Return memory for a message (numel + 1,): that of the step before, where it has room and is not in use."""
+    spare, size = state.spare, acc.numel() + 1
+    if spare is None or spare.dtype != acc.dtype or spare.data_ptr() == acc.data_ptr():
+        return acc.new_empty(size)
+    has_room = spare.untyped_storage().nbytes() >= size * spare.element_size()
+    return spare.as_strided((size,), (1,)) if has_room else acc.new_empty(size)
+
+
+def _overflown(total: Tensor) -> Tensor | None:
+    """Return where sums (numel,) are not finite, None where all are; costs one read, for a sum is NaN if a term is."""
+    if bool(torch.isfinite(total.sum())):  # host sync: what is applied
+        return None
+    places = torch.nonzero(~torch.isfinite(total)).view(-1)
+    return places if places.numel() else None
+
+
+def _write_mean(total: Tensor, grad: Tensor, world_size: int) -> Tensor | None:
+    """Write ``total / world_size`` into ``grad``; return what its dtype leaves out, None where both have one."""
+    if total.dtype != grad.dtype:
+        return write_(total.div_(world_size), grad)
+    torch.div(total, world_size, out=grad)
+    return None

@@ -1,0 +1,90 @@
+"""Steps at a density of 1: a dense all-reduce, without copies of the vector, and what they leave behind."""
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.reducers.base import BucketState
+from micro.sparse import AllValues, SparseValues
+
+NUMEL, CPU = 1000, torch.device("cpu")
+LAYOUT = micro.Layout.flat(NUMEL)
+WARM_UP = micro.WarmUp(density=0.1, start_density=1.0, steps=4, stages=1)
+
+
+def drawn(step: int, world_size: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(world_size, NUMEL, generator=torch.Generator().manual_seed(step)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_update_is_that_of_dense_training_bit_for_bit(dtype: torch.dtype) -> None:
+    sparse = micro.Simulation(micro.SparseReducer(micro.TopK(), 1.0), LAYOUT, 3, dtype=dtype)
+    dense = micro.Simulation(micro.DenseReducer(), LAYOUT, 3, dtype=dtype)
+    with closing(sparse), closing(dense):
+        for step in range(4):
+            grads = drawn(step, dtype=dtype)
+            assert torch.equal(sparse.step(grads).update, dense.step(grads).update)
+            assert not any(residual.any() for residual in sparse.residuals())
+
+
+def reduce(reducer: micro.Reducer, state: BucketState, step: int) -> Callable[[], object]:
+    comm = micro.SoloComm()
+    comm.begin_step()
+    return reducer.attempt_(state, drawn(step, 1)[0], comm).undo
+
+
+def test_two_vectors_take_turns_until_the_density_falls() -> None:
+    reducer = micro.SparseReducer(micro.TopK(), WARM_UP)
+    state = reducer.start(LAYOUT, torch.float32, CPU)
+    residual, places = state.residual, []
+    for step in range(4):
+        reduce(reducer, state, step)
+        assert state.residual is residual, "drivers hold the tensor"
+        assert state.spare is not None
+        places.append((residual.data_ptr(), state.spare.data_ptr()))
+    assert places[3] == places[1] == places[2][::-1]
+    reduce(reducer, state, 4)
+    assert state.spare is None
+    assert residual.any()
+
+
+def test_a_step_that_is_undone_leaves_the_accumulator_and_harms_none_after_it() -> None:
+    reducer = micro.SparseReducer(micro.TopK(), 1.0)
+    state = reducer.start(LAYOUT, torch.float32, CPU)
+    expected = torch.zeros(NUMEL)
+    for step in range(6):
+        undo = reduce(reducer, state, step)
+        if step % 3 == 2:
+            assert not state.residual.any()
+            continue
+        undo()
+        expected = drawn(step, 1)[0] + (expected if step % 3 else 0)
+        assert torch.equal(state.residual, expected)
+
+
+def test_a_residual_of_an_earlier_step_is_sent_with_the_gradient() -> None:
+    reducer = micro.SparseReducer(micro.TopK(), 1.0)
+    with closing(micro.Simulation(reducer, LAYOUT, 3)) as simulation:
+        for rank, residual in enumerate(simulation.residuals()):
+            residual += rank
+        update = simulation.step(drawn(0)).update
+    torch.testing.assert_close(update, drawn(0).mean(0) + 1)
+
+
+def test_values_at_every_index_do_what_their_indices_would() -> None:
+    values, vector = drawn(0, 1)[0], drawn(1, 1)[0]
+    few = SparseValues(torch.arange(NUMEL, dtype=torch.int32), values)
+    for change in (SparseValues.take_from_, SparseValues.clear_in_):
+        one, other = vector.clone(), vector.clone()
+        undo = change(few, one)
+        undo_all = getattr(AllValues(values), change.__name__)(other)
+        assert torch.equal(one, other)
+        undo()
+        undo_all()
+        assert torch.equal(one, vector)
+        assert torch.equal(other, vector)
+    assert torch.equal(AllValues(values).indices, few.indices)
