@@ -62,18 +62,21 @@ def test_cores_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("job", "nproc", "kind", "message"),
+    ("job", "module", "nproc", "kind", "message"),
     [
-        ("raise", 3, Kind.ERROR, "ValueError: loss is not finite at step 12"),
-        ("exit", 2, Kind.EXIT, "exit code 3"),
-        ("SIGSEGV", 2, Kind.KILLED, "killed by SIGSEGV"),
-        ("SIGKILL", 2, Kind.KILLED, "killed by SIGKILL, as the kernel does when memory runs out"),
+        ("raise", "gloo_worker", 3, Kind.ERROR, "ValueError: loss is not finite at step 12"),
+        ("SIGKILL", "gloo_worker", 2, Kind.KILLED, "killed by SIGKILL, as the kernel does when memory runs out"),
+        ("SIGSEGV", "idle_worker", 2, Kind.KILLED, "killed by SIGSEGV"),
+        ("exit", "idle_worker", 2, Kind.EXIT, "exit code 3"),
     ],
 )
-def test_the_rank_that_began_is_blamed(tmp_path: Path, job: str, nproc: int, kind: Kind, message: str) -> None:
+def test_the_rank_that_began_is_blamed(
+    tmp_path: Path, job: str, module: str, nproc: int, kind: Kind, message: str
+) -> None:
+    """The others wait for it in a collective (gloo_worker), or for nobody."""
     last = nproc - 1
     with pytest.raises(RankFailure) as caught:
-        run(tmp_path, job, module="gloo_worker", nproc=nproc, OMP_NUM_THREADS="1")
+        run(tmp_path, job, module=module, nproc=nproc, OMP_NUM_THREADS="1")
     assert str(caught.value) == f"rank {last} failed: {message} (log: {tmp_path / f'ranks/rank{last}/stderr.log'})"
     assert caught.value.failure.kind == kind
     found = json.loads((tmp_path / "failure.json").read_text())

@@ -28,7 +28,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def everywhere(hosts: Hosts, *command: str, timeout_s: float = 60.0, **more: str) -> list[Exit]:
+def everywhere(hosts: Hosts, *command: str, timeout_s: float = 100.0, **more: str) -> list[Exit]:
     """Run a Python program as one rank on each host."""
     common = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(len(hosts.names)), **more}
     meeting = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
@@ -53,8 +53,8 @@ def test_hosts_have_names_of_their_own_and_look_up_each_other(hosts: Hosts) -> N
 @pytest.mark.net
 @needs_hosts
 def test_the_link_has_its_rate_and_the_kernel_counts_what_collectives_send(hosts: Hosts, tmp_path: Path) -> None:
-    numel, n = 4_000_000, 4
-    hosts.shape("1gbit")
+    numel, n, rate = 1_000_000, 4, "200mbit"  # so slow that a busy processor keeps up with the link
+    hosts.shape(rate)
     before = hosts.counters()
     ended = everywhere(hosts, str(WORKER), str(numel))
     assert [one.code for one in ended] == [0] * n, ended
@@ -64,7 +64,7 @@ def test_the_link_has_its_rate_and_the_kernel_counts_what_collectives_send(hosts
     for payload in sent:
         assert payload == pytest.approx(reduces * ring + gathers * 4 * numel / 8 * (n - 1), rel=0.03)
     seconds = float(ended[0].output.split()[-1])
-    wire = 8 * ring * 1514 / 1448 / bits_per_s("1gbit")
+    wire = 8 * ring * 1514 / 1448 / bits_per_s(rate)
     assert 0.93 * wire < seconds < 1.25 * wire
 
 

@@ -14,8 +14,6 @@ from experiments.launching.rank_process import recorded_errors
 def end(job: str) -> None:
     if job == "raise":
         raise ValueError("loss is not finite at step 12")
-    if job == "exit":
-        os._exit(3)
     os.kill(os.getpid(), signal.Signals[job])
 
 

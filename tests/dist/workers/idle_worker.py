@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,7 +19,11 @@ if job == "wait":
     time.sleep(100)
 if job == "raise" and rank == 1:
     raise ValueError("loss is not finite\nat step 12")
-if job == "raise":
+if job == "exit" and rank == 1:
+    os._exit(3)
+if job == "SIGSEGV" and rank == 1:
+    os.kill(os.getpid(), signal.SIGSEGV)
+if job in ("raise", "exit", "SIGSEGV"):
     time.sleep(100)
 if job == "raise beside a thread":
     threading.Thread(target=time.sleep, args=(100,)).start()
