@@ -1,6 +1,7 @@
 """Where the data sets are downloaded from, and the published checksums."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from data.cifar import CIFAR10, CIFAR100, Layout
 
@@ -36,6 +37,10 @@ class File:
     name: str
     checksum: str | None = None
     also: tuple[str, ...] = ()
+
+    def found_in(self, folder: Path) -> Path | None:
+        """Return where the file is in ``folder``, under any of its names."""
+        return next((path for name in (self.name, *self.also) if (path := folder / name).is_file()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,6 @@ downloaded completely is used again.
 import argparse
 import difflib
 import errno
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -26,11 +24,11 @@ from tqdm import tqdm
 
 from data import imagenet
 from data.catalogue import CATALOGUE, Archive, Entry
+from data.checksums import check_unchanged, checksum_of, record, verdict
 from data.convert import Report, convert
 from data.download import download
 from data.unpack import unpack
 
-RECORD = "prepared.json"  # in a set's folder: file -> sha256
 IMAGENET_ABOUT = "about 1.28 million photographs in 1,000 classes, to be had on request; www.image-net.org"
 
 
@@ -67,7 +65,9 @@ def prepare(entry: Entry, root: Path, *, origin: Path | None = None, url: str | 
     """
     target = root / entry.folder
     if target.is_dir():
-        _recheck(entry, target)
+        unchanged = ", as it was prepared" if check_unchanged(target) else ", not by this command"
+        _say(entry.name, f"is already in {target}{unchanged}")
+        _say_verdict(entry, target)
         return
     with _work_folder(root, entry.name) as work:
         staged = _emptied(work / "unpacked")
@@ -75,12 +75,12 @@ def prepare(entry: Entry, root: Path, *, origin: Path | None = None, url: str | 
             _download_all(entry, work, staged, url)
         else:
             _copy_from(entry, origin, staged)
-        _record(entry, staged / entry.folder)
+        record(entry, staged / entry.folder)
         # Until this step nothing of the set is in the root.
         (staged / entry.folder).rename(target)
         shutil.rmtree(work)
     _say(entry.name, f"is ready in {target}")
-    _print_verdict(entry, target)
+    _say_verdict(entry, target)
 
 
 def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: int) -> None:
@@ -192,7 +192,7 @@ def _copy_from(entry: Entry, origin: Path, staged: Path) -> None:
     """Copy a set from a folder: unpack its archive if it is there, else copy the unpacked files that are there."""
     archives = [origin / archive.name for archive in entry.archives]
     if archives[0].suffix != ".txt" and archives[0].is_file():
-        found, published = _checksum(archives[0], entry.archives[0].checksum), entry.archives[0].checksum
+        found, published = checksum_of(archives[0], entry.archives[0].checksum), entry.archives[0].checksum
         if found != published:
             raise ValueError(f"{archives[0]} must have the published checksum {published}, got {found}: get it again")
         _open(entry, archives[0], staged)
@@ -206,76 +206,11 @@ def _copy_from(entry: Entry, origin: Path, staged: Path) -> None:
 
 def _copy(entry: Entry, folder: Path, target: Path) -> bool:
     """Copy those files of the set that are in folder; return whether there was any."""
-    there = {file.name: path for file in entry.files if (path := _first(folder, (file.name, *file.also)))}
+    there = {file.name: path for file in entry.files if (path := file.found_in(folder))}
     for name, path in there.items():
         target.mkdir(exist_ok=True)
         shutil.copyfile(path, target / name)
     return bool(there)
-
-
-def _first(folder: Path, alternatives: Sequence[str]) -> Path | None:
-    return next((folder / name for name in alternatives if (folder / name).is_file()), None)
-
-
-# Checksums of a set's files
-
-
-def _record(entry: Entry, folder: Path) -> None:
-    sums = {
-        file.name: _checksum(folder / file.name, "sha256:") for file in entry.files if (folder / file.name).exists()
-    }
-    (folder / RECORD).write_text(json.dumps(sums, indent=1) + "\n")
-
-
-def _recheck(entry: Entry, target: Path) -> None:
-    """Compare with what was prepared; raise ValueError when a file has changed since."""
-    recorded = _recorded(target)
-    for name, checksum in recorded.items():
-        path = target / name
-        if not path.is_file() or _checksum(path, checksum) != checksum:
-            raise ValueError(f"{path} has changed since it was prepared: remove {target} and run again")
-    unchanged = ", as it was prepared" if recorded else ", not by this command"
-    _say(entry.name, f"is already in {target}{unchanged}")
-    _print_verdict(entry, target)
-
-
-def _recorded(target: Path) -> dict[str, str]:
-    path = target / RECORD
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-        return {str(name): str(checksum) for name, checksum in content.items()}
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is torn ({error}): remove {target} and run again") from error
-
-
-def _print_verdict(entry: Entry, folder: Path) -> None:
-    """Print which files are missing, are not the published ones, or have no published checksum."""
-    missing, other, unknown = [], [], []
-    for file in entry.files:
-        path = _first(folder, (file.name, *file.also))
-        if path is None:
-            missing.append(file.name)
-        elif file.checksum is None:
-            unknown.append(file.name)
-        elif _checksum(path, file.checksum) != file.checksum:
-            other.append(file.name)
-    if missing:
-        _say(entry.name, f"lacks {', '.join(missing)}, which loading it may need; to add them, remove {folder} first")
-    if other:
-        _say(entry.name, f"is not the published copy: other checksums of {', '.join(other)}")
-    if unknown:
-        _say(entry.name, f"has no published checksum of {', '.join(unknown)}; {folder / RECORD} holds the sha256")
-    if not (missing or other or unknown):
-        _say(entry.name, "has the published checksums")
-
-
-def _checksum(path: Path, like: str) -> str:
-    """Return ``kind:sum`` of a file, of the kind of another such text."""
-    kind = like.split(":")[0]
-    with path.open("rb") as file:
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
 
 
 # Folders
@@ -317,6 +252,11 @@ def _progress(label: str) -> Iterator[Report]:
             bar.update(done - bar.n)
 
         yield report
+
+
+def _say_verdict(entry: Entry, folder: Path) -> None:
+    for line in verdict(entry, folder):
+        _say(entry.name, line)
 
 
 def _say(name: str, what: str) -> None:

@@ -267,7 +267,7 @@ def test_a_crash_before_the_last_step_leaves_nothing_half(
     tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as crash:
-        crash.setattr(prepare, "_record", _raise(SystemExit))  # unpacked, not renamed
+        crash.setattr(prepare, "record", _raise(SystemExit))  # unpacked, not renamed
         with pytest.raises(SystemExit):
             _run(tmp_path, "set")
     assert [path.name for path in (tmp_path / "root").iterdir()] == [".prepare"]
