@@ -13,7 +13,9 @@ from torch import Tensor
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.checkpoints import Checkpoint, Checkpoints, PartDigest, open_checkpoint
+from experiments.runs.checkpoint_folder import Checkpoint
+from experiments.runs.checkpoint_parts import PartDigest
+from experiments.runs.checkpoints import Checkpoints, open_checkpoint
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 from micro.resizing import average

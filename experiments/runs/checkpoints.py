@@ -6,42 +6,27 @@ any moment leaves earlier checkpoints as they were, and at most a draft that the
 communicates with other ranks: rank 0 begins, all ranks write their parts, rank 0 publishes.
 """
 
-import json
-import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import cannot_write, flush_folder, reason, write_json
-from experiments.runs.checkpoint_parts import PartDigest, TornCheckpoint, read_part, torn, write_part
+from experiments.runs.atomic_files import cannot_write, flush_folder, write_json
+from experiments.runs.checkpoint_folder import (
+    Checkpoint,
+    description,
+    folder_name,
+    list_checkpoints,
+    part_path,
+    published_in,
+    read_description,
+)
+from experiments.runs.checkpoint_parts import PartDigest, TornCheckpoint, read_part, write_part
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
-FORMAT = 1
 _DRAFT, _OLD = ".draft-", ".old-"  # prefixes of folders that are not yet, or no longer, checkpoints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A checkpoint that was published.
-
-    Args:
-        path: Its folder.
-        step: Steps done when it was saved, which is the number of the next step.
-        world_size: Number of its parts.
-        run: Name of the run it belongs to.
-    """
-
-    path: Path
-    step: int
-    world_size: int
-    run: str
 
 
 class Checkpoints:
@@ -68,7 +53,7 @@ class Checkpoints:
         Raises:
             UserError: It cannot be made.
         """
-        draft = self._folder / f"{_DRAFT}{_folder_name(step)}"
+        draft = self._folder / f"{_DRAFT}{folder_name(step)}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             flush_folder(self._folder.parent)
@@ -92,7 +77,7 @@ class Checkpoints:
                 rank 0 may ``discard`` the draft when no rank writes any more.
             TypeError: A value has another type, which a checkpoint cannot hold.
         """
-        return write_part(_part_path(draft, rank), state)
+        return write_part(part_path(draft, rank), state)
 
     def publish(self, draft: Path, step: int, parts: Sequence[PartDigest]) -> Checkpoint:
         """Make the draft a checkpoint and remove all but the newest; rank 0 calls this when all parts are written.
@@ -109,7 +94,7 @@ class Checkpoints:
         path = self._free_path(step)
         try:
             _check_parts(draft, parts, self._world_size)
-            write_json(draft / CHECKPOINT_FILE, self._description(step, parts))
+            write_json(draft / CHECKPOINT_FILE, description(self._run, step, parts))
             draft.rename(path)
             flush_folder(self._folder)
         except OSError as error:
@@ -142,10 +127,10 @@ class Checkpoints:
             TornCheckpoint: The part is missing or damaged.
             UserError: There is no part of that rank.
         """
-        parts = _describe(checkpoint.path)[1]
+        parts = read_description(checkpoint.path)[1]
         if not 0 <= rank < len(parts):
             raise UserError(f"{checkpoint.path} has parts of ranks 0 to {len(parts) - 1}, none of rank {rank}")
-        return read_part(_part_path(checkpoint.path, rank), parts[rank])
+        return read_part(part_path(checkpoint.path, rank), parts[rank])
 
     def remove_after(self, step: int) -> None:
         """Remove the run's checkpoints of steps after ``step``, which a run rewound to ``step`` will write again.
@@ -163,29 +148,18 @@ class Checkpoints:
         Raises:
             UserError: One cannot be removed.
         """
-        for path in _published(self._folder):
+        for path in published_in(self._folder):
             if self._is_ours_or_damaged(path):
                 self._remove(path)
         self._remove_drafts()
         with suppress(OSError):  # never made, or not empty
             self._folder.rmdir()
 
-    def _description(self, step: int, parts: Sequence[PartDigest]) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "run": self._run,
-            "step": step,
-            "world_size": self._world_size,
-            "parts": [part._asdict() for part in parts],
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "torch": torch.__version__,
-        }
-
     def _list(self) -> tuple[list[Checkpoint], list[str]]:
-        return _list_checkpoints(self._folder, self._describe_own)
+        return list_checkpoints(self._folder, self._describe_own)
 
     def _describe_own(self, path: Path) -> Checkpoint:
-        checkpoint, _ = _describe(path)
+        checkpoint, _ = read_description(path)
         if checkpoint.run != self._run:
             raise UserError(f"{path} belongs to run {checkpoint.run}, not to {self._run}; it is ignored")
         if checkpoint.world_size != self._world_size:
@@ -204,10 +178,10 @@ class Checkpoints:
 
     def _free_path(self, step: int) -> Path:
         """Return a path that is free: of two checkpoints of one step, the second ends in -2."""
-        path, repetition = self._folder / _folder_name(step), 1
+        path, repetition = self._folder / folder_name(step), 1
         while path.exists():
             repetition += 1
-            path = path.with_name(f"{_folder_name(step)}-{repetition}")
+            path = path.with_name(f"{folder_name(step)}-{repetition}")
         return path
 
     def _remove_all_but_newest(self, published: Checkpoint) -> None:
@@ -239,8 +213,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         UserError: There is none.
     """
     if (path / CHECKPOINT_FILE).exists():
-        return _describe(path)[0]
-    found, problems = _list_checkpoints(RunFolder(path).checkpoints_path, lambda folder: _describe(folder)[0])
+        return read_description(path)[0]
+    found, problems = list_checkpoints(RunFolder(path).checkpoints_path, lambda folder: read_description(folder)[0])
     if found:
         return found[0]
     if problems:
@@ -249,66 +223,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     raise UserError(f"no checkpoint in {path}; {wanted}" if path.exists() else f"no folder {path}; {wanted}")
 
 
-def _folder_name(step: int) -> str:
-    return f"step-{step:09d}"
-
-
-def _part_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.pt"
-
-
-def _published(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
-
-
-def _list_checkpoints(folder: Path, read: Callable[[Path], Checkpoint]) -> tuple[list[Checkpoint], list[str]]:
-    """Return the checkpoints that can be read, newest first, and one line for each of the others."""
-    found, problems = [], []
-    for path in _published(folder):
-        try:
-            found.append(read(path))
-        except UserError as error:
-            problems.append(str(error))
-    return sorted(found, key=_age, reverse=True), problems
-
-
-def _age(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Return the sort key of a checkpoint: its step, then how often that step was published."""
-    repeated = re.fullmatch(r"step-\d+-(\d+)", checkpoint.path.name)
-    return checkpoint.step, int(repeated[1]) if repeated else 1
-
-
-def _describe(folder: Path) -> tuple[Checkpoint, list[PartDigest]]:
-    """Read ``CHECKPOINT.json``."""
-    path = folder / CHECKPOINT_FILE
-    try:
-        description = json.loads(path.read_bytes())
-        version = int(description["format"])
-    except OSError as error:
-        raise torn(path, reason(error)) from None
-    except (ValueError, KeyError, TypeError):
-        raise torn(path, "not the description of a checkpoint") from None
-    if version > FORMAT:
-        can = f"this program reads up to {FORMAT}; update it, or remove the folder"
-        raise UserError(f"{folder} is a checkpoint of format {version}, and {can}")
-    return _parse(description, path)
-
-
-def _parse(description: dict[str, Any], path: Path) -> tuple[Checkpoint, list[PartDigest]]:
-    try:
-        parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in description["parts"]]
-        step, world_size, run = int(description["step"]), int(description["world_size"]), str(description["run"])
-    except (ValueError, KeyError, TypeError):
-        raise torn(path, "not the description of a checkpoint") from None
-    if len(parts) != world_size:
-        raise torn(path, f"{len(parts)} parts of {world_size} ranks")
-    return Checkpoint(path=path.parent, step=step, world_size=world_size, run=run), parts
-
-
 def _check_parts(draft: Path, parts: Sequence[PartDigest], world_size: int) -> None:
     assert len(parts) == world_size, f"{len(parts)} parts of {world_size} ranks"
     for rank, part in enumerate(parts):
-        path = _part_path(draft, rank)
+        path = part_path(draft, rank)
         if not path.exists() or path.stat().st_size != part.size:
             remedy = "put the run's folder on a disk that all nodes share"
             raise UserError(f"the part that rank {rank} wrote of a checkpoint is not at {path}; {remedy}")

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from experiments.config.errors import UserError
+from experiments.runs.checkpoint_folder import Checkpoint
 from experiments.runs.checkpoint_parts import PartDigest, TornCheckpoint
-from experiments.runs.checkpoints import Checkpoint, Checkpoints, open_checkpoint
+from experiments.runs.checkpoints import Checkpoints, open_checkpoint
 from tests.crashes import Crash, crash_at
 
 WORLD_SIZE = 2
