@@ -1,5 +1,6 @@
 """A note where gradients are removed without an optimizer step, while what was not sent of them waits in residuals."""
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ class DiscardedGradients:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
-        self._watched = min(parameters, key=Tensor.numel)
+        self._watched = min(parameters, key=lambda parameter: parameter.numel() or sys.maxsize)  # one with elements
         self._ids = {id(parameter) for parameter in parameters}
         self._versions: int | None = None
         self._had_gradient = False

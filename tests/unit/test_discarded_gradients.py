@@ -275,3 +275,22 @@ def test_watching_neither_stays_after_close_nor_travels_with_copies() -> None:
     assert notes(copies) == 0
     attachment.close()
     assert not watched._backward_hooks
+
+
+class WithEmptyParameter(nn.Sequential):
+    """A network one of whose parameters has no elements: of its gradient nothing can be seen."""
+
+    def __init__(self) -> None:
+        super().__init__(*network())  # type: ignore[misc]
+        self.empty = nn.Parameter(torch.zeros(0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs)
+        return outputs + self.empty.sum()
+
+
+def test_gradients_set_to_zero_are_noticed_beside_a_parameter_without_elements() -> None:
+    model = DistributedDataParallel(WithEmptyParameter())
+    micro.attach(model, micro.SparseReducer(micro.TopK(), density=0.2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert notes(lambda: thrown_away(model, optimizer, to_none=False)) == 1
