@@ -60,6 +60,14 @@ def clip_shards_(shards: Sequence[Tensor], limit: float, node: Comm, nodes: Comm
     _scale_(shards, limit, math.sqrt(float(square)))  # host sync: whether to scale
 
 
+def clip_to_(vectors: Sequence[Tensor], limit: float, comm: Comm, *, norm: ClipNorm | str) -> None:
+    """Scale ``vectors``, the parts of this rank's gradient, in place so that the chosen norm is at most ``limit``."""
+    if norm == "global":
+        clip_together_(vectors, limit, comm)
+    else:
+        clip_(vectors, limit)
+
+
 def _norm(vectors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all vectors together; in double precision where single precision overflows."""
     norms = [torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in vectors]

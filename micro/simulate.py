@@ -267,8 +267,12 @@ class Simulation:
         kept = torch.stack(self.residuals()) if residuals else None
         return SimulatedStep(rows[0], stats, kept)
 
-    def step_(self, gradients: Tensor) -> list[StepStats]:
-        """Reduce one step in place: every row of ``gradients`` (world_size, numel) becomes the mean update."""
+    def step_(self, gradients: Tensor, *, ahead: Callable[[Comm], object] = lambda _: None) -> list[StepStats]:
+        """Reduce one step in place: every row of ``gradients`` (world_size, numel) becomes the mean update.
+
+        Args:
+            ahead: called on each rank's thread before its gradient is reduced; what it sends counts as of the step.
+        """
         expected = (self.world_size, self.layout.numel)
         if tuple(gradients.shape) != expected or gradients.dtype != self.dtype:
             given = f"{tuple(gradients.shape)} of {gradients.dtype}"
@@ -276,6 +280,7 @@ class Simulation:
 
         def reduce(comm: Comm) -> StepStats | NonFiniteGradient:
             comm.begin_step()
+            ahead(comm)
             try:
                 return self.reducer.reduce_(self._states[comm.rank], gradients[comm.rank], comm)
             except NonFiniteGradient as error:  # raised on all ranks: each ends its step before the first is passed on

@@ -16,6 +16,10 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
 )
 
 
+ADDED = {"optimizer.clip_norm": "rank"}
+"""Settings that are newer than runs that are kept. With these values, which those had, they are not in the hash."""
+
+
 def is_neutral(key: str) -> bool:
     """Return whether a dotted key is a neutral setting, or part of one."""
     parts = key.split(".")
@@ -25,12 +29,13 @@ def is_neutral(key: str) -> bool:
 def run_name(config: TrainConfig) -> str:
     """Return the run's folder name: readable, and ending in a hash of all settings but the neutral ones."""
     plain = dataclasses.asdict(config)
-    for path in NEUTRAL:
+    for path in [*NEUTRAL, *ADDED]:
         *groups, key = path.split(".")
         holder = plain
         for group in groups:
             holder = holder[group]
-        del holder[key]
+        if path in NEUTRAL or holder[key] == ADDED[path]:
+            del holder[key]
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
     method = f"{config.sparsifier.name}-d{config.density:g}"
     return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"

@@ -2,8 +2,10 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import get_args
 
 from experiments.config.errors import UserError, check_choice
+from micro.clipping import ClipNorm
 
 
 @dataclass(kw_only=True)
@@ -26,6 +28,8 @@ class OptimizerConfig:
             named bn1, bn2 and so on inside a block, as the public code of the MiCRO family finds them.
         clip: the greatest norm of a gradient, null for none.
         clip_at: gradient: of each worker's, before its residual is added; update: of the average.
+        clip_norm: rank: each worker's own norm, by which it scales alone; global: the root of the mean over workers of
+            their squared norms, by which all scale alike. For clip_at=gradient.
     """
 
     name: str
@@ -38,6 +42,7 @@ class OptimizerConfig:
     decay_of: str = "all"
     clip: float | None = None
     clip_at: str = "gradient"
+    clip_norm: str = "rank"
 
     @property
     def scales_gradients(self) -> bool:
@@ -52,6 +57,7 @@ CHOICES = {
     "lr_at": ("update", "gradient"),
     "decay_of": ("all", "weights", "published"),
     "clip_at": ("gradient", "update"),
+    "clip_norm": get_args(ClipNorm),
 }
 
 
@@ -69,6 +75,11 @@ def check_optimizer(config: OptimizerConfig) -> None:
         raise UserError(f"optimizer.clip must be positive, got {config.clip}: leave it out to disable clipping")
     if config.clip is None and config.clip_at != OptimizerConfig.clip_at:
         raise UserError(f"optimizer.clip_at={config.clip_at} needs a clip: set optimizer.clip, or leave it out")
+    if config.clip_norm != OptimizerConfig.clip_norm and (config.clip is None or config.clip_at != "gradient"):
+        raise UserError(
+            f"optimizer.clip_norm={config.clip_norm} is for gradients: set optimizer.clip and "
+            "optimizer.clip_at=gradient, or leave it out"
+        )
     if config.name == "adam":
         _refuse_settings_of_sgd(config)
     elif list(config.betas) != OptimizerConfig(name="adam").betas:

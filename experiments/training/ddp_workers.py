@@ -43,7 +43,12 @@ class DdpWorkers(Workers):
         )
         reducer = build_reducer(config, steps_per_epoch=self.num_steps)
         self._attachment = micro.attach(
-            self._ddp, reducer, scope=config.scope, clip=self._clip(config.lr), timed=config.timed
+            self._ddp,
+            reducer,
+            scope=config.scope,
+            clip=self._clip(config.lr),
+            clip_norm=config.optimizer.clip_norm,
+            timed=config.timed,
         )
         self._rehearse()
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, Workers, kept_buffers, moved_to
 from micro import kernels
-from micro.clipping import clip_
+from micro.clipping import clip_to_
 from micro.scope import scoped
 
 
@@ -57,7 +58,7 @@ class SimulatedWorkers(Workers):
         self._rows.zero_()
         losses = [self._gradient(step, rank, given, lr) for rank, given in enumerate(batches)]
         compute_s = time.perf_counter() - drawn
-        stats = self._simulation.step_(self._rows)
+        stats = self._simulation.step_(self._rows, ahead=partial(self._clip_, self._clip(lr)))
         self._point_gradients_at(0)
         first = stats[0]
         exposed_s = first.select_s + first.exchange_s + first.rest_s
@@ -94,10 +95,12 @@ class SimulatedWorkers(Workers):
             self._point_gradients_at(rank)
             seed_step(self._config.seed, step, rank, self.task.device)
             losses = [self._backward(rank, batch, self._scale(lr)) for batch in batches]
-        limit = self._clip(lr)
-        if limit is not None:
-            clip_([self._rows[rank]], limit)
         return torch.stack(losses).mean()
+
+    def _clip_(self, limit: float | None, comm: micro.Comm) -> None:
+        """Clip the gradient of a rank, on its thread."""
+        if limit is not None:
+            clip_to_([self._rows[comm.rank]], limit, comm, norm=self._config.optimizer.clip_norm)
 
     def _backward(self, rank: int, batch: Batch, scale: float) -> Tensor:
         loss, self._carries[rank] = self.task.loss(self.task.model, batch, self._carries[rank])

@@ -110,7 +110,7 @@ class Workers(ABC):
         return (lr if self._config.optimizer.scales_gradients else 1.0) / self._config.accumulate
 
     def _clip(self, lr: float) -> float | None:
-        """Return the limit on the norm of a worker's scaled gradient, None for no limit."""
+        """Return the limit on the norm of the workers' scaled gradients, None for no limit."""
         chosen = self._config.optimizer
         if chosen.clip is None or chosen.clip_at != "gradient":
             return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.bucket_states import BucketStates
-from micro.clipping import ClipNorm, clip_, clip_together_
+from micro.clipping import ClipNorm, clip_to_
 from micro.comm import GroupComm, Traffic
 from micro.ddp.unused_parameters import unused_parameters
 from micro.flat import Layout
@@ -250,10 +250,7 @@ class Reduction:
             return
         gradients, limit = [bucket.grad for bucket in self._waiting], self.clip * self._loss_scale.value
         self._begin_counts()
-        if self._clip_norm == "rank":
-            clip_(gradients, limit)
-        else:
-            clip_together_(gradients, limit, self._comm)
+        clip_to_(gradients, limit, self._comm, norm=self._clip_norm)
 
     @property
     def _needs_whole_gradient(self) -> bool:

@@ -45,9 +45,12 @@ def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) 
     assert again.stdout.startswith("already done")
 
 
-@pytest.mark.parametrize("method", ["dense", "micro"])
-def test_simulated_ranks_equal_real_ones(tmp_path: Path, method: str) -> None:
-    words = [f"sparsifier={method}", "epochs=1", "density=0.02", "batch_size=40"]
+CLIPPED = ("optimizer.clip=0.5", "optimizer.clip_norm=global")
+
+
+@pytest.mark.parametrize(("method", "settings"), [("dense", ()), ("micro", CLIPPED)], ids=["dense", "micro clipped"])
+def test_simulated_ranks_equal_real_ones(tmp_path: Path, method: str, settings: tuple[str, ...]) -> None:
+    words = [f"sparsifier={method}", "epochs=1", "density=0.02", "batch_size=40", *settings]
     real = ranks(3).run_apart(train, *words, "cluster.nproc_per_node=3", f"output={tmp_path / 'real'}")
     simulated = train(*words, "cluster=simulated", "cluster.world_size=3", f"output={tmp_path / 'simulated'}")
     assert {ended.returncode for ended in (*real, simulated)} == {0}, (real, simulated)
