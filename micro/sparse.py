@@ -105,7 +105,7 @@ class AllValues(SparseValues):
         object.__setattr__(self, "spare", spare)
 
     @property
-    def indices(self) -> Tensor:  # type: ignore[override]  # made where it is asked for
+    def indices(self) -> Tensor:
         """All indices, (numel,) int32."""
         return torch.arange(self.values.numel(), dtype=torch.int32, device=self.values.device)
 

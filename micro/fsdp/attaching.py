@@ -19,6 +19,8 @@ from micro.fsdp.replicas import check_alike, refused_together, replica_group
 from micro.loss_scale import check_scaler
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
+from micro.reducers.two_level import TwoLevel
+from micro.reducers.wrapping import layers
 from micro.scope import Scope, scoped
 from micro.summary import StepSummary
 
@@ -82,6 +84,7 @@ def attach_fsdp(
         check_clip(clip, clip_norm, get_args(NodeClipNorm))
         check_on_step(on_step)
         check_scaler(scaler, check_reducer(reducer))
+        _check_levels(reducer)
         _check_groups(groups, whole_model=scope == "model")
         reducer = split_by(reducer, trained, only=only, dense=dense, start_step=start_step)
         reducer = scoped(reducer, scope)
@@ -94,6 +97,14 @@ def attach_fsdp(
         raise
     prepare(reducer, comm, groups[0].device)
     return ShardedAttachment(model, groups, reducer, comm, chosen, settings=settings, on_step=on_step)
+
+
+def _check_levels(reducer: Reducer) -> None:
+    """Raise ValueError where the reducer averages within nodes too."""
+    if any(isinstance(layer, TwoLevel) for layer in layers(reducer)):
+        raise ValueError(
+            "reducer two_level averages within nodes, where FSDP reduces already: give attach_fsdp the reducer in it"
+        )
 
 
 def _check_groups(groups: Sequence[ShardGroup], *, whole_model: bool) -> None:

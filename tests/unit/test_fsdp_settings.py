@@ -144,6 +144,11 @@ def test_what_cannot_work_is_refused_with_a_remedy() -> None:
     assert "on_step must be callable" in refusal(on_step=3)
     assert "scaler must be a torch.amp.GradScaler" in refusal(scaler=2.0)
     assert "no trained parameter is called" in refusal(dense="nothing*")
+    for reducer in (
+        two_level := micro.TwoLevel(reducer=TOPK, ranks_per_node=1),
+        micro.Split(reducer=two_level, only="*"),
+    ):
+        assert "where FSDP reduces already: give attach_fsdp the reducer in it" in refusal(reducer=reducer)
     assert "scope=model means nothing for dense" in refusal(reducer=micro.DenseReducer(), scope="model")
     assert "leave out offload_policy" in refusal(sharded_whole(offload_policy=CPUOffloadPolicy(pin_memory=False)))
     assert "no parameter that is trained" in refusal(sharded_whole().requires_grad_(False))
