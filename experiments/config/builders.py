@@ -191,6 +191,11 @@ def _check_schedule(config: TrainConfig, reducer: micro.Reducer) -> None:
         raise UserError(f"schedule={config.schedule.name} needs real workers, simulated ones have one bucket: use auto")
     if not schedule.runs:
         raise UserError(f"schedule {schedule.name} can be planned and simulated, but DDP cannot carry it out")
+    if schedule.is_planned and any(isinstance(layer, micro.TwoLevel) for layer in layers(reducer)):
+        raise UserError(
+            f"schedule {schedule.name} plans from a link that was measured in one level, two_level has two: choose "
+            "schedule=layerwise, single, capped or ddp"
+        )
     for name in ("trace", "link"):
         if (getattr(config.schedule, name) is None) == schedule.is_planned:
             wrong = "is missing: measure it with experiments.profile" if schedule.is_planned else "means nothing here"

@@ -131,6 +131,10 @@ def test_a_mistake_is_one_line(word: str) -> None:
             ("sparsifier.reducer={name:two_level,ranks_per_node:1,reducer:powersgd}",),
             "reducer of a sparsifier's reducer must be sparse, split or two_level, got 'powersgd'",
         ),
+        (
+            ("schedule=exact", "sparsifier.reducer={name:two_level,ranks_per_node:1}"),
+            "schedule exact plans from a link that was measured in one level, two_level has two: choose schedule=layer",
+        ),
         (("dataset=cifar10", "model=resnet20", "dataset.root=/nowhere"), "/nowhere"),
     ],
 )

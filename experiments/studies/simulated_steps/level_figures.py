@@ -17,8 +17,8 @@ from experiments.studies.simulated_steps.speedup_figures import powers_of_four
 def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     """Efficiency and bytes between nodes over workers, a column of panels per model and algorithm.
 
-    Columns model, algorithm, workers, method, levels, efficiency, between_bytes. Two levels are whole lines with marks,
-    one level dashed ones.
+    Columns model, algorithm, workers, method, levels, efficiency, between_bytes. Two levels are whole lines with full
+    marks, one level dashed ones with hollow marks.
     """
     panels = list(dict.fromkeys(zip(numbers["model"], numbers["algorithm"], strict=True)))
     methods = in_order(numbers["method"])
@@ -38,7 +38,7 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     handles = [Line2D([], [], label=label(name), **_line(name, "two")) for name in methods]
     kinds: dict[str, LineSettings] = {
         "two levels": {"color": GREY, "linestyle": "-", "marker": "o"},
-        "one level": {"color": GREY, "linestyle": "--"},
+        "one level": {"color": GREY, "linestyle": "--", "marker": "o", "markerfacecolor": "white"},
     }
     handles += [Line2D([], [], label=name, **settings) for name, settings in kinds.items()]
     head(figure, title, handles)
@@ -48,7 +48,7 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
 def _line(method: str, levels: str) -> LineSettings:
     drawn = look(method)
     if levels == "one":
-        return {"color": drawn.color, "linestyle": "--", "linewidth": 0.9}
+        return {"color": drawn.color, "linestyle": "--", "marker": drawn.marker, "markerfacecolor": "white"}
     return {"color": drawn.color, "linestyle": "-", "marker": drawn.marker}
 
 

@@ -35,7 +35,7 @@ SHOWN: dict[str, Callable[[pd.Series], str]] = {
 
 def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
     """Return the report of ``levels``, rows of simulated_steps.levels.both_levels."""
-    parts = ["# One level and two, simulated", f"`{command}`", HOW_TO_READ]
+    parts = ["# One level and two, simulated", f"`{command}`", HOW_TO_READ.rstrip()]
     parts.append(f"Density {study.density:g}. Seconds of selection: {study.selection}.")
     for network in {each.name: each for each in study.networks}.values():
         assert network.nodes is not None
