@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from experiments.config.errors import UserError
-from experiments.config.start_up import collect_as_usual, skip_full_collections
+from experiments.config.start_up import collect_as_usual, collect_seldom
 
 MISTAKE, INTERRUPTED = 2, 130
 NONE = "none"
@@ -91,7 +91,7 @@ def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
     Args:
         stopped: a line to print after Ctrl-C.
     """
-    skip_full_collections()
+    collect_seldom()
     try:
         return work()
     except UserError as error:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from experiments.config.start_up import skip_full_collections
+from experiments.config.start_up import collect_seldom
 from experiments.launching.failures import is_lost_peer
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import whole_number
@@ -62,7 +62,7 @@ def _run_worker(module: str, run_dir: str) -> None:
     """Run ``python -m module run_dir`` as the program of this process, which the launcher started."""
     launcher = os.environ.pop(LAUNCHER_PID, None)  # the children of this rank must not see it
     die_with_parent(int(launcher) if launcher else None, how=signal.SIGKILL)
-    skip_full_collections()
+    collect_seldom()
     # Python's own handler of SIGINT would wait for the end of a collective, which may hang.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [module, run_dir]

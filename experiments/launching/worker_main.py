@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from experiments.config.start_up import skip_full_collections
+from experiments.config.start_up import collect_seldom
 from experiments.launching.failures import is_lost_peer, short_line
 from experiments.launching.process_lifetime import die_with_parent, leave
 
@@ -65,5 +65,5 @@ if __name__ == "__main__":
 
     socket, parent, number = map(int, sys.argv[1:])
     die_with_parent(parent, how=number)
-    skip_full_collections()
+    collect_seldom()
     worker_main.serve(Connection(socket))

@@ -45,9 +45,7 @@ def test_every_rank_runs_with_its_output_in_a_file(tmp_path: Path, capfd: pytest
     run(tmp_path, "", OMP_NUM_THREADS="3")
     for rank in range(2):
         assert (tmp_path / f"ranks/rank{rank}/stdout.log").read_text() == f"hello from rank {rank}, 3 threads\n"
-        assert (
-            int((tmp_path / f"gc{rank}").read_text()) > 1000 * gc.get_threshold()[2]
-        )  # no full collection at the start
+        assert int((tmp_path / f"gc{rank}").read_text()) > gc.get_threshold()[2]  # seldom a full collection
     assert capfd.readouterr() == ("", "")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert LAUNCHER_PID not in os.environ

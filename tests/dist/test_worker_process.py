@@ -35,7 +35,7 @@ def test_calls_are_answered_in_their_order(worker: WorkerProcess) -> None:
     worker.send(os.getenv, "GREETING")
     worker.send(gc.get_threshold)
     assert [worker.receive() for _ in range(4)] == [worker.process.pid, 5, None, "hello"]
-    assert worker.receive()[2] > 1000 * gc.get_threshold()[2]  # no full collection at the start
+    assert worker.receive()[2] > gc.get_threshold()[2]  # seldom a full collection
     assert worker.log.read_text() == "this is no answer\n"
 
 
