@@ -33,7 +33,7 @@ class DiscardedGradients:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
-        self._watched = min(parameters, key=lambda parameter: parameter.numel() or sys.maxsize)  # one with elements
+        self._watched = parameters[0]
         self._ids = {id(parameter) for parameter in parameters}
         self._versions: int | None = None
         self._had_gradient = False
@@ -63,7 +63,11 @@ class DiscardedGradients:
             self._stop()
 
     def _start(self) -> None:
-        """Look at every backward and at every step from now on."""
+        """Look at every backward and at every step from now on, unless all parameters are frozen for now."""
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        if not trained:
+            return
+        self._watched = min(trained, key=lambda parameter: parameter.numel() or sys.maxsize)  # one with elements
         me = weakref.ref(self)  # neither the parameter nor torch must keep this alive
 
         def look(_: Tensor) -> None:

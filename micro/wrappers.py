@@ -21,7 +21,10 @@ def unwrapped(model: Any) -> DistributedDataParallel:
         parts = vars(inner).get("_modules", {}) if isinstance(inner, nn.Module) else {}
         found = next((parts[name] for name in _INSIDE if parts.get(name) is not None), None)
         if found is None:
-            raise ValueError(f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}")
+            raise ValueError(
+                f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}; frameworks wrap it "
+                "where two or more processes are started, for instance by torchrun"
+            )
         inner = found
     return inner
 

@@ -10,7 +10,7 @@ import pytest
 from xdist.scheduler import LoadGroupScheduling
 
 # Groups in the order in which they start. SLURM mostly waits while others compute.
-GROUPS = ("slurm", "ranks", "four ranks", "hosts")
+GROUPS = ("slurm", "ranks", "four ranks", "fresh ranks", "hosts")
 
 
 class Scheduling(LoadGroupScheduling):

@@ -19,7 +19,7 @@ class MicroCallback(Callback):
     from them.
 
     Args:
-        reducer, settings: as for micro.attach.
+        reducer, settings: as for micro.attach. The scaler is that of the strategy, where the precision has one.
         resize: average the states of another number of ranks, and do not refuse them.
 
     Attributes:
@@ -40,7 +40,9 @@ class MicroCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the model, which the strategy has wrapped by now."""
         self._close()
-        self.attachment = attach(trainer.strategy.model, self._reducer, **self._settings)
+        strategy = trainer.strategy
+        scaler = getattr(strategy.precision_plugin, "scaler", None)  # of float16
+        self.attachment = attach(strategy.model, self._reducer, **{"scaler": scaler, **self._settings})
         self._is_attached = True
         self._load()
 

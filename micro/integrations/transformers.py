@@ -22,7 +22,7 @@ class MicroCallback(TrainerCallback):
 
     Args:
         trainer: whose ``train`` is noted, for it tells callbacks not from which checkpoint it resumes.
-        reducer, settings: as for micro.attach.
+        reducer, settings: as for micro.attach. The scaler is the Trainer's, which has one with fp16=True.
         resize: average the states of another number of ranks, and do not refuse them.
 
     Attributes:
@@ -54,7 +54,8 @@ class MicroCallback(TrainerCallback):
         """Attach to the model, which Accelerate has wrapped by now, and load this rank's file."""
         if self.attachment is not None:  # of an attempt that failed, or of a training before
             self.attachment.close()
-        self.attachment = attach(self._trainer.model_wrapped, self._reducer, **self._settings)
+        settings = {"scaler": self._trainer.accelerator.scaler, **self._settings}
+        self.attachment = attach(self._trainer.model_wrapped, self._reducer, **settings)
         if self._resumes_from is not None:
             self.attachment.load_state_dict(self._read(self._resumes_from, self.attachment))
 
@@ -74,10 +75,17 @@ class MicroCallback(TrainerCallback):
         rank, world_size = attachment.comm.rank, attachment.comm.world_size
         own, files = _file(folder, rank), sorted(folder.glob("micro_rank*.pt"))
         if not files:
-            raise ValueError(f"{folder} has no files micro_rank*.pt: it was saved without this callback")
+            raise ValueError(
+                f"{folder} has no files micro_rank*.pt: it was saved without this callback, or not to its end; resume "
+                "from another checkpoint"
+            )
         saved = _load(own if own in files else files[0])
         if saved["world_size"] == world_size:
-            return saved  # one of another rank is refused when it is loaded
+            if own not in files:
+                raise ValueError(
+                    f"{folder} has no file {own.name}: it was not saved to its end; resume from another checkpoint"
+                )
+            return saved
         if not self._resize:
             raise ValueError(
                 f"{folder} is of {saved['world_size']} ranks, this group has {world_size}: start as many, or average "

@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import importlib.util
 import os
 import re
 import signal
@@ -18,9 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import micro
 from micro.ddp import attaching
+from tests.dist.framework_loops import require
 from tests.dist.fresh_ranks import run_fresh
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 
 GALLERY = Path(__file__).parents[2] / "docs/gallery"
 FRAMEWORKS = {
@@ -106,9 +106,7 @@ def test_plain_ddp_is_killed_and_goes_on(expected: list[Ended], tmp_path: Path) 
 def test_a_framework_is_killed_and_goes_on_as_the_plain_loop(
     script: str, expected: list[Ended], tmp_path: Path
 ) -> None:
-    framework = FRAMEWORKS[script]
-    if importlib.util.find_spec(framework) is None or importlib.util.find_spec("accelerate") is None:
-        pytest.skip(f"{framework} is not installed: pip install '.[frameworks]'")
+    require(FRAMEWORKS[script])
     assert_same(kill_and_resume(script, tmp_path / "checkpoints", expected[0].steps // 2), expected)
 
 

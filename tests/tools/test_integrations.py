@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.integrations import tensorboard
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -63,12 +64,15 @@ def test_a_file_without_the_states_of_all_ranks_is_refused(given: dict[str, Any]
         micro.AllRanks(attached()).load_state_dict(given)
 
 
-def callback_of_transformers(model: nn.Module, folder: Path, **settings: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+def callback_of_transformers(
+    model: nn.Module, folder: Path, *, scaler: torch.amp.GradScaler | None = None, **settings: Any
+) -> tuple[Any, Any, tuple[Any, ...]]:
     """Return a callback, the train function that it notes, and the arguments that a Trainer gives to its calls."""
     pytest.importorskip("transformers")
     module = importlib.import_module("micro.integrations.transformers")
     arguments = SimpleNamespace(output_dir=str(folder), save_only_model=False)
-    trainer = SimpleNamespace(model_wrapped=model, train=lambda *_: None, args=arguments)
+    accelerator = SimpleNamespace(scaler=scaler)
+    trainer = SimpleNamespace(model_wrapped=model, train=lambda *_: None, args=arguments, accelerator=accelerator)
     callback = module.MicroCallback(trainer, REDUCER, **settings)
     return callback, trainer.train, (arguments, SimpleNamespace(global_step=1), None)
 
@@ -96,12 +100,18 @@ def test_the_trainer_of_transformers_goes_on_from_the_file_of_its_rank(tmp_path:
 
 def test_the_trainer_of_transformers_refuses_files_of_other_ranks(tmp_path: Path) -> None:
     callback, train, given = callback_of_transformers(trained(), tmp_path)
+    cut_off = tmp_path / "cut_off"
+    cut_off.mkdir()
     train(str(tmp_path))
     with pytest.raises(ValueError, match=r"has no files micro_rank\*.pt: it was saved without this callback"):
         callback.on_train_begin(*given)
     states = of_two_ranks(attached().state_dict())
     for rank, state in enumerate(states):
         torch.save(state, tmp_path / f"micro_rank{rank}.pt")
+    torch.save(attached().state_dict(), cut_off / "micro_rank1.pt")
+    train(str(cut_off))
+    with pytest.raises(ValueError, match=r"has no file micro_rank0.pt: it was not saved to its end; resume from"):
+        callback.on_train_begin(*given)
     callback, train, _ = callback_of_transformers(trained(), tmp_path)
     train(str(tmp_path))
     with pytest.raises(ValueError, match=r"is of 2 ranks, this group has 1: start as many, or average them"):
@@ -110,6 +120,39 @@ def test_the_trainer_of_transformers_refuses_files_of_other_ranks(tmp_path: Path
     train(str(tmp_path))
     callback.on_train_begin(*given)
     assert bool(callback.attachment.residuals()[0].any())
+
+
+def test_an_overflow_goes_to_the_scaler_of_the_framework(tmp_path: Path) -> None:
+    scaler, models = torch.amp.GradScaler("cpu"), (trained(), trained())
+    callback, _, given = callback_of_transformers(models[0], tmp_path, scaler=scaler)
+    callback.on_train_begin(*given)
+    pytest.importorskip("lightning")
+    of_lightning = importlib.import_module("micro.integrations.lightning").MicroCallback(REDUCER)
+    strategy = SimpleNamespace(model=models[1], precision_plugin=SimpleNamespace(scaler=scaler))
+    of_lightning.on_fit_start(SimpleNamespace(strategy=strategy), None)
+    for model in models:
+        model(torch.full((2, 8), float("inf"))).sum().backward()
+        assert all(bool(p.grad.isinf().all()) for p in model.parameters())
+
+
+def test_the_writer_of_tensorboard_keeps_every_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, steps = trained(), []
+    with SummaryWriter(tmp_path) as writer:
+        log = tensorboard.log_to(writer)
+        micro.attach(model, REDUCER, on_step=lambda summary: (steps.append(summary.numbers()), log(summary)))
+        step(model)
+        step(model)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == [f"micro/{name}" for name in steps[0]]
+    for name in steps[0]:
+        kept = events.Scalars(f"micro/{name}")
+        assert [event.step for event in kept] == [0, 1]
+        assert [event.value for event in kept] == pytest.approx([numbers[name] for numbers in steps])
 
 
 def test_one_process_without_ddp_is_refused(tmp_path: Path) -> None:
@@ -123,7 +166,7 @@ def test_the_callback_of_lightning_keeps_a_checkpoint_until_the_fit_begins() -> 
     module = importlib.import_module("micro.integrations.lightning")
     saved = {"ranks": of_two_ranks(attached().state_dict())[:1]}
     saved["ranks"][0]["world_size"] = 1
-    trainer = SimpleNamespace(strategy=SimpleNamespace(model=trained()))
+    trainer = SimpleNamespace(strategy=SimpleNamespace(model=trained(), precision_plugin=None))
     callback = module.MicroCallback(REDUCER)
     assert callback.state_dict() == {}
     callback.load_state_dict(saved)

@@ -28,7 +28,7 @@ from experiments.config.schema import TrainConfig
 from experiments.config.tracking_settings import TrackingConfig
 from experiments.reports.frames import Frames
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.tracking.sources import from_folders, from_wandb_files, from_wandb_server, read
+from experiments.tracking.sources import _inspect, from_folders, from_wandb_files, from_wandb_server, read
 from experiments.tracking.wandb_mirror import group_of, mirror
 from experiments.tracking.wandb_process import mirrored
 from experiments.training.preflight import prepare_runs
@@ -327,3 +327,6 @@ def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> N
         assert run.step == 2, "one step of W&B for each of the loop"
         assert run.summary["micro/density"] == 0.1
         assert run.summary["loss"] == -0.5
+    (file,) = tmp_path.rglob("*.wandb")
+    rows = [record["history"]["item"] for record in _inspect(file) if record["type"] == "history"]
+    assert [(row["loss"], row["micro/step"], row["micro/density"]) for row in rows] == [(0.5, 0, 0.1), (-0.5, 1, 0.1)]

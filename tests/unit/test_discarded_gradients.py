@@ -63,6 +63,17 @@ def thrown_away(model: nn.Module, optimizer: torch.optim.Optimizer, *, to_none: 
 # --- what paused() does -----------------------------------------------------------------------------------------------
 
 
+def test_parameters_may_be_frozen_in_the_first_backward_as_in_turns_of_a_gan() -> None:
+    model, attachment, optimizer = attached(find_unused_parameters=True)
+    smallest = min(model.parameters(), key=Tensor.numel)
+    smallest.requires_grad_(False)
+    train(model, optimizer, range(1))
+    smallest.requires_grad_(True)
+    assert notes(lambda: train(model, optimizer, range(1, 3))) == 0
+    assert notes(lambda: thrown_away(model, optimizer)) == 1
+    attachment.close()
+
+
 def in_no_sync(model: DistributedDataParallel, attachment: micro.Attachment) -> AbstractContextManager[None]:
     return model.no_sync()
 
