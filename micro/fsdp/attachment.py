@@ -54,6 +54,7 @@ class ShardedAttachment:
         self._scope = "model shard" if settings.whole_model else "shard"
         self._on_step = on_step
         self._is_paused = False
+        self._has_begun = False
         node = groups[0].process_group
         is_shared = node is not None and dist.get_world_size(node) > 1
         self._node = GroupComm(node, timed=False) if is_shared else SoloComm(timed=False)
@@ -217,12 +218,15 @@ class ShardedAttachment:
         if torch._C._current_graph_task_id() < 0:
             raise ValueError("gradients must be reduced inside backward(): leave out set_manual_backward_finalization")
         group.check()
-        self._discarded.look()
+        if not self._has_begun:
+            self._has_begun = True
+            self._discarded.look()
         group.waiting_dtype = dtype
 
     @torch.no_grad()
     def _end_backward(self) -> None:
         """Exchange the gradients, unless they are to wait, and raise what went wrong."""
+        self._has_begun = False
         if self._is_paused or not any(group.is_exchanged for group in self._groups):
             return
         started = self.comm.now(self._groups[0].device)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from micro.fsdp.vectors import own
 from micro.wrappers import plain_names
 
 Hook = Callable[[Tensor], None]
@@ -81,7 +82,7 @@ class ShardGroup:
 
     def local(self) -> dict[str, Tensor]:
         """Return this rank's shard of each parameter by name."""
-        return {name: parameter.detach().to_local() for name, parameter in self.parameters().items()}  # type: ignore[attr-defined]
+        return {name: own(parameter) for name, parameter in self.parameters().items()}
 
     def shards(self) -> dict[str, Tensor]:
         """Return a tensor without memory by name, of the shape, dtype and device of each parameter's shard."""

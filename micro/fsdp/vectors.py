@@ -61,8 +61,9 @@ def vector_of(
 
 def own(tensor: Any) -> Tensor:
     """Return this rank's shard of a DTensor; memory is shared."""
-    shard: Tensor = tensor.detach().to_local()
-    return shard
+    with torch.no_grad():  # without which each call would be a node of autograd's
+        shard: Tensor = tensor.to_local()
+    return shard.detach()
 
 
 def own_gradient(parameter: nn.Parameter) -> Tensor | None:

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import micro
 from micro.discarded_gradients import NOTE
+from micro.flat import Layout
+from micro.fsdp.vectors import own, vector_of
 from tests.sharded_models import (
     REDUCER,
     SKIP,
@@ -322,3 +324,16 @@ def test_an_error_of_the_reducer_leaves_zeros_and_comes_back_until_the_attachmen
     model.zero_grad()
     backward(model, 2)
     assert_same(gradients(model), given(2))
+
+
+def test_gradients_are_exchanged_in_the_memory_in_which_fsdp_leaves_them() -> None:
+    model, _ = attached(micro.DenseReducer())
+    backward(model, 0)
+    backward(model, 1)
+    parameters = {f"body.{name}": parameter for name, parameter in model.body.named_parameters()}
+    layout = Layout.of(parameters)
+    vector = vector_of(parameters, layout, frozenset(layout.names), torch.float32)
+    assert vector.is_view
+    assert vector.grad.data_ptr() == own(model.body.weight.grad).data_ptr()
+    assert not vector_of(parameters, layout, frozenset(), torch.float32).is_view, "no update for what none has used"
+    assert not vector_of(parameters, layout, frozenset(layout.names), torch.bfloat16).is_view
