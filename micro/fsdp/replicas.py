@@ -52,14 +52,14 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
 
 @contextmanager
 def refused_together(replicas: dist.ProcessGroup, groups: Sequence[ShardGroup]) -> Iterator[None]:
-    """Raise a ValueError of this context on every rank of all nodes, where it is raised on any; all ranks enter it.
+    """Raise a ValueError on every rank of all nodes where this context raises on any; all ranks enter it.
 
     A rank that went on alone would wait for the others until the timeout.
     """
-    error: ValueError | None = None
+    error: Exception | None = None
     try:
         yield
-    except ValueError as caught:
+    except Exception as caught:  # whatever it is, the others must not wait
         error = caught
     words = None if error is None else f"rank {dist.get_rank()} refused to attach: {error}"
     with _device_of(groups):
