@@ -15,13 +15,19 @@ class SetAside:
     """
 
     def __init__(self, state: BucketState, names: Collection[str]) -> None:
-        self._kept: list[tuple[Tensor, Tensor]] = []
-        for by_name in state.pieces(set(names)).values() if names else ():
-            for piece in by_name.values():
-                self._kept.append((piece, piece.clone()))
-                piece.zero_()
+        self._state = state
+        self._names = set(names)
+        self._kept: list[Tensor] = []
+        for piece in self._pieces():
+            self._kept.append(piece.clone())
+            piece.zero_()
 
     def restore(self) -> None:
         """Put it back: after the reduction, and once more where that was taken back."""
-        for piece, kept in self._kept:
+        for piece, kept in zip(self._pieces() if self._kept else (), self._kept, strict=True):
             piece.copy_(kept)
+
+    def _pieces(self) -> list[Tensor]:
+        """Return views of what is kept for the parameters, in the same order each time; a step may move the memory."""
+        kept = self._state.pieces(self._names).values() if self._names else ()
+        return [piece for by_name in kept for piece in by_name.values()]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import micro
 from micro.reducers.base import BucketState
+from micro.set_aside import SetAside
 from micro.sparse import AllValues, SparseValues
 
 NUMEL, CPU = 1000, torch.device("cpu")
@@ -64,6 +65,28 @@ def test_a_step_that_is_undone_leaves_the_accumulator_and_harms_none_after_it() 
         undo()
         expected = drawn(step, 1)[0] + (expected if step % 3 else 0)
         assert torch.equal(state.residual, expected)
+
+
+@pytest.mark.parametrize("outer", ["sparse", "split", "two_level"])
+def test_what_was_set_aside_comes_back_though_the_vector_has_other_memory(outer: str) -> None:
+    reducer: micro.Reducer = micro.SparseReducer(micro.TopK(), 1.0)
+    if outer == "split":
+        reducer = micro.Split(reducer=reducer, dense=("none",))
+    if outer == "two_level":
+        reducer = micro.TwoLevel(reducer=reducer, ranks_per_node=1)
+    state = reducer.start(micro.Layout(("used", "unused"), ((NUMEL - 4,), (4,))), torch.float32, CPU)
+    set_aside = SetAside(state, ["unused"])  # of two levels nothing is kept before the first step
+    reduce(reducer, state, 0)
+    set_aside.restore()
+    state.pieces()["residual"]["unused"].fill_(3.0)
+    set_aside = SetAside(state, ["unused"])
+    undo = reduce(reducer, state, 1)
+    set_aside.restore()
+    assert state.residual.tolist() == [0.0] * (NUMEL - 4) + [3.0] * 4
+    undo()
+    set_aside.restore()
+    assert state.residual[:-4].all()
+    assert state.residual[-4:].tolist() == [3.0] * 4
 
 
 def test_a_residual_of_an_earlier_step_is_sent_with_the_gradient() -> None:
