@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Kind, SoloComm, Traffic
+from micro.comm import Comm, Kind, SoloComm, Traffic, gather_objects, gather_objects_at_first
 from micro.simulate import SimulatedGroup, _Barrier
 
 T = TypeVar("T")
@@ -286,3 +286,21 @@ def test_a_group_leaves_the_number_of_torch_threads_alone() -> None:
             assert seen == [3]
     finally:
         torch.set_num_threads(before)
+
+
+# --- picklable items over torch.distributed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gather", [gather_objects, gather_objects_at_first])
+def test_items_are_gathered_without_numpy(
+    one_rank: None, gather: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an installation that has torch alone: there, a tensor has no numpy()."""
+
+    def unavailable(_tensor: Tensor, **_settings: bool) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(Tensor, "numpy", unavailable)
+    (item,) = gather({"rank": 0, "residual": torch.arange(5.0)})  # type: ignore[misc]
+    assert item["rank"] == 0
+    assert item["residual"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
