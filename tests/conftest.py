@@ -15,9 +15,10 @@ gc.disable()  # until all tests are collected: imports and collection leave no g
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Heed SIGINT, which nohup and background jobs ignore: processes that tests start would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.add_cleanup(gc.unfreeze)  # libraries report what is left at the end as a leak
 
 
 @pytest.fixture
