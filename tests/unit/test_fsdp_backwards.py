@@ -278,6 +278,7 @@ def test_gradients_that_are_thrown_away_make_a_note_and_those_of_a_paused_backwa
     assert loop(paused=True) == []
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_updates_of_the_model_itself() -> None:
     (model, attachment), (plain, _) = attached(), attached()
     compiled = torch.compile(model, backend="eager")
