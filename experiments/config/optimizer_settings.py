@@ -2,10 +2,8 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import get_args
 
 from experiments.config.errors import UserError, check_choice
-from micro.clipping import ClipNorm
 
 
 @dataclass(kw_only=True)
@@ -57,7 +55,7 @@ CHOICES = {
     "lr_at": ("update", "gradient"),
     "decay_of": ("all", "weights", "published"),
     "clip_at": ("gradient", "update"),
-    "clip_norm": get_args(ClipNorm),
+    "clip_norm": ("rank", "global"),
 }
 
 

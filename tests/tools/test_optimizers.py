@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import nn
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError
-from experiments.config.optimizer_settings import OptimizerConfig, check_optimizer
+from experiments.config.optimizer_settings import CHOICES, OptimizerConfig, check_optimizer
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
-from micro.clipping import clip_
+from micro.clipping import ClipNorm, clip_
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
 
@@ -193,3 +194,8 @@ def test_the_rate_follows_its_shape(tmp_path: Path) -> None:
     assert [learning_rate(linear, epoch) for epoch in (2, 6, 10)] == pytest.approx([1, 0.5, 0])
     cosine = configured(tmp_path, *words, "lr_shape=cosine")
     assert [learning_rate(cosine, epoch) for epoch in (2, 6, 10)] == pytest.approx([1, 0.5, 0], abs=1e-9)
+
+
+def test_the_norms_of_clipping_are_those_of_the_library() -> None:
+    """The settings name them themselves: to read a configuration must not import torch."""
+    assert CHOICES["clip_norm"] == get_args(ClipNorm)
