@@ -61,6 +61,6 @@ def report(findings: Sequence[Finding], step: int, comm: Comm, device: torch.dev
         named = [f.layout.name_at(index) for f, index in zip(unknown, found, strict=True) if index >= 0]
         places += [f"'{name}' on rank {rank}" for name in named[:1]]
     return NonFiniteGradient(
-        f"gradient of {', '.join(places)} is not finite at step {step}, or so large that sums overflow; "
-        f"nothing of it was kept. {REMEDY}"
+        f"gradient of {', '.join(places)} is not finite at step {step}, or reaches, with its residual, "
+        f"2^100 (float64: 2^996), from where sums over ranks may overflow; nothing of it was kept. {REMEDY}"
     )

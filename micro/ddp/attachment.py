@@ -15,9 +15,10 @@ from micro.clipping import ClipNorm, check_clip
 from micro.comm import GroupComm
 from micro.copied_attachment import CopiedAttachment
 from micro.ddp.backward import Backward
+from micro.ddp.bucket import Bucket
 from micro.ddp.bucket_order import replay
 from micro.ddp.hook import Hook
-from micro.ddp.reduction import Bucket, Reduction
+from micro.ddp.reduction import Reduction
 from micro.ddp.vectors import vectors_of
 from micro.description import describe
 from micro.discarded_gradients import DiscardedGradients

@@ -1,7 +1,6 @@
 """What happens to DDP's buckets on the lane: reduced one after the other, decided together, and handed back to DDP."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from threading import Event
 
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from micro.bucket_states import BucketStates
 from micro.clipping import ClipNorm, clip_to_
-from micro.comm import GroupComm, Traffic
+from micro.comm import GroupComm
+from micro.ddp.bucket import Bucket, Running
 from micro.ddp.unused_parameters import unused_parameters
 from micro.flat import Layout
 from micro.lane import Lane
@@ -20,65 +20,6 @@ from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
 from micro.scope import joined
 from micro.set_aside import SetAside
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """A bucket of DDP, or a part of one.
-
-    Attributes:
-        layout: of its gradients in the vector ``grad`` (numel,).
-        gradients: views of ``grad``, one per parameter, where DDP looks for unused parameters; else empty.
-        buffer: what DDP gets back: ``grad``, or that of which it is a part.
-        future: what DDP waits for; None where another part of the bucket follows.
-    """
-
-    layout: Layout
-    grad: Tensor
-    gradients: Sequence[Tensor]
-    buffer: Tensor
-    future: torch.futures.Future[Tensor] | None
-
-    def check(self) -> None:
-        """Raise ValueError unless the layout fits the vector: compiled loops would write beyond its end."""
-        given, expected = self.grad.numel(), self.layout.numel
-        if given != expected:
-            raise ValueError(
-                f"bucket of '{self.layout.names[0]}' holds {given} elements, its parameters {expected}: "
-                "parameters must keep the shape and dtype that they had when DDP was built"
-            )
-
-    def hand_back(self) -> None:
-        """Give DDP its bucket, with the last part."""
-        if self.future is not None and not self.future.done():
-            self.future.set_result(self.buffer)
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A reduction that was launched.
-
-    Attributes:
-        finish: waits for its end.
-        traffic: its bytes so far.
-        buckets: those that the vector ``grad`` holds, which it reduces.
-        set_aside: what is kept for unused parameters.
-    """
-
-    finish: Callable[[], Attempt]
-    traffic: Traffic
-    buckets: Sequence[Bucket]
-    grad: Tensor
-    set_aside: SetAside
-
-    def hand_back(self) -> None:
-        """Give DDP what is in ``grad``."""
-        if self.grad is not self.buckets[0].grad:
-            sizes = [bucket.layout.numel for bucket in self.buckets]
-            for bucket, piece in zip(self.buckets, self.grad.split(sizes), strict=True):
-                bucket.grad.copy_(piece)
-        for bucket in self.buckets:
-            bucket.hand_back()
 
 
 class Reduction:
@@ -131,8 +72,8 @@ class Reduction:
         self._loss_scale = loss_scale
         self._weight = 1.0  # of the gradients of this backward
         self._waiting: list[Bucket] = []
-        self._running: list[_Running] = []
-        self._finished: list[tuple[_Running, Attempt]] = []
+        self._running: list[Running] = []
+        self._finished: list[tuple[Running, Attempt]] = []
         self._errors: list[BaseException] = []
         self._has_failed = False
 
@@ -272,7 +213,7 @@ class Reduction:
             finish = reducer.launch(state, grad, self._comm)
         finally:
             set_aside.restore()
-        self._running.append(_Running(finish, self._comm.traffic, buckets, grad, set_aside))
+        self._running.append(Running(finish, self._comm.traffic, buckets, grad, set_aside))
 
     def _decide(self) -> None:
         """Let the step count, or take all of it back, and give DDP its buckets.

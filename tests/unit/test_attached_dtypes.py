@@ -8,7 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.bucket_states import BucketStates
 from micro.comm import GroupComm
-from micro.ddp.reduction import Bucket, Reduction
+from micro.ddp.bucket import Bucket
+from micro.ddp.reduction import Reduction
 from micro.lane import ThreadLane
 from micro.loss_scale import LossScale
 from tests.products import grid

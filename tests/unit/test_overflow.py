@@ -55,6 +55,11 @@ def test_an_update_that_overflows_stops_all_ranks_and_names_the_parameter() -> N
         assert not simulation.step(ordinary(3, 1).double()).stats[0].skipped
 
 
+WORDS = (
+    r"gradient of 'a.bias' on rank 1 is not finite at step 1, or reaches, with its residual, 2\^100 \(float64: 2\^996\)"
+)
+
+
 @pytest.mark.parametrize("feedback", [micro.ErrorFeedback(), micro.MomentumCorrection()])
 def test_an_overflow_of_gradient_and_residual_is_found_on_the_rank_that_has_it(feedback: micro.Feedback) -> None:
     reducer = micro.SparseReducer(micro.TopK(), 0.05, exchange=micro.Gather(), feedback=feedback)
@@ -63,7 +68,7 @@ def test_an_overflow_of_gradient_and_residual_is_found_on_the_rank_that_has_it(f
         simulation.residuals()[1][130] = 0.9 * LARGEST
         grads = ordinary(3, 1)
         grads[1, 130] = 0.9 * LARGEST
-        with pytest.raises(micro.NonFiniteGradient, match=r"gradient of 'a.bias' on rank 1 is not finite at step 1"):
+        with pytest.raises(micro.NonFiniteGradient, match=WORDS):
             simulation.step(grads)
         assert simulation.residuals()[1][130] == 0
         assert not simulation.step(ordinary(3, 2)).stats[0].skipped
