@@ -52,7 +52,8 @@ class BucketState:
     def pieces(self, names: Set[str] | None = None) -> dict[str, dict[str, Tensor]]:
         """Return views of what is kept, by key and by parameter name, of ``names`` alone where they are given.
 
-        There is nothing under a key whose vector is empty.
+        There is nothing under a key whose vector is empty. The bucket's next step may move the vectors' memory: take
+        new views after it.
         """
         places = [(name, place) for name, place in self.layout.slices() if names is None or name in names]
         kept = {key: vector for key, vector in self.memory.items() if vector.numel()}
