@@ -31,15 +31,16 @@ class ToyModel(nn.Module):
 
 
 def main(steps: int, folder: Path) -> DistributedDataParallel:
-    """Train up to ``steps`` in all; the checkpoint lies in ``folder``, one for all ranks."""
+    """Train up to ``steps`` in all; checkpoints lie in ``folder``, each one for all ranks."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(ToyModel())
     attachment = micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.05))
     loss_of, optimizer = nn.MSELoss(), SGD(model.parameters(), lr=0.05)
 
     state = {"model": model.module.state_dict(), "step": torch.tensor(0), "micro": micro.RankStates(attachment)}
-    if folder.exists():
-        dcp.load(state, checkpoint_id=folder)
+    whole = sorted(folder.glob("step*/.metadata"))  # a file that is written last
+    if whole:
+        dcp.load(state, checkpoint_id=whole[-1].parent)
     first = int(state["step"])
 
     for step in range(first, steps):
@@ -49,13 +50,14 @@ def main(steps: int, folder: Path) -> DistributedDataParallel:
         loss = loss_of(model(inputs), labels)
         loss.backward()
         optimizer.step()
-    if dist.get_rank() == 0 and steps > first:
-        print(f"step {steps}: loss {loss:.4f}, {attachment.stats[0].bytes_sent} bytes sent")
-    state["step"].fill_(steps)
-    dcp.save(state, checkpoint_id=folder)
+    if steps > first:
+        state["step"].fill_(steps)
+        dcp.save(state, checkpoint_id=folder / f"step{steps:05d}")
+        if dist.get_rank() == 0:
+            print(f"step {steps}: loss {loss:.4f}, {attachment.stats[0].bytes_sent:.0f} bytes sent")
     return model
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path("checkpoint"))
+    main(int(sys.argv[1]), Path("checkpoints"))
     dist.destroy_process_group()
