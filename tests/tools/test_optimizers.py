@@ -112,10 +112,6 @@ def test_mistakes_are_one_line(settings: dict[str, object], message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_the_norms_are_those_of_the_library() -> None:
-    assert CHOICES["clip_norm"] == get_args(ClipNorm)
-
-
 def test_momentum_before_the_residual_is_momentum_correction(tmp_path: Path) -> None:
     words = ["sparsifier=topk", "optimizer.momentum_at=gradient", "optimizer.nesterov=pytorch"]
     reducer = build_reducer(configured(tmp_path, *IMAGES, *words))
