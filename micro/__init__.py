@@ -17,16 +17,18 @@ Reading order:
     feedback, density  what becomes of what was not sent; how much to send at each step
     reducers/          the pipeline that runs these parts (sparse), and methods that do without them
     stats, summary, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
-    ddp/, lane         the driver for DistributedDataParallel and the thread that it reduces on; private_comm: its group
+    ddp/               the driver for DistributedDataParallel; private_comm: its group; peer_failures: who failed
     fsdp/              the driver for FSDP2: sparse between the replicas of a sharded model
-    bucket_states      what drivers keep of each bucket; saved_state, rank_states: its form in a checkpoint; wrappers
+    drivers/           what both share: states of buckets, the lane that reduces, scales of losses; wrappers of models
+    checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     simulate           n ranks in one process
-    resizing           from the saved states of n ranks to those of m
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
     planning/          costs, traces, bucket schedules, theory: not imported from here
 """
 
 from micro import kernels
+from micro.checkpoints.rank_states import AllRanks, RankStates
+from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec, Key
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
@@ -67,7 +69,6 @@ from micro.nonfinite import NonFiniteGradient, Policy
 from micro.partition import cyclic_slice, equal_slice
 from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
 from micro.randomness import generator
-from micro.rank_states import AllRanks, RankStates
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
@@ -75,7 +76,6 @@ from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
-from micro.resizing import average
 from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
 from micro.selectors.deft import Deft

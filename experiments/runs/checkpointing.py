@@ -18,7 +18,7 @@ from experiments.runs.checkpoint_parts import PartDigest
 from experiments.runs.checkpoints import Checkpoints, open_checkpoint
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
-from micro.resizing import average
+from micro.checkpoints.resizing import average
 
 Action = Literal["continue", "save", "stop"]
 T = TypeVar("T")

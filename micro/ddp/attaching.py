@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from micro.checks import check_on_step, check_reducer
-from micro.chosen_parameters import Choice, split_by
 from micro.clipping import ClipNorm, check_clip
 from micro.ddp.attachment import Attachment
 from micro.ddp.checks import (
@@ -18,9 +16,12 @@ from micro.ddp.checks import (
     refused_together,
 )
 from micro.ddp.hook import Hook
-from micro.lane import LaneChoice
-from micro.loss_scale import check_scaler
+from micro.drivers.checks import check_on_step
+from micro.drivers.chosen_parameters import Choice, split_by
+from micro.drivers.lane import LaneChoice
+from micro.drivers.loss_scale import check_scaler
 from micro.reducers.base import Reducer
+from micro.reducers.checks import check_reducer
 from micro.scope import Scope, scoped
 from micro.summary import StepSummary
 from micro.wrappers import reduced_parameters, unwrapped
@@ -74,7 +75,7 @@ def attach(
             in the thread of backward, over the model's own group: one thread and one communicator, so that all ranks
             launch all collectives in one order. "auto" is "caller" on GPUs where backward has collectives of its own
             (find_unused_parameters, SyncBatchNorm), else "thread"; say "caller" on NCCL for others that it cannot see.
-            The updates are the same. micro.lane says why.
+            The updates are the same. micro.drivers.lane says why.
         process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
             group is made for the thread, with the backend, the timeout and the options of the model's own, and
             destroyed by ``close``; yours is left as it is.

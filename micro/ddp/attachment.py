@@ -10,26 +10,26 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.bucket_states import BucketStates
+from micro.checkpoints.description import describe
+from micro.checkpoints.saved_state import check_header, header, plain_buckets
 from micro.clipping import ClipNorm, check_clip
 from micro.comm import GroupComm
-from micro.copied_attachment import CopiedAttachment
 from micro.ddp.backward import Backward
 from micro.ddp.bucket import Bucket
 from micro.ddp.bucket_order import replay
 from micro.ddp.hook import Hook
 from micro.ddp.reduction import Reduction
 from micro.ddp.vectors import vectors_of
-from micro.description import describe
-from micro.discarded_gradients import DiscardedGradients
+from micro.drivers.bucket_states import BucketStates
+from micro.drivers.copied_attachment import CopiedAttachment
+from micro.drivers.discarded_gradients import DiscardedGradients
+from micro.drivers.lane import CallerLane, ThreadLane
+from micro.drivers.loss_scale import LossScale
 from micro.flat import Layout, real
-from micro.lane import CallerLane, ThreadLane
-from micro.loss_scale import LossScale
 from micro.nonfinite import NonFiniteGradient
 from micro.peer_failures import PeerFailures
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
-from micro.saved_state import check_header, header, plain_buckets
 from micro.stats import StepStats
 from micro.summary import StepSummary
 from micro.wrappers import plain_parameters, reduced_parameters

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from micro.comm import Traffic
+from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.reducers.attempt import Attempt
-from micro.set_aside import SetAside
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from micro import flat
+from micro.checkpoints.description import describe, difference
 from micro.comm import gather_objects
-from micro.description import describe, difference
+from micro.drivers.lane import LaneChoice
 from micro.flat import real
-from micro.lane import LaneChoice
 
 
 @contextmanager

@@ -7,19 +7,19 @@ from threading import Event
 import torch
 from torch import Tensor
 
-from micro.bucket_states import BucketStates
 from micro.clipping import ClipNorm, clip_to_
 from micro.comm import GroupComm
 from micro.ddp.bucket import Bucket, Running
 from micro.ddp.unused_parameters import unused_parameters
+from micro.drivers.bucket_states import BucketStates
+from micro.drivers.lane import Lane
+from micro.drivers.last_step_stats import LastStep
+from micro.drivers.loss_scale import LossScale, common_scale
+from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
-from micro.lane import Lane
-from micro.last_step_stats import LastStep
-from micro.loss_scale import LossScale, common_scale
 from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
 from micro.scope import joined
-from micro.set_aside import SetAside
 
 
 class Reduction:

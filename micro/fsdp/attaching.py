@@ -9,16 +9,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from micro import flat
-from micro.checks import check_on_step, check_reducer
-from micro.chosen_parameters import Choice, split_by
 from micro.clipping import NodeClipNorm, check_clip
+from micro.drivers.checks import check_on_step
+from micro.drivers.chosen_parameters import Choice, split_by
+from micro.drivers.loss_scale import check_scaler
 from micro.fsdp.attachment import DenseMean, ShardedAttachment
 from micro.fsdp.exchange import Settings
 from micro.fsdp.groups import ShardGroup, shard_groups
 from micro.fsdp.replicas import check_alike, refused_together, replica_group
-from micro.loss_scale import check_scaler
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
+from micro.reducers.checks import check_reducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import layers
 from micro.scope import Scope, scoped

@@ -8,19 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.bucket_states import BucketStates
+from micro.checkpoints.description import describe
+from micro.checkpoints.saved_state import check_header, header, plain_buckets
 from micro.clipping import check_clip
 from micro.comm import GroupComm, SoloComm
-from micro.copied_attachment import CopiedAttachment
-from micro.description import describe
-from micro.discarded_gradients import DiscardedGradients
+from micro.drivers.bucket_states import BucketStates
+from micro.drivers.copied_attachment import CopiedAttachment
+from micro.drivers.discarded_gradients import DiscardedGradients
 from micro.fsdp.backward_end import BackwardEnd
 from micro.fsdp.exchange import Exchange, Settings
 from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
-from micro.saved_state import check_header, header, plain_buckets
 from micro.stats import StepStats
 from micro.summary import StepSummary
 

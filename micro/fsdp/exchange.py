@@ -8,19 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.bucket_states import BucketStates
 from micro.clipping import clip_shards_
 from micro.comm import Comm, GroupComm, Traffic, gather_objects
+from micro.drivers.bucket_states import BucketStates
+from micro.drivers.last_step_stats import LastStep
+from micro.drivers.loss_scale import LossScale, common_scale
+from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
-from micro.last_step_stats import LastStep
-from micro.loss_scale import LossScale, common_scale
 from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import Reducer
 from micro.scope import joined
-from micro.set_aside import SetAside
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # a number of one byte says which
 

@@ -7,9 +7,9 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from micro.checkpoints.resizing import average
 from micro.ddp import Attachment, attach
 from micro.reducers.base import Reducer
-from micro.resizing import average
 
 
 class MicroCallback(TrainerCallback):

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from micro.checks import check_reducer
 from micro.comm import Comm
 from micro.nonfinite import Policy
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.checks import check_reducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

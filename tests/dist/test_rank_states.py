@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.rank_states import state_of
+from micro.checkpoints.rank_states import state_of
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.bucket_states import BucketStates
+from micro.drivers.bucket_states import BucketStates
 from micro.reducers.base import BucketState
 
 CPU = torch.device("cpu")

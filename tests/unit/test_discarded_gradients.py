@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.discarded_gradients import NOTE
+from micro.drivers.discarded_gradients import NOTE
 from tests.small_models import batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import micro
-from micro.discarded_gradients import NOTE
+from micro.drivers.discarded_gradients import NOTE
 from micro.flat import Layout
 from micro.fsdp.vectors import own, vector_of
 from tests.sharded_models import (

@@ -9,8 +9,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.description import describe, misfit
-from micro.saved_state import VERSION
+from micro.checkpoints.description import describe, misfit
+from micro.checkpoints.saved_state import VERSION
 from micro.wrappers import plain_names
 from tests.saving import through_a_file
 from tests.small_models import batch

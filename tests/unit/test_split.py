@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.checkpoints.resizing import average
 from micro.planning.volumes import calls_of
-from micro.resizing import average
 
 LAYOUT = micro.Layout(
     ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias"), ((6, 8), (6,), (6,), (4, 6), (4,))

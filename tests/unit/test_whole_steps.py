@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.drivers.set_aside import SetAside
 from micro.reducers.base import BucketState
-from micro.set_aside import SetAside
 from micro.sparse import AllValues, SparseValues
 
 NUMEL, CPU = 1000, torch.device("cpu")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import micro
-from micro.chosen_parameters import split_by
-from micro.loss_scale import check_scaler
+from micro.drivers.chosen_parameters import split_by
+from micro.drivers.loss_scale import check_scaler
 from micro.reducers.wrapping import WrappingReducer, innermost, layers
 
 MICRO = micro.SparseReducer(micro.Micro(), density=0.1)

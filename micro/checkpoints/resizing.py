@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.saved_state import SHARDS
+from micro.checkpoints.saved_state import SHARDS
 
 PARTS = frozenset({"selector", "exchange", "density", "factors"})  # whose states belong to the old group
 

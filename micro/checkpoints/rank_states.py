@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import torch
 
+from micro.checkpoints.resizing import average
 from micro.comm import gather_objects, gather_objects_at_first
-from micro.resizing import average
 
 
 class HasRankState(Protocol):

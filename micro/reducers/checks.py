@@ -1,4 +1,4 @@
-"""What every driver refuses."""
+"""What is no reducer, where one is wanted."""
 
 from micro.reducers.base import Reducer
 from micro.selectors.base import Selector
@@ -17,9 +17,3 @@ def check_reducer(reducer: object) -> Reducer:
     what = f"the class {reducer.__name__}" if isinstance(reducer, type) else repr(reducer)
     example = "micro.SparseReducer(micro.Micro(), density=0.01)"
     raise ValueError(f"reducer must be a micro.Reducer, got {what}: build one, as in {example}")
-
-
-def check_on_step(on_step: object) -> None:
-    """Raise ValueError unless ``on_step`` can be called, or is None."""
-    if on_step is not None and not callable(on_step):
-        raise ValueError(f"on_step must be callable, got {type(on_step).__name__}: give a function of one StepSummary")

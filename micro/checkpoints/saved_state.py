@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from micro.description import misfit
+from micro.checkpoints.description import misfit
 from micro.wrappers import plain_names
 
 FORMAT = "micro.attachment"
@@ -17,7 +17,7 @@ def header(*, rank: int, world_size: int, step: int, scope: str, method: dict[st
     Args:
         step: steps done.
         scope: 'model' where the whole model is one vector, else 'bucket'; where it is sharded, one of SHARDS.
-        method: the reducer with all parts and settings, see micro.description.
+        method: the reducer with all parts and settings, see micro.checkpoints.description.
     """
     return {
         "format": FORMAT,
