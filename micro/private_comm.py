@@ -2,10 +2,13 @@
 
 import traceback
 import weakref
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from micro.comm import GroupComm
 from micro.peer_failures import PeerFailures
@@ -89,17 +92,42 @@ def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[
     names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     backend = group._get_backend(device)
     options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
-    created = dist.new_group(
-        ranks,
-        timeout=getattr(options, "_timeout", None),
-        backend=names[device.type],
-        pg_options=_copied(options) if names[device.type] == "nccl" else None,
-        # Of some ranks alone. Before torch 2.14 the name of such a group is used again after a group was destroyed, and
-        # the addresses of the old one are found under it; a group of all ranks has a name of its own in any version.
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-    )
+    with _new_name():
+        created = dist.new_group(
+            ranks,
+            timeout=getattr(options, "_timeout", None),
+            backend=names[device.type],
+            pg_options=_copied(options) if names[device.type] == "nccl" else None,
+            use_local_synchronization=len(ranks) < dist.get_world_size(),  # of some ranks alone
+        )
     assert isinstance(created, dist.ProcessGroup)
     return created
+
+
+_num_made = Counter[tuple[int, ...]]()
+"""Groups made so far over some of the ranks, by these ranks."""
+
+
+@contextmanager
+def _new_name() -> Iterator[None]:
+    """Let torch name groups of some ranks by the number of those that were made.
+
+    Before torch 2.14 the name follows from the number of groups that there are: once a group is destroyed its name is
+    used again, and ranks find the old group's addresses under it. A group of all ranks has a name of its own.
+    """
+    if torch.__version__ >= NAMES_ARE_COUNTED:
+        yield
+        return
+
+    def name(ranks: Sequence[int]) -> str:
+        _num_made[tuple(ranks)] += 1
+        return f"micro_{'_'.join(map(str, ranks))}_made_{_num_made[tuple(ranks)]}"
+
+    before, c10d._hash_ranks_to_str = c10d._hash_ranks_to_str, name  # torch has no argument for it
+    try:
+        yield
+    finally:
+        c10d._hash_ranks_to_str = before
 
 
 def _copied(options: object) -> object:
