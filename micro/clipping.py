@@ -86,7 +86,7 @@ def _scale_(vectors: Sequence[Tensor], limit: float, norm: float) -> None:
 
 def check_clip(limit: float | None, norm: str = "rank", norms: Sequence[str] = get_args(ClipNorm)) -> None:
     """Raise ValueError unless the limit is positive or None, and the norm is one of ``norms``, the first by default."""
-    if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
         raise ValueError(f"clip must be positive, got {limit!r}: leave it out to disable clipping")
     if norm not in norms:
         raise ValueError(f"clip_norm must be one of {', '.join(norms)}, got {norm!r}")

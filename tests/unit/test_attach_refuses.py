@@ -57,7 +57,7 @@ def test_what_is_no_reducer_is_refused(given: object, words: str) -> None:
     micro.attach(model, GOOD)
 
 
-@pytest.mark.parametrize("clip", ["a", 0, -1.0, float("nan"), torch.ones(2)])
+@pytest.mark.parametrize("clip", ["a", True, 0, -1.0, float("nan"), torch.ones(2)])
 def test_what_is_no_limit_of_a_norm_is_refused(clip: object) -> None:
     model = wrapped()
     said = refusal(model, lambda model: micro.attach(model, GOOD, clip=clip))  # type: ignore[arg-type]
