@@ -35,6 +35,7 @@ class Failure:
         exit_code: Of the process; negative for a signal, None for a rank of another node.
         log: Path of the rank's standard error.
         traceback: Of the error, None if the rank reported none.
+        of_disk: Whether the disk of the run is full, read-only or broken.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Failure:
     exit_code: int | None
     log: str
     traceback: str | None = None
+    of_disk: bool = False
 
 
 class RankFailure(RuntimeError):

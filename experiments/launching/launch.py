@@ -32,8 +32,9 @@ from experiments.launching.failures import (
     root_cause,
     short_line,
 )
-from experiments.launching.rank_process import LAUNCHER_PID
-from experiments.runs.atomic_files import load_json, write_json
+from experiments.launching.full_disks import LossyLog, blame_disk, spare_reports
+from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS
+from experiments.runs.atomic_files import RecordError, disk_errors, load_json, write_json
 from experiments.runs.run_folder import RunFolder
 
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -78,9 +79,10 @@ def launch(
     _check(nproc_per_node, nnodes, rdzv_endpoint)
     run_dir = run_dir.resolve()
     folder = RunFolder(run_dir)
-    folder.ranks_path.mkdir(exist_ok=True)
-    if nnodes == 1:
-        _clear_reports(folder)
+    with disk_errors(folder.ranks_path):
+        folder.ranks_path.mkdir(exist_ok=True)
+        if nnodes == 1:
+            _clear_reports(folder)
     config = LaunchConfig(
         min_nodes=nnodes,
         max_nodes=nnodes,
@@ -95,17 +97,10 @@ def launch(
         signals_to_handle=",".join(number.name for number in _agent_signals()),
     )
     command = ("-u", "-m", "experiments.launching.rank_process", module, str(run_dir))
-    try:
-        with _environment(_worker_variables(nproc_per_node, env or {})), _agent_log(folder), _signals(folder):
+    with spare_reports() as spare, disk_errors(folder.path):
+        variables = _worker_variables(nproc_per_node, env or {}) | ({SPARE_REPORTS: str(spare)} if spare else {})
+        with _environment(variables), _agent_log(folder), _signals(folder), _failures(folder, spare, rdzv_endpoint):
             elastic_launch(config, sys.executable)(*command)
-    except SignalException as stop:
-        # SignalException is an Exception: a sweep would count a failed run and start the next one.
-        raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
-    except RendezvousError as error:
-        message = f"{nnodes} nodes could not meet at {rdzv_endpoint}: {short_line(str(error))}; check host and port"
-        raise UserError(message) from None
-    except ChildFailedError as error:
-        raise RankFailure(_record_failure(folder, error.failures)) from None
 
 
 class _RankLogs(LogsSpecs):
@@ -178,9 +173,24 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
+def _failures(folder: RunFolder, spare: Path | None, rdzv_endpoint: str) -> Iterator[None]:
+    """Raise what ``launch`` promises in place of the agent's exceptions."""
+    try:
+        yield
+    except SignalException as stop:
+        # SignalException is an Exception: a sweep would count a failed run and start the next one.
+        raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
+    except RendezvousError as error:
+        message = f"the nodes could not meet at {rdzv_endpoint}: {short_line(str(error))}; check host and port"
+        raise UserError(message) from None
+    except ChildFailedError as error:
+        raise RankFailure(_record_failure(folder, spare, error.failures)) from None
+
+
+@contextmanager
 def _agent_log(folder: RunFolder) -> Iterator[None]:
     """Write the agent's log to ``ranks/launcher.log``: the user gets one line with the failure instead."""
-    handler = logging.FileHandler(folder.ranks_path / "launcher.log", delay=True)
+    handler = LossyLog(folder.ranks_path / "launcher.log", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in _AGENT_LOGGERS]
     before = [logger.propagate for logger in loggers]
@@ -226,23 +236,26 @@ def _forward(folder: RunFolder, number: int) -> None:
                 os.kill(pid, number)
 
 
-def _record_failure(folder: RunFolder, processes: Mapping[int, ProcessFailure]) -> Failure:
+def _record_failure(folder: RunFolder, spare: Path | None, processes: Mapping[int, ProcessFailure]) -> Failure:
     """Find the cause of a failed launch, write ``failure.json``, and return the cause."""
-    reports = _reports(folder)
+    reports = _reports(folder, spare)
     failures = [_from_process(folder, rank, process) for rank, process in processes.items() if rank not in reports]
     for rank, report in reports.items():
         process = processes.get(rank)
         failures.append(_from_report(folder, report, exit_code=process.exitcode if process else None))
     failures += _reported_by_another_node(folder, known={failure.rank for failure in failures})
+    failures = [blame_disk(failure, folder.path) for failure in failures]
     failures.sort(key=lambda failure: failure.rank)
     cause = root_cause(failures)
-    write_json(folder.failure_path, {**_to_row(cause), "failures": [_to_row(failure) for failure in failures]})
+    with suppress(RecordError):  # the caller gets the cause, and a full disk may be that
+        write_json(folder.failure_path, {**_to_row(cause), "failures": [_to_row(failure) for failure in failures]})
     return cause
 
 
-def _reports(folder: RunFolder) -> dict[int, dict[str, Any]]:
+def _reports(folder: RunFolder, spare: Path | None) -> dict[int, dict[str, Any]]:
     """Return what ``recorded_errors`` wrote, by rank; ranks of other nodes included."""
-    reports = [load_json(path) for path in sorted(folder.errors_path.glob("rank*.json"))]
+    places = [folder.errors_path, *([spare] if spare else [])]
+    reports = [load_json(path) for place in places for path in sorted(place.glob("rank*.json"))]
     return {report["rank"]: report for report in reports if report}
 
 
@@ -260,11 +273,12 @@ def _from_report(folder: RunFolder, report: Mapping[str, Any], exit_code: int | 
     return Failure(
         rank=report["rank"],
         kind=Kind.LOST_PEER if report["collective"] else Kind.ERROR,
-        message=short_line(f"{report['type']}: {report['message']}"),
+        message=report["message"] if report.get("for_user") else short_line(f"{report['type']}: {report['message']}"),
         time=report["time"],
         exit_code=exit_code,
         log=str(_rank_folder(folder, report["rank"]) / "stderr.log"),
         traceback=report["traceback"],
+        of_disk=bool(report.get("of_disk")),
     )
 
 

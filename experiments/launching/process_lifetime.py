@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -33,8 +33,9 @@ def die_with_parent(parent: int | None = None, *, how: int = signal.SIGTERM) -> 
 
 def leave(code: int) -> NoReturn:
     """End this process without waiting for its threads, which may wait for a peer."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # on a full disk, for instance
+            stream.flush()
     os._exit(code)
 
 

@@ -14,15 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from experiments.config.errors import UserError
 from experiments.config.start_up import collect_seldom
 from experiments.launching.failures import is_lost_peer
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import whole_number
-from experiments.runs.atomic_files import RecordError, write_atomic, write_json
+from experiments.runs.atomic_files import DiskError, RecordError, disk_errors, write_atomic, write_json
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"
+SPARE_REPORTS = "MICRO_SPARE_REPORTS"  # a folder on another disk, for reports that the run folder cannot take
 
 
 @contextmanager
@@ -35,11 +37,18 @@ def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        with suppress(RecordError, OSError):  # the error itself matters more than its report
-            folder = RunFolder(run_dir).errors_path
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"rank{rank}.json", _report(error, rank))
+        _write_report(run_dir, rank, _report(error, rank))
         raise
+
+
+def _write_report(run_dir: Path, rank: int, report: dict[str, object]) -> None:
+    """Write a report into the run folder or, where its disk takes none, into the launcher's spare folder."""
+    spare = os.environ.get(SPARE_REPORTS)
+    for folder in (RunFolder(run_dir).errors_path, *([Path(spare)] if spare else [])):
+        with suppress(RecordError, OSError):  # the error itself matters more than its report
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"rank{rank}.json", report)
+            return
 
 
 def pid_path(run_dir: Path, rank: int) -> Path:
@@ -53,6 +62,8 @@ def _report(error: Exception, rank: int) -> dict[str, object]:
         "type": type(error).__name__,
         "message": str(error),
         "collective": is_lost_peer(error),
+        "for_user": isinstance(error, UserError),
+        "of_disk": isinstance(error, DiskError),
         "time": time.time(),
         "traceback": "".join(traceback.format_exception(error)),
     }
@@ -67,14 +78,19 @@ def _run_worker(module: str, run_dir: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [module, run_dir]
     rank = whole_number(os.environ, "RANK")
-    write_atomic(pid_path(Path(run_dir), rank), f"{os.getpid()}\n")
     try:
         # SIGTERM ends a rank that does not train yet; SIGUSR1 may arrive before that. Errors are recorded here too,
         # because an import may fail before main records errors.
-        with stop_signals.recorded(signal.SIGUSR1), recorded_errors(Path(run_dir), rank):
+        with (
+            stop_signals.recorded(signal.SIGUSR1),
+            recorded_errors(Path(run_dir), rank),
+            disk_errors(Path(run_dir)),
+        ):
+            write_atomic(pid_path(Path(run_dir), rank), f"{os.getpid()}\n")
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except Exception:
-        traceback.print_exc()
+        with suppress(OSError):  # its log may be on a full disk
+            traceback.print_exc()
         leave(1)  # a normal exit would wait for threads, which may wait for a peer
     leave(0)  # gloo's threads can abort the interpreter during its shutdown
 

@@ -5,11 +5,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, plain_log, show_metric
 from experiments.reports.measures import Metric
 from experiments.reports.names import label
 from experiments.reports.plot_style import BLACK, PAGE_INCHES, LineSettings, look, style
-from experiments.reports.tables import human_bytes
 
 
 @style()

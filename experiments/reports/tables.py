@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from experiments.config.units import human_bytes
 from experiments.reports.csv_files import write_csv
 from experiments.reports.frames import STAGES
 from experiments.reports.markdown import table as markdown_table
@@ -59,15 +60,6 @@ def write_summary(table: pd.DataFrame, out: Path) -> list[Path]:
 def study_name(model: object, dataset: object, world_size: object) -> str:
     """Name what the rows of one table have in common."""
     return f"{human(str(model))} on {human(str(dataset))}, {world_size} worker{'' if world_size == 1 else 's'}"
-
-
-def human_bytes(count: float) -> str:
-    """Write a number of bytes in decimal units: ``1.23 MB``."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _rich_table(title: str, columns: list[Column], rows: pd.DataFrame) -> Table:

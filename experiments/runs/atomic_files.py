@@ -1,6 +1,5 @@
 """Write files whole or not at all, and the error messages of files that cannot be written."""
 
-import errno
 import json
 import math
 import os
@@ -10,10 +9,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from experiments.config.errors import UserError
+from experiments.runs.disks import explained, is_of_disk, remedy
 
 
 class RecordError(UserError):
     """A file of a run that cannot be written or read: one line that names the file, what is wrong and what to do."""
+
+
+class DiskError(RecordError):
+    """A file that cannot be written because its disk is full, read-only or broken: no other run can go on there."""
 
 
 @contextmanager
@@ -99,15 +103,29 @@ def flush_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def reason(error: OSError) -> str:
-    """Return the operating system's message of an error, in lower case."""
-    return (error.strerror or str(error)).lower()
+def cannot_write(path: Path, error: OSError, *, needed: int | None = None) -> RecordError:
+    """Return the error that ``path`` cannot be written: one line with the reason and what to do.
+
+    Args:
+        needed: bytes that were to be written.
+    """
+    line = f"cannot write {path}: {explained(error, path, needed)}; {remedy(error)} and start the run again"
+    return DiskError(line) if is_of_disk(error) else RecordError(line)
 
 
-def cannot_write(path: Path, error: OSError) -> RecordError:
-    """Return the error that ``path`` cannot be written: one line with the reason and what to do."""
-    remedy = "free space" if error.errno == errno.ENOSPC else "choose a folder that can be written"
-    return RecordError(f"cannot write {path}: {reason(error)}; {remedy} and start the run again")
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Have a full, read-only or broken disk raise DiskError in this context, whatever was being written in ``folder``.
+
+    Raises:
+        DiskError: an error of the disk that nothing else explained.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_of_disk(error):
+            raise
+        raise cannot_write(Path(error.filename) if isinstance(error.filename, str) else folder, error) from None
 
 
 def _without_nan(value: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import reason
 from experiments.runs.checkpoint_parts import PartDigest, torn
+from experiments.runs.disks import reason
 from experiments.runs.run_folder import CHECKPOINT_FILE
 
 FORMAT = 1

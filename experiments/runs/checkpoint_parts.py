@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import cannot_write, flush_file, reason
+from experiments.runs.atomic_files import cannot_write, flush_file
+from experiments.runs.disks import reason
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
 _DESCRIPTORS = (torch.Size, torch.dtype, torch.device)
@@ -38,14 +39,17 @@ def write_part(path: Path, state: Mapping[str, Any]) -> PartDigest:
     """
     plain = dict(state)
     _check_plain(plain, "state")
+    hashed = None
     try:
         with path.open("wb") as file:
-            digest = _save(plain, file)
+            hashed = _HashedFile(file)
+            torch.save(plain, hashed)  # type: ignore[arg-type] # torch calls write and flush alone
+            digest = hashed.digest()
             flush_file(file)
     except OSError as error:
         with suppress(OSError):
             path.unlink()
-        raise cannot_write(path, error) from None
+        raise cannot_write(path, error, needed=hashed.size if hashed else None) from None
     return digest
 
 
@@ -87,10 +91,13 @@ class _HashedFile:
 
     torch's writer replaces a file's error by its own. So this class keeps the first error and raises it
     in ``digest``.
+
+    Attributes:
+        size: bytes to be written so far, those after an error too.
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._sha256, self._size = file, hashlib.sha256(), 0
+        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
         self._error: OSError | None = None
 
     def write(self, data: memoryview | bytes) -> int:
@@ -100,7 +107,7 @@ class _HashedFile:
             except OSError as error:
                 self._error = error
             self._sha256.update(data)
-            self._size += len(data)
+            self.size += len(data)
         return len(data)
 
     def flush(self) -> None:
@@ -109,14 +116,7 @@ class _HashedFile:
     def digest(self) -> PartDigest:
         if self._error is not None:
             raise self._error
-        return PartDigest(self._sha256.hexdigest(), self._size)
-
-
-def _save(state: dict[str, Any], file: BinaryIO) -> PartDigest:
-    hashed: Any = _HashedFile(file)
-    torch.save(state, hashed)
-    digest: PartDigest = hashed.digest()
-    return digest
+        return PartDigest(self._sha256.hexdigest(), self.size)
 
 
 def _verify(file: BinaryIO, path: Path, part: PartDigest) -> None:

@@ -140,7 +140,7 @@ class Checkpointer:
         candidates, passed_over = self._on_main(lambda: (self._files.candidates(), self._files.problems()))
         for checkpoint in candidates:
             saved, problem = _attempt(lambda chosen=checkpoint: _read(chosen, self._workers))  # type: ignore[misc]
-            problems = [found for found in self._workers.agree(problem) if found]
+            problems = [str(found) for found in self._workers.agree(problem) if found]
             if saved and not problems:
                 return replace(saved, passed_over=tuple(passed_over))
             passed_over.append(problems[0])
@@ -166,7 +166,7 @@ class Checkpointer:
         outcomes = self._workers.agree(_attempt(work))
         for _, problem in outcomes:
             if problem:
-                raise UserError(problem)
+                raise problem
         return [result for result, _ in outcomes]
 
     def _on_main(self, work: Callable[[], T]) -> T:
@@ -265,9 +265,9 @@ def _saved(
     return Saved(Position(**shared.pop("position")), shared, ranks, random, world_size)
 
 
-def _attempt(work: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Return what ``work`` returns and None, or None and the message of its UserError."""
+def _attempt(work: Callable[[], T]) -> tuple[T | None, UserError | None]:
+    """Return what ``work`` returns and None, or None and its UserError."""
     try:
         return work(), None
     except UserError as error:
-        return None, str(error)
+        return None, error

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import reason
+from experiments.runs.disks import reason
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, state_of

@@ -9,7 +9,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import reason
+from experiments.runs.atomic_files import DiskError
+from experiments.runs.disks import explained, is_of_disk, remedy
 
 _WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock
 
@@ -54,7 +55,8 @@ def is_locked(path: Path) -> bool:
 
 def cannot_use(path: Path, error: OSError) -> UserError:
     """Return the error that a run folder cannot be used: one line with the reason and what to do."""
-    return UserError(f"cannot use run folder {path}: {reason(error)}; choose a folder that can be written")
+    line = f"cannot use run folder {path}: {explained(error, path)}; {remedy(error)}"
+    return DiskError(f"{line} and start the run again") if is_of_disk(error) else UserError(line)
 
 
 def _lock(path: Path) -> FileLock:

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from experiments.runs.atomic_files import RecordError, cannot_write, reason, to_json
+from experiments.runs.atomic_files import RecordError, cannot_write, to_json
+from experiments.runs.disks import reason
 
 Row = dict[str, Any]
 _TAIL_BYTES = 1 << 16  # how far back LastRow looks for the last row
@@ -53,10 +54,10 @@ class RecordWriter:
         try:
             written = os.write(self._descriptor, data)
         except OSError as error:
-            raise cannot_write(self.path, error) from None
+            raise cannot_write(self.path, error, needed=len(data)) from None
         if written < len(data):
             self._cut_last(written)
-            raise cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            raise cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), needed=len(data))
 
     def sync(self) -> None:
         """Flush the rows to the disk, so that they survive a loss of power.

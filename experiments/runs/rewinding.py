@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from experiments.runs.atomic_files import RecordError, atomic_file, cannot_write, reason
+from experiments.runs.atomic_files import RecordError, atomic_file, cannot_write
+from experiments.runs.disks import reason
 from experiments.runs.json_lines import parse_row
 
 

@@ -63,10 +63,13 @@ class Trainer:
                     return None
                 self.step(first.epoch, index)
             row = self._evaluate()
-        if self._recorder:
-            self._recorder.close()
         self._checkpointer.remove_all()
         return row or {}
+
+    def close(self) -> None:
+        """Close the files of records."""
+        if self._recorder:
+            self._recorder.close()
 
     def step(self, epoch: int, index: int) -> float:
         """Take one step, number ``index`` of an epoch, and return the loss of rank 0's batch."""

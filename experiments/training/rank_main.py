@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
         False if a signal stopped the run, which is saved and can be resumed.
     """
     device, store = start_group(config)
-    with _threads(config.cluster.num_threads), _workers(config, device) as workers:
-        trainer = Trainer(config, workers, folder, store)
+    with _threads(config.cluster.num_threads), _workers(config, device) as workers, ExitStack() as owned:
+        trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         if workers.is_main:
             write_json(folder.manifest_path, _manifest(config, workers, trainer, command))
             if workers.plan:

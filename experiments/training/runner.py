@@ -14,7 +14,7 @@ from experiments.launching.launch import launch
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import recorded_errors
-from experiments.runs.atomic_files import load_json, write_atomic
+from experiments.runs.atomic_files import disk_errors, load_json, write_atomic
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
@@ -60,6 +60,7 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
     """
     folder = folder or folder_of(config)
     with ExitStack() as owned:
+        owned.enter_context(disk_errors(folder.path))
         if _claim_first(config, folder, owned):
             if folder.is_done():
                 return False
@@ -89,7 +90,7 @@ def _claim_first(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bo
 
 def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
     if config.cluster.simulated:
-        with stop_signals.recorded(), recorded_errors(folder.path, 0):
+        with stop_signals.recorded(), recorded_errors(folder.path, 0), disk_errors(folder.path):
             run_rank(config, folder, sys.argv)
         return
     launch(
@@ -121,6 +122,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(show_progress(config, folder))
         owned.enter_context(recorded_errors(folder.path, ranks.rank))
+        owned.enter_context(disk_errors(folder.path))
         owned.enter_context(stop_signals.recorded())
         finished = run_rank(config, folder, sys.argv)
         if ranks.rank == 0:

@@ -39,6 +39,7 @@ class Run:
             self.row = self._until(stop)
             self.digest = weights_digest(workers.task.model.state_dict())
             self.states = workers.states()
+            self.trainer.close()
         finally:
             stop_signals.number = 0
             workers.close()

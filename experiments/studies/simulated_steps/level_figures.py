@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
+from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, show_percent
 from experiments.reports.names import human, in_order, label
 from experiments.reports.plot_style import GREY, PAGE_INCHES, LineSettings, look, style
-from experiments.reports.tables import human_bytes
 from experiments.studies.simulated_steps.speedup_figures import powers_of_four
 
 

@@ -30,3 +30,14 @@ if job == "raise beside a thread":
     raise ValueError("the thread must not keep this from being seen")
 if job == "leave":
     sys.exit("nothing to do here")
+if job.startswith("fill"):
+    try:
+        with (run_dir / "filled").open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    except OSError as error:
+        if job == "fill and exit":
+            os._exit(3)
+        from experiments.runs.atomic_files import cannot_write
+
+        raise cannot_write(run_dir / "filled", error) from None

@@ -1,0 +1,92 @@
+"""Disks that cannot be written: how to find out by writing, and what the user is told."""
+
+import errno
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from experiments.config.units import human_bytes
+
+_READ_ONLY = "make its disk writable again"
+_LARGE = "raise the limit on the size of files (ulimit -f)"
+_REMEDIES = {  # errors that concern the whole disk, or all files: another file there would meet the same
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space, or have the quota raised,",
+    errno.EROFS: _READ_ONLY,
+    errno.EIO: "check that disk",
+    errno.EFBIG: _LARGE,
+}
+_TRIAL = bytes(4096)  # one block: a full disk may still make an empty file
+
+
+def is_of_disk(error: OSError) -> bool:
+    """Return whether an error is that of a full, read-only or broken disk."""
+    return error.errno in _REMEDIES
+
+
+def reason(error: OSError) -> str:
+    """Return the operating system's message of an error, in lower case."""
+    return (error.strerror or str(error)).lower()
+
+
+def explained(error: OSError, path: Path, needed: int | None = None) -> str:
+    """Return why ``path`` cannot be written, with the free space where there is too little.
+
+    Args:
+        needed: bytes that were to be written.
+    """
+    if error.errno == errno.EIO:
+        return f"the disk reports an error ({reason(error)})"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        facts = [free_space(path), f"{human_bytes(needed)} needed" if needed else ""]
+        told = ", ".join(fact for fact in facts if fact)
+        return f"{reason(error)} ({told})" if told else reason(error)
+    return reason(error)
+
+
+def remedy(error: OSError, otherwise: str = "choose a folder that can be written") -> str:
+    """Return what to do about an error of writing."""
+    return _REMEDIES.get(error.errno or 0, otherwise)
+
+
+def free_space(path: Path) -> str:
+    """Return how much of the disk of ``path`` is free, ``4.1 kB of 65.5 kB free``; empty where it cannot be found."""
+    folder = next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
+    with suppress(OSError):
+        usage, files = shutil.disk_usage(folder), os.statvfs(folder)
+        if usage.free and files.f_files and not files.f_favail:
+            return f"{human_bytes(usage.free)} free, but none of its {files.f_files} inodes"
+        return f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free"
+    return ""
+
+
+def try_to_write(folder: Path) -> None:
+    """Write a small file in a folder, which is made if it is missing; what was made is removed again.
+
+    Only this shows whether a disk can be written: permissions do not count for root, and a full disk has them.
+
+    Raises:
+        OSError: it cannot be made or written.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(prefix=".micro-", dir=folder) as file:
+            file.write(_TRIAL)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for path in missing:
+            with suppress(OSError):  # never made, or in use by another process meanwhile
+                path.rmdir()
+
+
+def spare_folder(prefix: str) -> Path | None:
+    """Return a new folder for temporary files on a disk that can be written; None if there is none."""
+    for place in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+        with suppress(OSError):
+            try_to_write(place)
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    return None

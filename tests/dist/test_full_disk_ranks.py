@@ -1,0 +1,61 @@
+"""Real ranks whose disk fills up: one line with the cause, no text of the agent, and the same command goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.launching.failures import RankFailure
+from experiments.launching.launch import launch
+from experiments.runs.json_lines import read_records
+from tests.dist.commands import only_run, run
+from tests.dist.processes import ranks
+from tests.dist.rank_functions import train
+from tests.small_disks import MemoryDisk, mounted
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+WORKERS = Path(__file__).parent / "workers"
+WORDS = [
+    *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=256", "batch_size=8", "epochs=3"),
+    *("density=0.05", "checkpoint.every_s=0", "checkpoint.every_steps=10"),
+]
+
+
+def digest_of(output: Path) -> str:
+    return str(json.loads((only_run(output) / "DONE").read_text())["weights_sha256"])
+
+
+def test_ranks_on_a_full_disk_end_with_one_line_and_go_on(tmp_path: Path) -> None:
+    """The disk takes no log, no report and no failure.json."""
+    assert train(*WORDS, "cluster=simulated", "cluster.world_size=2", f"output={tmp_path / 'whole'}").returncode == 0
+    with mounted(MemoryDisk(tmp_path / "disk", "212k")) as disk:
+        words = [*WORDS, "cluster.nproc_per_node=2", f"output={disk.path}"]
+        ended = run(*words)
+        assert ended.returncode == 1
+        folder = only_run(disk.path)
+        (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("mlp on synthetic")]
+        assert line.startswith(f"error: {folder.name}: rank ")
+        assert f" failed: cannot write {folder}/" in line
+        assert "no space left on device (" in line
+        assert "; free space and start the run again (log: " in line
+        disk.grow("10m")
+        for again in ranks(2).run_apart(train, *words):
+            assert again.returncode == 0, again.stderr
+        assert digest_of(disk.path) == digest_of(tmp_path / "whole")
+        assert [row["step"] for row in read_records(folder / "steps.jsonl")] == list(range(48))
+
+
+@pytest.mark.parametrize("job", ["fill", "fill and exit"])
+def test_a_rank_that_can_report_nothing_in_its_folder_is_understood(
+    tmp_path: Path, job: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its report goes to another disk; without one, the launcher tries the disk itself."""
+    with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
+        (disk.path / "job").write_text(job)
+        with pytest.raises(RankFailure) as caught:
+            launch(disk.path, module="idle_worker", nproc_per_node=1, run_id="test", env={"PYTHONPATH": str(WORKERS)})
+        assert not (disk.path / "failure.json").exists()
+    file = disk.path / "filled" if job == "fill" else disk.path
+    assert f" failed: cannot write {file}: no space left on device (" in str(caught.value)
+    assert caught.value.failure.of_disk
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,174 @@
+"""Disks that fill up or break while a run is written: one line with the cause, and the same command goes on."""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from experiments.runs import atomic_files, disks
+from experiments.runs.atomic_files import DiskError, RecordError, cannot_write
+from experiments.runs.json_lines import read_records
+from experiments.training.loop import Trainer
+from tests.dist.commands import only_run
+from tests.dist.rank_functions import Ended, train
+from tests.small_disks import BreakingDisk, MemoryDisk, mounted
+
+WORDS = [
+    *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=256", "batch_size=8", "epochs=3"),
+    *("cluster=simulated", "cluster.world_size=2", "density=0.05", "checkpoint.every_s=0"),
+]
+NUM_STEPS = 48
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the weights that a run on a large disk ends with."""
+    output = tmp_path_factory.mktemp("whole")
+    ended = train(*WORDS, f"output={output}")
+    assert ended.returncode == 0, ended.stderr
+    return digest_of(output)
+
+
+def digest_of(output: Path) -> str:
+    return str(json.loads((only_run(output) / "DONE").read_text())["weights_sha256"])
+
+
+def error_of(ended: Ended) -> str:
+    """Return the one line that a failed run prints beside its progress."""
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("mlp on synthetic")]
+    assert line.startswith("error: mlp-synthetic-micro-")
+    return line
+
+
+def check_whole(output: Path, whole: str, ended: Ended) -> None:
+    assert ended.returncode == 0, ended.stderr
+    assert digest_of(output) == whole
+    assert [row["step"] for row in read_records(only_run(output) / "steps.jsonl")] == list(range(NUM_STEPS))
+
+
+@contextmanager
+def struck(step: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Call ``strike`` before a step of the trainings in this context."""
+    take = Trainer.step
+
+    def taken(trainer: Trainer, epoch: int, index: int) -> float:
+        if trainer.position.step == step:
+            strike()
+        return take(trainer, epoch, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", taken)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("size", "words", "file"),
+    [
+        ("4k", ["checkpoint.every_steps=0"], "command.txt"),
+        ("12k", ["checkpoint.every_steps=0"], "steps.jsonl"),
+        ("28k", ["checkpoint.every_steps=0"], "steps.jsonl"),
+        ("240k", ["checkpoint.every_steps=10"], "checkpoints/.draft-step-000000020/rank0.pt"),
+        ("64k", ["checkpoint.every_steps=0", "save_weights=true"], "weights.pt"),
+    ],
+)
+def test_a_disk_that_fills_up(tmp_path: Path, whole: str, size: str, words: list[str], file: str) -> None:
+    with mounted(MemoryDisk(tmp_path / "disk", size)) as disk:
+        command = [*WORDS, *words, f"output={disk.path}"]
+        line = error_of(train(*command))
+        assert f"cannot write {only_run(disk.path) / file}: no space left on device (" in line
+        assert "free" in line.split("(")[1]
+        assert line.endswith("; free space and start the run again")
+        for row in ("steps.jsonl", "epochs.jsonl"):
+            path = only_run(disk.path) / row
+            assert not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+        disk.grow("10m")
+        again = train(*command)
+        check_whole(disk.path, whole, again)
+        assert ("resumed from step 10:" in again.stderr) == file.startswith("checkpoints")
+
+
+def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux makes it after an error of the file system, under files that are open."""
+    with mounted(BreakingDisk(tmp_path / "disk")) as disk:
+        command = [*WORDS, "checkpoint.every_steps=10", f"output={disk.path / 'runs'}"]
+        with struck(15, disk.break_down, monkeypatch):
+            line = error_of(train(*command))
+        path = only_run(disk.path / "runs") / "steps.jsonl"
+        assert f"cannot write {path}: read-only file system; make its disk writable again and start the run" in line
+        line = error_of(train(*command))
+        assert f"cannot use run folder {path.parent}: read-only file system; make its disk writable again" in line
+        disk.repair()
+        again = train(*command)
+        assert "resumed from step 10:" in again.stderr
+        check_whole(disk.path / "runs", whole, again)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EDQUOT, "disk quota exceeded ("),
+        (errno.EIO, "the disk reports an error (input/output error); check that disk and start the run again"),
+        (errno.EFBIG, "file too large; raise the limit on the size of files (ulimit -f) and start the run again"),
+    ],
+)
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_other_errors_of_a_disk(
+    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, told: str
+) -> None:
+    """``write`` fails for a row of records, ``fsync`` when a checkpoint is saved."""
+    real = getattr(os, call)
+
+    def broken(descriptor: int, *arguments: bytes) -> int:
+        if "/runs/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(number, os.strerror(number))
+        return int(real(descriptor, *arguments) or 0)
+
+    command = [*WORDS, "checkpoint.every_steps=10", f"output={tmp_path / 'runs'}"]
+    with monkeypatch.context() as patch, struck(15, lambda: patch.setattr(os, call, broken), monkeypatch):
+        line = error_of(train(*command))
+    assert "/steps.jsonl: " in line
+    assert told in line
+    again = train(*command)
+    assert "resumed from step 10:" in again.stderr
+    check_whole(tmp_path / "runs", whole, again)
+
+
+def test_a_plan_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """What no other function explains, an OSError out of a library, is explained by the context of the run."""
+    with pytest.raises(DiskError, match=r"^cannot write /a/plan.json: no space"), atomic_files.disk_errors(tmp_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/plan.json")
+    with pytest.raises(FileNotFoundError), atomic_files.disk_errors(tmp_path):
+        (tmp_path / "missing").read_text()
+
+
+def test_free_space_is_told_with_what_is_needed(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert ", 1.23 MB needed); free space and start" in str(cannot_write(tmp_path / "x", full, needed=1_230_000))
+    other = cannot_write(tmp_path / "x", PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    assert not isinstance(other, DiskError)
+    assert isinstance(other, RecordError)
+    assert str(other).endswith("permission denied; choose a folder that can be written and start the run again")
+
+
+def test_inodes_that_have_run_out_are_told(tmp_path: Path) -> None:
+    with mounted(MemoryDisk(tmp_path / "disk", "1m,nr_inodes=3")) as disk:
+        for name in "ab":
+            (disk.path / name).touch()
+        with pytest.raises(OSError, match="No space left") as caught:
+            disks.try_to_write(disk.path)
+        line = str(cannot_write(disk.path / "c", caught.value))
+    assert "(1.05 MB free, but none of its 3 inodes); free space" in line
+
+
+def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
+    disks.try_to_write(tmp_path / "new" / "deeper")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"[Nn]ot a directory"):
+        disks.try_to_write(tmp_path / "file" / "deeper")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
