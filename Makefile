@@ -23,11 +23,11 @@ help: ## list the targets
 setup: $(READY) ## make the virtual environment from pinned versions
 
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name another with PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))' || \
+	  { echo "python 3.11.5 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name another with PYTHON=..."; exit 1; }
 	@echo "setting up $(VENV): torch and friends from requirements.lock, a few minutes the first time"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
@@ -99,12 +99,12 @@ bench: $(READY) ## measure the cost of a step against its floor, and of the loop
 	@$(RUN) -m experiments.bench step
 	@$(RUN) -m experiments.bench loop
 
-lock: ## renew requirements.lock from pyproject.toml
+lock: ## renew requirements.lock from pyproject.toml, with the checksums of the files for every platform
 	@$(PYTHON) -m venv --clear $(VENV)-lock
-	@$(VENV)-lock/bin/pip install --quiet --editable '.[experiments,zoo,frameworks,dev,docs]'
-	@{ echo "# All pins, made by 'make lock' from pyproject.toml. Packages for NVIDIA GPUs exist for Linux alone."; \
-	   $(VENV)-lock/bin/pip freeze --exclude-editable --exclude pip --exclude setuptools | \
-	   sed -E 's/^((nvidia|cuda)-.*|triton==.*)$$/\1 ; sys_platform == "linux"/'; } > requirements.lock
+	@$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 # reads the checksums; pip knows those of its own platform alone
+	@$(VENV)-lock/bin/uv pip compile --quiet pyproject.toml $(foreach each,experiments zoo frameworks dev docs,--extra $(each)) \
+	  --universal --python-version 3.11.5 --prerelease if-necessary-or-explicit --generate-hashes --no-annotate --upgrade \
+	  --custom-compile-command "make lock" --output-file requirements.lock
 	@rm -rf $(VENV)-lock
 
 clean: ## remove figures, pages and caches, which can be made again; no runs

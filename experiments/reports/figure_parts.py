@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
-from experiments.reports.plot_style import style
+from experiments.reports.plot_style import plain, style
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -25,11 +25,13 @@ def new_figure(width: float, height: float) -> Figure:
 def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
     """Put title and legend above the panels, where they cover no data, in as many columns as the width holds."""
     width = figure.get_figwidth()
+    for handle in handles:
+        handle.set_label(plain(str(handle.get_label())))
     longest = max(len(str(handle.get_label())) for handle in handles)
     fitting = int(width / (0.051 * longest + 0.4))  # inches of a letter, and of a line sample with its gaps
     legend = figure.legend(
         handles=handles,
-        title=textwrap.fill(title, int(15 * width)),
+        title=textwrap.fill(plain(title), int(15 * width)),
         loc="outside upper center",
         ncols=max(1, min(len(handles), fitting)),
     )

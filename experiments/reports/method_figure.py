@@ -9,7 +9,7 @@ from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, plain_log, show_metric
 from experiments.reports.measures import Metric
 from experiments.reports.names import label
-from experiments.reports.plot_style import BLACK, PAGE_INCHES, LineSettings, look, style
+from experiments.reports.plot_style import BLACK, PAGE_INCHES, LineSettings, look, plain, style
 
 
 @style()
@@ -32,7 +32,7 @@ def draw_methods(numbers: pd.DataFrame, metric: Metric, title: str) -> Figure:
         right.plot(row["bytes_sent"], height, linestyle="none", **mark)
         if other_density:
             _name_density(right, row, height, numbers[numbers["density"] == usual])
-    left.set_yticks(range(len(lines)), lines)
+    left.set_yticks(range(len(lines)), [plain(line) for line in lines])
     left.set_ylim(len(lines) - 0.5, -0.5)  # the first on top, no marker cut
     show_metric(left.xaxis, metric)
     left.set(xlabel=f"{metric.label}, mean and range over seeds")

@@ -80,16 +80,24 @@ class Look:
         return {"color": self.color, "linestyle": self.dashes, "marker": self.marker}
 
 
+def plain(text: str) -> str:
+    """Return a text that matplotlib draws as it is: between two dollar signs it would read a formula."""
+    return text.replace("\\$", "$").replace("$", "\\$")
+
+
 def look(method: str) -> Look:
     """Return how to draw a method: as its yaml describes, otherwise by a checksum of its key."""
     drawn = description(method).get("drawn")
     if drawn:
         color, dashes, marker = drawn.split()
-        return Look(label(method), COLORS[color], LINES[dashes], marker)
+        return Look(plain(label(method)), COLORS[color], LINES[dashes], marker)
     code = zlib.crc32(method.encode())
     colors = PALETTE[:-1]  # black is the dense baseline's
     return Look(
-        label(method), colors[code % len(colors)], DASHES[code // 7 % len(DASHES)], MARKERS[code // 64 % len(MARKERS)]
+        plain(label(method)),
+        colors[code % len(colors)],
+        DASHES[code // 7 % len(DASHES)],
+        MARKERS[code // 64 % len(MARKERS)],
     )
 
 

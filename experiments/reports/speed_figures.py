@@ -17,6 +17,7 @@ from experiments.reports.plot_style import (
     TARGET_LINE,
     VERMILLION,
     LineSettings,
+    plain,
     style,
 )
 
@@ -62,7 +63,7 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     figure = new_figure(COLUMN_INCHES, 1.1 + 0.22 * len(curves))
     axes = figure.subplots()
     rows = pd.concat([curve.rows for curve in curves])
-    names = [f"{curve.name} (n={count})" for curve, count in zip(curves, rows["num_seeds"], strict=True)]
+    names = [plain(f"{curve.name} (n={count})") for curve, count in zip(curves, rows["num_seeds"], strict=True)]
     left = np.zeros(len(rows))
     for stage, fill in STAGE_FILLS.items():
         width = rows[f"{stage}_ms"].to_numpy()

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ _VARIABLES = (
     "SLURM_NNODES",
     "SLURM_NTASKS",
 )
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)  # in the name of a variable
+_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "NUMBA_", "TRITON_")
 
 
@@ -58,7 +61,7 @@ def collect_manifest(
     """
     manifest = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(command),
+        "command": [_USER_OF_URL.sub("***", word) for word in command],  # a name and a password may stand there
         "seed": seed,
         "world_size": world_size,
         "git": git_state(ROOT),
@@ -97,7 +100,7 @@ def _cpu_model() -> str | None:
 def _environment() -> dict[str, str]:
     """Return the variables that change results or speed, and no others: those may hold secrets."""
     chosen = (name for name in sorted(os.environ) if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES))
-    return {name: os.environ[name] for name in chosen}
+    return {name: os.environ[name] for name in chosen if not _SECRET.search(name)}
 
 
 def _deterministic_flags() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Find the folder of a run, read its configuration again, and compare its code and weights with those of another."""
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -41,7 +42,9 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
             allowed = ", ".join(sorted(NEUTRAL))
             raise UserError(f"a rerun takes {allowed}, got '{override}': for another run use experiments.train")
     try:
-        composed = OmegaConf.merge(OmegaConf.load(folder.config_path), OmegaConf.from_dotlist(overrides))
+        saved = OmegaConf.load(folder.config_path)
+        _refuse_interpolations(saved)
+        composed = OmegaConf.merge(saved, OmegaConf.from_dotlist(overrides))
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise UserError(f"{folder.config_path}: {one_line(error)}") from None
     if not isinstance(composed, DictConfig):
@@ -50,6 +53,13 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
         return typed(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
     except UserError as error:
         raise UserError(f"{folder.config_path}: {error}") from None
+
+
+def _refuse_interpolations(saved: Any) -> None:
+    """Refuse ``${...}``: no run writes it, and in a folder from elsewhere it may ask for a variable of this machine."""
+    text = OmegaConf.to_yaml(saved)
+    if "${" in text:
+        raise YAMLError("it holds ${...}, which no run writes")
 
 
 def code_differences(original: RunFolder) -> list[str]:

@@ -5,13 +5,15 @@ its content. So a study that is submitted again, whole or in part, has the same 
 """
 
 import hashlib
+import re
 import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
+from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import LAUNCH
 from experiments.runs.run_folder import folder_of
@@ -25,8 +27,11 @@ _MAX_ROWS = 1000  # SLURM's default limit of array indices
 class Array:
     """Runs that request the same resources.
 
+    Raises:
+        UserError: a path or a setting holds a line break, which a line of the script or of the runs cannot.
+
     Attributes:
-        study: the name of the study.
+        study: the name of the study, of letters, digits, ``.``, ``_`` and ``-``.
         config: the configuration of one run; cluster and output are the same for all.
         runs: the folder's name of each run.
         words: the overrides of each run.
@@ -36,6 +41,10 @@ class Array:
     config: TrainConfig
     runs: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        for text in (self.config.output, *chain(*self.words)):
+            _check_one_line(text)
 
     @property
     def rows(self) -> str:
@@ -81,13 +90,18 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
         rows: the numbers of these lines, from 1, ascending.
         python: the interpreter; by default this one, or ``python`` on the PATH if there are setup lines.
         working: the working directory, by default this process's.
+
+    Raises:
+        UserError: a path holds a line break.
     """
+    working = working or Path.cwd()
+    _check_one_line(str(working))
     slurm = array.config.cluster.slurm
     python = python or ("python" if slurm.setup else shlex.quote(sys.executable))
     parts = [
         "#!/bin/bash",
         f"# Study {array.study}: task N runs line N of runs.txt, which holds the run's folder and then its settings.",
-        *(f"#SBATCH {option}" for option in _options(array, rows, working or Path.cwd())),
+        *(f"#SBATCH {option}" for option in _options(array, rows, working)),
         "",
         _READ_ROW.format(rows=shlex.quote(str(array.rows_path))),
         *([_MEETING] if array.config.cluster.nnodes > 1 else []),
@@ -164,8 +178,16 @@ def _shape(config: TrainConfig) -> tuple[str, ...]:
 
 def _array(name: str, members: list[tuple[TrainConfig, tuple[str, ...]]]) -> Array:
     configs, words = zip(*members, strict=True)
+    name = (
+        re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"
+    )  # of a user's file; it becomes the name of job and folder
     runs = tuple(folder_of(config).path.name for config in configs)
     return Array(study=name, config=configs[0], runs=runs, words=words)
+
+
+def _check_one_line(text: str) -> None:
+    if "\n" in text:
+        raise UserError(f"a job of SLURM takes paths and settings without line breaks, got {text!r}")
 
 
 def _options(array: Array, rows: list[int], working: Path) -> Iterator[str]:

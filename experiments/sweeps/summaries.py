@@ -33,7 +33,7 @@ def plan_table(name: str, configs: list[TrainConfig]) -> Table:
     for config in configs:
         plans[_kind(config)][_plan(folder_of(config))] += 1
     sums = sum(plans.values(), Counter())
-    table = Table(title=f"{name}: {len(configs)} runs", show_footer=True)
+    table = Table(title=Text(f"{name}: {len(configs)} runs", style="table.title"), show_footer=True)
     for heading in ("model", "dataset", "method", "density", "workers"):
         table.add_column(heading, overflow="fold")
     for heading in ("done", "to resume", "to run", "running"):

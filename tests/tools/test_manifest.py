@@ -54,12 +54,24 @@ def test_extra_entries_replace_nothing() -> None:
 
 def test_the_environment_holds_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("NCCL_NET_PLUGIN_TOKEN", "secret")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    environment = collect()["environment"]
+    manifest = collect()
+    environment = manifest["environment"]
     assert environment["NCCL_DEBUG"] == "INFO"
     assert environment["OMP_NUM_THREADS"] == "1"
-    assert "WANDB_API_KEY" not in environment
+    assert "secret" not in json.dumps(manifest)
+
+
+def test_the_command_and_the_remote_hold_no_passwords(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(repository, "remote", "add", "origin", "https://me:hunter2@example.org/code.git")
+    monkeypatch.setattr("experiments.runs.manifest.ROOT", repository)
+    words = ["train", "dataset.root=https://me:hunter2@example.org/data", "seed=7"]
+    manifest = collect_manifest(seed=7, command=words, world_size=1, data_checksums={}, extra={})
+    assert manifest["git"]["revision"]
+    assert "hunter2" not in json.dumps(manifest)
+    assert manifest["command"] == ["train", "dataset.root=https://***@example.org/data", "seed=7"]
 
 
 def test_flags_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:

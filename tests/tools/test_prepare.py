@@ -148,6 +148,18 @@ def _link(name: str, to: str) -> tarfile.TarInfo:
     return info
 
 
+def _hard_link(name: str, to: str) -> tarfile.TarInfo:
+    info = _special(name, tarfile.LNKTYPE)
+    info.linkname = to
+    return info
+
+
+def _special(name: str, kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    return info
+
+
 def _zip_link(path: Path) -> Path:
     info = zipfile.ZipInfo("set/link")
     info.external_attr = 0o120777 << 16
@@ -164,6 +176,9 @@ UNSAFE: list[Callable[[Path], Path]] = [
     lambda folder: _zip(folder / "a.zip", {"/outside": b"x"}),
     lambda folder: _zip(folder / "a.zip", {"set\\..\\..\\outside": b"x"}),
     lambda folder: _zip_link(folder / "a.zip"),
+    lambda folder: _tar(folder / "a.tar.gz", {}, _special("set/device", tarfile.CHRTYPE)),
+    lambda folder: _tar(folder / "a.tar.gz", {}, _special("set/pipe", tarfile.FIFOTYPE)),
+    lambda folder: _tar(folder / "a.tar.gz", {"set/ok": b"x"}, _hard_link("set/link", "../../outside")),
 ]
 
 
@@ -171,10 +186,36 @@ UNSAFE: list[Callable[[Path], Path]] = [
 def test_an_unsafe_member_is_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     target = tmp_path / "inner" / "target"
     target.mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"is not unpacked: it holds an unsafe member"):
+    with pytest.raises(ValueError, match=r"is not unpacked: it is unsafe"):
         unpack.unpack(make(tmp_path), target)
     assert not list(tmp_path.rglob("outside"))
     assert not [path for path in target.rglob("*") if path.is_symlink()]
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        lambda folder: _tar(folder / "a.tar.gz", {"set/x": bytes(1 << 22)}),
+        lambda folder: _zip_deflated(folder / "a.zip", {"set/x": bytes(1 << 22)}),
+    ],
+)
+def test_an_archive_that_unpacks_to_far_more_than_its_size_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[Path], Path]
+) -> None:
+    archive, target = pack(tmp_path), tmp_path / "target"
+    target.mkdir()
+    assert archive.stat().st_size < 1 << 15
+    monkeypatch.setattr(unpack, "_ALLOWANCE", 1 << 20)
+    with pytest.raises(ValueError, match=r"it unpacks to 4194304 bytes or more, and \d+ are allowed for its size"):
+        unpack.unpack(archive, target)
+    assert not list(target.rglob("x"))
+
+
+def _zip_deflated(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
 
 
 def _torn(path: Path) -> Path:

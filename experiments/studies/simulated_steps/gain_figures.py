@@ -7,7 +7,18 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.names import human, in_order, label
-from experiments.reports.plot_style import BLACK, BLUE, DASHDOT, DASHED, DOTTED, VERMILLION, LineSettings, look, style
+from experiments.reports.plot_style import (
+    BLACK,
+    BLUE,
+    DASHDOT,
+    DASHED,
+    DOTTED,
+    VERMILLION,
+    LineSettings,
+    look,
+    plain,
+    style,
+)
 from experiments.studies.simulated_steps.labels import rate_name
 from experiments.studies.simulated_steps.speedup_figures import figure_width
 
@@ -34,7 +45,7 @@ def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) 
         for method in methods:
             rows = numbers[(numbers["model"] == model) & (numbers["method"] == method)]
             axes.plot(rows["border"].clip(low, high), rows["workers"], clip_on=False, **look(method).line)
-        axes.set_title(human(model))
+        axes.set_title(plain(human(model)))
         axes.set(xscale="log", xlim=rates, xlabel="bandwidth of a link (bit/s)")
         axes.xaxis.set_major_locator(LogLocator(numticks=8))
         axes.xaxis.set_major_formatter(lambda value, _: rate_name(value))
@@ -77,7 +88,7 @@ def draw_headline(numbers: pd.DataFrame, title: str) -> Figure:
             axes.set(xscale="log", ylim=(0.95, 1 + 2 * (highest[against] - 1)))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.xaxis.set_minor_formatter(NullFormatter())
-        grid[0, column].set_title(human(model))
+        grid[0, column].set_title(plain(human(model)))
         grid[1, column].set_xlabel("assumed forward + backward of a worker (s)")
     grid[0, 0].set_ylabel("WFBP / MG-WFBP")
     grid[1, 0].set_ylabel("SyncEASGD / MG-WFBP")

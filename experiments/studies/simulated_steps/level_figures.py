@@ -9,7 +9,7 @@ from matplotlib.ticker import NullFormatter
 from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, show_percent
 from experiments.reports.names import human, in_order, label
-from experiments.reports.plot_style import GREY, PAGE_INCHES, LineSettings, look, style
+from experiments.reports.plot_style import GREY, PAGE_INCHES, LineSettings, look, plain, style
 from experiments.studies.simulated_steps.speedup_figures import powers_of_four
 
 
@@ -31,7 +31,7 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
             upper.plot(own["workers"], own["efficiency"], **line)
             leaving = own[own["between_bytes"] > 0]
             lower.plot(leaving["workers"], leaving["between_bytes"], **line)
-        upper.set_title(f"{human(model)}, {algorithm}")
+        upper.set_title(f"{plain(human(model))}, {algorithm}")
         _scale(upper, lower)
     grid[0, 0].set_ylabel("efficiency (% of linear)")
     grid[1, 0].set_ylabel("to other nodes, a worker and step")

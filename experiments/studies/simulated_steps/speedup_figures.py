@@ -29,6 +29,7 @@ from experiments.reports.plot_style import (
     SKY,
     LineSettings,
     look,
+    plain,
     style,
 )
 from experiments.studies.simulated_steps.labels import schedule_name, way_name
@@ -65,7 +66,7 @@ def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
             own = rows[(rows["method"] == method) & (rows["schedule"] == schedule)]
             upper.plot(own["workers"], own["speedup"], **_line(method, schedule))
             lower.plot(own["workers"], own["efficiency"], **_line(method, schedule))
-        upper.set_title(human(model))
+        upper.set_title(plain(human(model)))
         upper.set_xscale("log", base=2)
         upper.set_yscale("log", base=2)
         powers_of_four(upper.xaxis)
@@ -95,7 +96,7 @@ def draw_trees(numbers: pd.DataFrame, title: str) -> Figure:
         for schedule in schedules:
             own = rows[rows["schedule"] == schedule]
             axes.plot(own["workers"], own["efficiency"], **_line(DENSE, schedule))
-        axes.set_title(f"{human(model)}, slope {slope}")
+        axes.set_title(f"{plain(human(model))}, slope {slope}")
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.05)
         powers_of_four(axes.xaxis)
