@@ -34,7 +34,8 @@ def _run(words: list[str]) -> int:
     from experiments.config.compose import compose_runs
     from experiments.config.errors import UserError
     from experiments.config.overrides import expand, is_of_hydra
-    from experiments.launching.rank_environment import read_rank_environment
+    from experiments.launching.meeting import check_master
+    from experiments.launching.rank_environment import check_shape, read_rank_environment
 
     flags = {word for word in words if word.startswith("-")}
     multirun = bool(flags & _MULTIRUN)
@@ -45,8 +46,12 @@ def _run(words: list[str]) -> int:
     ranks = read_rank_environment()
     if multirun and ranks:
         raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
+    if ranks:
+        check_shape(words, ranks)
     jobs = expand([word for word in words if word not in flags], multirun=multirun)
     configs = compose_runs(jobs, joined_world_size=ranks.world_size if ranks else None)
+    if ranks:
+        check_master(ranks, wait_s=0)
     from experiments.training.runs_of_command import carry_out  # imports torch: mistakes are reported before that
 
     return carry_out(configs, ranks)

@@ -3,10 +3,11 @@
 import math
 from pathlib import Path
 
+from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, check_choice
 from experiments.config.optimizer_settings import check_optimizer
 from experiments.config.schema import ClusterConfig, TrainConfig
-from experiments.config.slurm_settings import check_slurm
+from experiments.config.slurm_settings import IN_JOB, check_slurm
 from experiments.config.tracking_settings import check_tracking
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -51,14 +52,18 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> 
     check_choice("cluster.device", DEVICES, cluster.device)
     check_slurm(cluster.slurm)
     if cluster.simulated:
+        if joined_world_size:
+            raise UserError(
+                f"cluster=simulated trains in one process, but torchrun or srun started ranks ({joined_world_size}): "
+                "call it without them"
+            )
         if cluster.world_size is None:
             raise UserError("cluster.world_size is missing: say how many workers to simulate")
         _at_least("cluster.world_size", cluster.world_size, 1)
         return
-    if cluster.nnodes > 1 and not joined_world_size and cluster.rdzv_endpoint.endswith(":0"):
-        raise UserError(
-            f"cluster.rdzv_endpoint must be host:port of one of {cluster.nnodes} nodes, got '{cluster.rdzv_endpoint}'"
-        )
+    if cluster.rdzv_endpoint != IN_JOB:
+        nnodes = 1 if joined_world_size else cluster.nnodes  # ranks that were started do not use it
+        host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=nnodes)
     started = joined_world_size or cluster.nnodes * cluster.nproc_per_node
     if cluster.world_size not in (None, started):
         how = "ranks were started" if joined_world_size else "= nnodes x nproc_per_node"

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError
 from experiments.launching.child_environment import num_cores, with_python_path
 from experiments.launching.failures import (
@@ -33,6 +34,7 @@ from experiments.launching.failures import (
     short_line,
 )
 from experiments.launching.full_disks import LossyLog, blame_disk, spare_reports
+from experiments.launching.meeting import check_endpoint
 from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS
 from experiments.runs.atomic_files import RecordError, disk_errors, load_json, write_json
 from experiments.runs.run_folder import RunFolder
@@ -129,11 +131,9 @@ def _check(nproc_per_node: int, nnodes: int, rdzv_endpoint: str) -> None:
     for name, value in (("nproc_per_node", nproc_per_node), ("nnodes", nnodes)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, got {value}")
-    host, _, port = rdzv_endpoint.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UserError(f"rdzv_endpoint must be host:port, got {rdzv_endpoint!r}")
-    if nnodes > 1 and int(port) == 0:
-        raise UserError(f"rdzv_endpoint must name a port when nnodes is {nnodes}, got {rdzv_endpoint!r}")
+    host, port = host_and_port(rdzv_endpoint, key="rdzv_endpoint", nnodes=nnodes)
+    if port or nnodes > 1:
+        check_endpoint(host, port, nnodes=nnodes, key="rdzv_endpoint")
 
 
 def _rank_folder(folder: RunFolder, rank: int) -> Path:

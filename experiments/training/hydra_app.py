@@ -17,7 +17,8 @@ from experiments.config.errors import UserError, one_line_of_hydra
 from experiments.config.overrides import expand, is_of_hydra, parse
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
-from experiments.launching.rank_environment import read_rank_environment
+from experiments.launching.meeting import check_master
+from experiments.launching.rank_environment import check_shape, read_rank_environment
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import failure_reason, state_of
 
@@ -59,10 +60,14 @@ def _run(composed: DictConfig) -> None:
     from experiments.training.preflight import check_run
     from experiments.training.runs_of_command import carry_out_one
 
-    ranks = read_rank_environment()
     try:
+        ranks = read_rank_environment()
+        if ranks:
+            check_shape(HydraConfig.get().overrides.task, ranks)
         config = _typed(composed, joined_world_size=ranks.world_size if ranks else None)
         check_run(config)
+        if ranks:
+            check_master(ranks)
         problem = carry_out_one(config, ranks)
     except UserError as error:
         problem = str(error)

@@ -12,9 +12,12 @@ from torch.overrides import TorchFunctionMode
 import data
 from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
+from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, from_yaml, part_name
+from experiments.config.schema import ClusterConfig, TrainConfig, from_yaml, part_name
 from experiments.config.slurm_settings import IN_JOB
+from experiments.launching.meeting import check_endpoint
+from experiments.launching.rank_environment import is_rank
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
@@ -96,9 +99,18 @@ def _content_key(config: TrainConfig) -> tuple[str, ...]:
     return tuple(str(part) for part in parts)
 
 
+def _check_endpoint(cluster: ClusterConfig) -> None:
+    """Check where the nodes of a run will meet, as far as that is known before this one waits for another."""
+    if cluster.simulated or is_rank():  # it is not used
+        return
+    host, port = host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=cluster.nnodes)
+    check_endpoint(host, port, nnodes=cluster.nnodes, key="cluster.rdzv_endpoint", wait_s=0)
+
+
 def _check_devices(config: TrainConfig) -> None:
     if config.cluster.rdzv_endpoint == IN_JOB:
         return  # the job runs on other machines, where this check runs again with the job's own endpoint
+    _check_endpoint(config.cluster)
     devices = torch.cuda.device_count()
     if config.cluster.device == "cuda" and devices < (1 if config.cluster.simulated else config.cluster.nproc_per_node):
         raise UserError(f"cluster.device=cuda needs {config.cluster.nproc_per_node} GPUs here, there are {devices}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.launching.failures import RankFailure
+from experiments.launching.meeting import check_master
 from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.runs.run_folder import folder_of
@@ -22,10 +23,12 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
         ranks: which rank this process is, where something else started it.
 
     Raises:
-        UserError: a run that could not start, or two runs that are the same.
+        UserError: a run that could not start, two runs that are the same, or ranks that cannot meet.
     """
     check_runs(configs)
     refuse_same_runs(configs)
+    if ranks:
+        check_master(ranks)
     problems = [problem for config in configs if (problem := carry_out_one(config, ranks))]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

@@ -136,7 +136,10 @@ def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: s
     ("arguments", "message"),
     [
         ({"nproc_per_node": 0}, "nproc_per_node must be at least 1, got 0"),
-        ({"nproc_per_node": 1, "rdzv_endpoint": "head"}, "rdzv_endpoint must be host:port, got 'head'"),
+        (
+            {"nproc_per_node": 1, "rdzv_endpoint": "head"},
+            "rdzv_endpoint must be HOST:PORT, one of the nodes and a free port of it, got 'head'",
+        ),
         ({"nproc_per_node": 1, "nnodes": 2}, "rdzv_endpoint must name a port when nnodes is 2, got 'localhost:0'"),
     ],
 )

@@ -104,7 +104,13 @@ def test_a_mistake_is_one_line(word: str) -> None:
         (("cluster=simulated", "cluster.world_size=0"), "cluster.world_size must be at least 1"),
         (("cluster.num_threads=0",), "cluster.num_threads must be at least 1, got 0"),
         (("optimizer.nesterov=pytorch", "optimizer.momentum=0"), "nesterov=pytorch needs a momentum"),
-        (("cluster=nodes",), "rdzv_endpoint"),
+        (("cluster=nodes",), "cluster.rdzv_endpoint must name a port when nnodes is 2, got 'localhost:0'"),
+        (
+            ("cluster.rdzv_endpoint=foo",),
+            "cluster.rdzv_endpoint must be HOST:PORT, one of the nodes and a free port of",
+        ),
+        (("cluster.rdzv_endpoint='localhost:99999'",), "must have a port from 1 to 65535, got 'localhost:99999'"),
+        (("cluster.rdzv_endpoint='localhost:ssh'",), "must have a port from 1 to 65535, got 'localhost:ssh'"),
         (
             ("sparsifier.reducer={name:split}",),
             "split reduces nothing densely: set dense, only, min_dims or start_step",
@@ -164,6 +170,8 @@ def test_joined_ranks_set_the_world_size() -> None:
     assert compose_one("cluster.nproc_per_node=2", joined_world_size=6).world_size == 6
     with pytest.raises(UserError, match="3, but 6 ranks were started"):
         compose_one("cluster.world_size=3", joined_world_size=6)
+    with pytest.raises(UserError, match=r"cluster=simulated trains in one process, .* \(6\): call it without them"):
+        compose_one("cluster=simulated", joined_world_size=6)
 
 
 def write_images(root: Path) -> Path:
