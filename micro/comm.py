@@ -20,6 +20,7 @@ from torch import Tensor
 
 from micro.operations import Op, bytes_sent
 from micro.peer_failures import PeerFailures, Pending, Watched
+from micro.pending import pending
 
 Kind = Literal["counts", "indices", "values"]
 
@@ -278,6 +279,11 @@ class GroupComm(Comm):
 
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
+    @contextmanager
+    def _counted(self, kind: Kind, device: torch.device, op: Op, size: int) -> Iterator[None]:
+        with pending.listed(op), super()._counted(kind, device, op, size):
+            yield
+
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
         self._call(_all_gather_single(), rows.view(-1), row)
 
@@ -310,8 +316,14 @@ def _all_gather_single() -> Callable[..., object]:
 
 def mean_async(x: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
     """Start to replace ``x`` by its mean over the ranks, as DDP does where it has no hook; return the future of x."""
+    number = pending.begin("all_reduce")
     work = dist.all_reduce(x.div_(dist.get_world_size(group)), group=group, async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])
+
+    def mean(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+        pending.end(number)
+        return done.value()[0]
+
+    return work.get_future().then(mean)
 
 
 def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list[object]:
@@ -319,17 +331,19 @@ def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list
 
     torch's own all_gather_object needs numpy, which an installation of micro need not have.
     """
-    own, lengths = _pickled(item, group)
-    rows = [torch.empty_like(own) for _ in lengths]
-    dist.all_gather(rows, own, group=group)
+    with pending.listed("gather_objects"):
+        own, lengths = _pickled(item, group)
+        rows = [torch.empty_like(own) for _ in lengths]
+        dist.all_gather(rows, own, group=group)
     return [_unpickled(row, length) for row, length in zip(rows, lengths, strict=True)]
 
 
 def gather_objects_at_first(item: object, group: dist.ProcessGroup | None = None) -> list[object] | None:
     """Return every rank's picklable ``item`` in rank order on the group's first rank, None on all others."""
-    own, lengths = _pickled(item, group)
-    rows = [torch.empty_like(own) for _ in lengths] if dist.get_rank(group) == 0 else None
-    dist.gather(own, rows, group=group, group_dst=0)
+    with pending.listed("gather_objects_at_first"):
+        own, lengths = _pickled(item, group)
+        rows = [torch.empty_like(own) for _ in lengths] if dist.get_rank(group) == 0 else None
+        dist.gather(own, rows, group=group, group_dst=0)
     return [_unpickled(row, length) for row, length in zip(rows, lengths, strict=True)] if rows else None
 
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from micro.pending import pending
+
 LOOK_S = 1.0  # between two looks at the store while a collective does not end
 ENDS = timedelta(seconds=LOOK_S)
 
@@ -74,7 +76,8 @@ class Watched:
 
     def wait(self) -> None:
         """Wait for its end; see PeerFailures.wait."""
-        self._failures.wait(self._work)
+        with pending.listed("all_reduce"):
+            self._failures.wait(self._work)
 
 
 def _has_ended(work: dist.Work) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, check_choice
 from experiments.config.optimizer_settings import check_optimizer
-from experiments.config.schema import ClusterConfig, TrainConfig
+from experiments.config.schema import TIMEOUT_S, ClusterConfig, TrainConfig
 from experiments.config.slurm_settings import IN_JOB, check_slurm
 from experiments.config.tracking_settings import check_tracking
 
@@ -16,6 +16,7 @@ SCALES = ("paper", "small")
 SHAPES = ("steps", "linear", "cosine")
 PRECISIONS = ("float32", "bfloat16")
 RESIZES = ("refuse", "average")
+TIMEOUTS_S = (5.0, 604_800.0)  # a beat every quarter of a second at the least; a week
 
 
 def check_settings(config: TrainConfig, *, joined_world_size: int | None = None) -> None:
@@ -49,6 +50,9 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> 
     _at_least("cluster.nnodes", cluster.nnodes, 1)
     if cluster.num_threads is not None:
         _at_least("cluster.num_threads", cluster.num_threads, 1)
+    lowest, highest = TIMEOUTS_S
+    if not lowest <= cluster.timeout_s <= highest:
+        raise UserError(f"cluster.timeout_s must be in [{lowest:g}, {highest:,.0f}] seconds, got {cluster.timeout_s:g}")
     check_choice("cluster.device", DEVICES, cluster.device)
     check_slurm(cluster.slurm)
     if cluster.simulated:
@@ -57,6 +61,8 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> 
                 f"cluster=simulated trains in one process, but torchrun or srun started ranks ({joined_world_size}): "
                 "call it without them"
             )
+        if cluster.timeout_s != TIMEOUT_S:
+            raise UserError("cluster.timeout_s is for real workers, simulated ones wait for no other: leave it out")
         if cluster.world_size is None:
             raise UserError("cluster.world_size is missing: say how many workers to simulate")
         _at_least("cluster.world_size", cluster.world_size, 1)

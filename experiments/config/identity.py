@@ -9,7 +9,7 @@ from experiments.config.schema import TrainConfig
 NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {
         *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "cluster.slurm"),
-        "cluster.num_threads",
+        *("cluster.num_threads", "cluster.timeout_s"),
         *("checkpoint", "save_weights", "tracking", "measure_residual_every"),
         "scale",  # the values that it chooses are in the hash themselves
     }

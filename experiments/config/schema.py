@@ -10,6 +10,8 @@ from experiments.config.optimizer_settings import OptimizerConfig
 from experiments.config.slurm_settings import SlurmConfig
 from experiments.config.tracking_settings import TrackingConfig
 
+TIMEOUT_S = 300.0  # of cluster.timeout_s
+
 
 @dataclass(kw_only=True)
 class ModelConfig:
@@ -96,6 +98,8 @@ class ClusterConfig:
         device: auto, cpu or cuda; auto: cuda with NCCL where there are enough GPUs, else cpu with gloo.
         num_threads: of each worker; null: OMP_NUM_THREADS, or the cores are shared out.
         max_restarts: how often all workers are started again after one of them failed.
+        timeout_s: seconds that a collective of real workers may wait for one of them; a run in which a worker stands
+            still, or a machine is gone, ends within it.
     """
 
     name: str
@@ -106,6 +110,7 @@ class ClusterConfig:
     device: str = "auto"
     num_threads: int | None = None
     max_restarts: int = 0
+    timeout_s: float = TIMEOUT_S
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
     @property

@@ -2,25 +2,29 @@
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
 from experiments.config import errors
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
+ENDED_WITH_RUN = "ended by the launcher, after another rank had failed"
 _MAX_MESSAGE = 300  # characters of an error message in one line
 _SETTLE_S = 2  # a process killed this long after a rank's error was killed because of it: by NCCL, or at shutdown
+_SHUTDOWN_S = 30  # torch's agent leaves the other ranks so long to end, after one has failed; then it kills them
 
 
 class Kind(IntEnum):
     """The ways a rank can fail, the likeliest to have caused the failure of the others first."""
 
-    KILLED = 0
-    ERROR = 1
-    EXIT = 2
-    LOST_PEER = 3
-    STOPPED = 4
+    LOST_HOST = 0
+    STALLED = 1
+    KILLED = 2
+    ERROR = 3
+    EXIT = 4
+    LOST_PEER = 5
+    STOPPED = 6
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,8 @@ class RankFailure(RuntimeError):
     """
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"rank {failure.rank} failed: {failure.message} (log: {failure.log})")
+        who = "" if failure.kind == Kind.LOST_HOST else f"rank {failure.rank} failed: "
+        super().__init__(f"{who}{failure.message} (log: {failure.log})")
         self.failure = failure
         self.rank = failure.rank
         self.message = failure.message
@@ -68,17 +73,28 @@ class RankFailure(RuntimeError):
 def root_cause(failures: list[Failure]) -> Failure:
     """Return the failure that caused the others.
 
-    The order is: a process killed by a signal, a Python error, an exit code without an error, an error of a collective
-    (which only says that a peer is gone). Within a kind the earliest comes first. Times alone are not enough, because
-    the ranks fail within milliseconds of each other.
+    The order is: a host or a rank that stands still, a process killed by a signal, a Python error, an exit code without
+    an error, an error of a collective (which only says that a peer is gone). Within a kind the earliest comes first.
+    Times alone are not enough, because the ranks fail within milliseconds of each other.
+    """
+    return min(with_consequences(failures), key=lambda failure: (failure.kind, failure.time))
+
+
+def with_consequences(failures: list[Failure]) -> list[Failure]:
+    """Return the failures; a process that was killed because another rank had failed is told as such.
+
+    NCCL kills processes soon after the error of a rank, and the launcher kills those that do not end when they should.
     """
     first_error = min((failure.time for failure in failures if failure.kind == Kind.ERROR), default=float("inf"))
+    first = min((failure.time for failure in failures), default=float("inf"))
 
-    def order(failure: Failure) -> tuple[Kind, float]:
-        is_consequence = failure.kind == Kind.KILLED and failure.time > first_error + _SETTLE_S
-        return (Kind.STOPPED if is_consequence else failure.kind), failure.time
+    def told(failure: Failure) -> Failure:
+        late = failure.time > first_error + _SETTLE_S or failure.time > first + 0.9 * _SHUTDOWN_S
+        if failure.kind == Kind.KILLED and late:
+            return replace(failure, kind=Kind.STOPPED, message=ENDED_WITH_RUN)
+        return failure
 
-    return min(failures, key=order)
+    return [told(failure) for failure in failures]
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -12,31 +12,26 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError
+from experiments.config.schema import TIMEOUT_S
+from experiments.launching.beats import rank_folder
 from experiments.launching.child_environment import num_cores, with_python_path
-from experiments.launching.failures import (
-    Failure,
-    Kind,
-    RankFailure,
-    describe_exit,
-    kind_of_exit,
-    root_cause,
-    short_line,
-)
-from experiments.launching.full_disks import LossyLog, blame_disk, spare_reports
+from experiments.launching.failure_records import record_failure
+from experiments.launching.failures import RankFailure, short_line
+from experiments.launching.full_disks import LossyLog, spare_reports
+from experiments.launching.launch_watch import LaunchWatch
 from experiments.launching.meeting import check_endpoint
-from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS
-from experiments.runs.atomic_files import RecordError, disk_errors, load_json, write_json
+from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT
+from experiments.runs.atomic_files import disk_errors
 from experiments.runs.run_folder import RunFolder
 
 _AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -52,6 +47,7 @@ def launch(
     rdzv_endpoint: str = "localhost:0",
     run_id: str,
     max_restarts: int = 0,
+    timeout_s: float = TIMEOUT_S,
     env: Mapping[str, str] | None = None,
 ) -> None:
     """Run ``python -u -m module run_dir`` on every local rank and wait until all have finished.
@@ -68,6 +64,8 @@ def launch(
             single node.
         run_id: The same on all nodes of a run, and different for each run at the same endpoint.
         max_restarts: How often all ranks are started again, after one of them failed.
+        timeout_s: Time limit of the ranks' collectives in seconds, which the ranks set themselves. When a rank stands
+            still or a node is gone, all ranks are ended within it; stalls.py and host_watch.py have the rules.
         env: Environment variables of the workers, added to those of this process. If OMP_NUM_THREADS is in neither,
             each rank gets an equal share of the cores.
 
@@ -85,6 +83,7 @@ def launch(
         folder.ranks_path.mkdir(exist_ok=True)
         if nnodes == 1:
             _clear_reports(folder)
+    watch = LaunchWatch(run_dir, timeout_s, endpoint=rdzv_endpoint, run_id=run_id)
     config = LaunchConfig(
         min_nodes=nnodes,
         max_nodes=nnodes,
@@ -92,34 +91,43 @@ def launch(
         run_id=run_id,
         rdzv_backend="c10d",
         rdzv_endpoint=rdzv_endpoint,
+        rdzv_configs={"read_timeout": max(1, round(timeout_s / 2))},
         max_restarts=max_restarts,
         monitor_interval=0.1,
-        logs_specs=_RankLogs(folder),
+        logs_specs=_RankLogs(folder, watch),
         local_addr="127.0.0.1" if nnodes == 1 else None,  # a laptop's own name often does not resolve
         signals_to_handle=",".join(number.name for number in _agent_signals()),
     )
     command = ("-u", "-m", "experiments.launching.rank_process", module, str(run_dir))
     with spare_reports() as spare, disk_errors(folder.path):
-        variables = _worker_variables(nproc_per_node, env or {}) | ({SPARE_REPORTS: str(spare)} if spare else {})
-        with _environment(variables), _agent_log(folder), _signals(folder), _failures(folder, spare, rdzv_endpoint):
+        variables = _worker_variables(nproc_per_node, {**(env or {}), TIMEOUT: str(timeout_s)})
+        variables |= {SPARE_REPORTS: str(spare)} if spare else {}
+        with (
+            _environment(variables),
+            _agent_log(folder),
+            _signals(folder),
+            _failures(folder, spare, rdzv_endpoint, watch),
+            watch,
+        ):
             elastic_launch(config, sys.executable)(*command)
 
 
 class _RankLogs(LogsSpecs):
     """One folder per rank, named by its global rank."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, watch: LaunchWatch) -> None:
         super().__init__(log_dir=str(folder.ranks_path), redirects=Std.ALL)
-        self._folder = folder
+        self._folder, self._watch = folder, watch
 
     @property
     def root_log_dir(self) -> str:
         return str(self._folder.ranks_path)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        folders = {local_rank: _rank_folder(self._folder, int(env["RANK"])) for local_rank, env in envs.items()}
+        folders = {local_rank: rank_folder(self._folder.path, int(env["RANK"])) for local_rank, env in envs.items()}
         for path in folders.values():
             path.mkdir(parents=True, exist_ok=True)
+        self._watch.start(envs.values())  # the agent calls this before each start of the ranks
         return LogsDest(
             stdouts={local_rank: str(path / "stdout.log") for local_rank, path in folders.items()},
             stderrs={local_rank: str(path / "stderr.log") for local_rank, path in folders.items()},
@@ -134,10 +142,6 @@ def _check(nproc_per_node: int, nnodes: int, rdzv_endpoint: str) -> None:
     host, port = host_and_port(rdzv_endpoint, key="rdzv_endpoint", nnodes=nnodes)
     if port or nnodes > 1:
         check_endpoint(host, port, nnodes=nnodes, key="rdzv_endpoint")
-
-
-def _rank_folder(folder: RunFolder, rank: int) -> Path:
-    return folder.ranks_path / f"rank{rank}"
 
 
 def _clear_reports(folder: RunFolder) -> None:
@@ -173,18 +177,22 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _failures(folder: RunFolder, spare: Path | None, rdzv_endpoint: str) -> Iterator[None]:
+def _failures(folder: RunFolder, spare: Path | None, rdzv_endpoint: str, watch: LaunchWatch) -> Iterator[None]:
     """Raise what ``launch`` promises in place of the agent's exceptions."""
     try:
         yield
     except SignalException as stop:
         # SignalException is an Exception: a sweep would count a failed run and start the next one.
         raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
-    except RendezvousError as error:
+    except (RendezvousError, DistError) as error:
+        if watch.has_started:  # the store is gone, with the node that had it
+            raise RankFailure(record_failure(folder, {}, watch, spare=spare)) from None
+        if not isinstance(error, RendezvousError):
+            raise
         message = f"the nodes could not meet at {rdzv_endpoint}: {short_line(str(error))}; check host and port"
         raise UserError(message) from None
     except ChildFailedError as error:
-        raise RankFailure(_record_failure(folder, spare, error.failures)) from None
+        raise RankFailure(record_failure(folder, error.failures, watch, spare=spare)) from None
 
 
 @contextmanager
@@ -234,61 +242,3 @@ def _forward(folder: RunFolder, number: int) -> None:
             pid = int(path.read_text())
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
                 os.kill(pid, number)
-
-
-def _record_failure(folder: RunFolder, spare: Path | None, processes: Mapping[int, ProcessFailure]) -> Failure:
-    """Find the cause of a failed launch, write ``failure.json``, and return the cause."""
-    reports = _reports(folder, spare)
-    failures = [_from_process(folder, rank, process) for rank, process in processes.items() if rank not in reports]
-    for rank, report in reports.items():
-        process = processes.get(rank)
-        failures.append(_from_report(folder, report, exit_code=process.exitcode if process else None))
-    failures += _reported_by_another_node(folder, known={failure.rank for failure in failures})
-    failures = [blame_disk(failure, folder.path) for failure in failures]
-    failures.sort(key=lambda failure: failure.rank)
-    cause = root_cause(failures)
-    with suppress(RecordError):  # the caller gets the cause, and a full disk may be that
-        write_json(folder.failure_path, {**_to_row(cause), "failures": [_to_row(failure) for failure in failures]})
-    return cause
-
-
-def _reports(folder: RunFolder, spare: Path | None) -> dict[int, dict[str, Any]]:
-    """Return what ``recorded_errors`` wrote, by rank; ranks of other nodes included."""
-    places = [folder.errors_path, *([spare] if spare else [])]
-    reports = [load_json(path) for place in places for path in sorted(place.glob("rank*.json"))]
-    return {report["rank"]: report for report in reports if report}
-
-
-def _reported_by_another_node(folder: RunFolder, known: set[int]) -> list[Failure]:
-    """Return the failures that another node has already written to ``failure.json``, without the known ranks."""
-    rows = load_json(folder.failure_path).get("failures", ())
-    return [Failure(**{**row, "kind": Kind[row["kind"].upper()]}) for row in rows if row["rank"] not in known]
-
-
-def _to_row(failure: Failure) -> dict[str, Any]:
-    return {**asdict(failure), "kind": failure.kind.name.lower()}
-
-
-def _from_report(folder: RunFolder, report: Mapping[str, Any], exit_code: int | None) -> Failure:
-    return Failure(
-        rank=report["rank"],
-        kind=Kind.LOST_PEER if report["collective"] else Kind.ERROR,
-        message=report["message"] if report.get("for_user") else short_line(f"{report['type']}: {report['message']}"),
-        time=report["time"],
-        exit_code=exit_code,
-        log=str(_rank_folder(folder, report["rank"]) / "stderr.log"),
-        traceback=report["traceback"],
-        of_disk=bool(report.get("of_disk")),
-    )
-
-
-def _from_process(folder: RunFolder, rank: int, process: ProcessFailure) -> Failure:
-    log = _rank_folder(folder, rank) / "stderr.log"
-    return Failure(
-        rank=rank,
-        kind=kind_of_exit(process.exitcode),
-        message=describe_exit(process.exitcode, log),
-        time=process.timestamp,
-        exit_code=process.exitcode,
-        log=str(log),
-    )

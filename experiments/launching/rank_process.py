@@ -16,6 +16,7 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.start_up import collect_seldom
+from experiments.launching.beats import beating
 from experiments.launching.failures import is_lost_peer
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import whole_number
@@ -24,6 +25,7 @@ from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"
+TIMEOUT = "MICRO_TIMEOUT_S"  # time limit of the run's collectives
 SPARE_REPORTS = "MICRO_SPARE_REPORTS"  # a folder on another disk, for reports that the run folder cannot take
 
 
@@ -78,6 +80,7 @@ def _run_worker(module: str, run_dir: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.argv = [module, run_dir]
     rank = whole_number(os.environ, "RANK")
+    timeout_s = float(os.environ.pop(TIMEOUT))
     try:
         # SIGTERM ends a rank that does not train yet; SIGUSR1 may arrive before that. Errors are recorded here too,
         # because an import may fail before main records errors.
@@ -85,6 +88,7 @@ def _run_worker(module: str, run_dir: str) -> None:
             stop_signals.recorded(signal.SIGUSR1),
             recorded_errors(Path(run_dir), rank),
             disk_errors(Path(run_dir)),
+            beating(Path(run_dir), rank, timeout_s),
         ):
             write_atomic(pid_path(Path(run_dir), rank), f"{os.getpid()}\n")
             runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig
 from experiments.config.start_up import collect_as_usual
+from experiments.launching.beats import activity
 from experiments.runs.checkpointing import Checkpointer, Position, Saved, read_start_from, set_random_state
 from experiments.runs.run_folder import RunFolder
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
@@ -73,6 +74,7 @@ class Trainer:
 
     def step(self, epoch: int, index: int) -> float:
         """Take one step, number ``index`` of an epoch, and return the loss of rank 0's batch."""
+        activity.begin(f"step {self.position.step}")
         started = time.perf_counter()
         lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
         set_lr_(self._optimizer, self._config.optimizer, lr)
@@ -102,8 +104,9 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self._workers.task.model.parameters(), limit)
 
     def _evaluate(self) -> dict[str, Any]:
-        sums = self._workers.evaluate().cpu()
         at = self.position
+        activity.begin(f"the evaluation after step {at.step}")
+        sums = self._workers.evaluate().cpu()
         row = {
             "epoch": at.epoch,
             "step": at.step,
@@ -118,6 +121,7 @@ class Trainer:
         return row
 
     def _save(self) -> None:
+        activity.begin(f"the checkpoint before step {self.position.step}")
         if self._recorder:
             self._recorder.sync()  # a run cannot resume from a checkpoint whose rows are lost
         self._checkpointer.save(self.position, self._shared())

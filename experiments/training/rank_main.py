@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig, from_yaml
+from experiments.launching.beats import activity
 from experiments.runs.atomic_files import write_json
 from experiments.runs.manifest import collect_manifest
 from experiments.runs.run_folder import RunFolder
@@ -22,6 +24,7 @@ from experiments.training.devices import choose_device
 from experiments.training.loop import Trainer
 from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import load_task
+from experiments.training.waiting import waiting
 from experiments.training.workers import Workers
 
 
@@ -67,13 +70,17 @@ def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
     """Join the process group if this process has not; return its device, and the store that the ranks share."""
     global _store
     device = choose_device(config)
+    activity.waiting = waiting
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not config.cluster.simulated and not dist.is_initialized():
-        _store, rank, world_size = next(dist.rendezvous("env://"))
+        limit = timedelta(seconds=config.cluster.timeout_s)
+        _store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = _store = dist.PrefixStore(_attempt(), _store)
-        dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=limit
+        )
     return device, None if config.cluster.simulated else _store
 
 

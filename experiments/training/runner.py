@@ -10,6 +10,7 @@ from rich.console import Console
 import data
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, to_yaml
+from experiments.launching.joined_watch import watched_rank
 from experiments.launching.launch import launch
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
@@ -101,6 +102,7 @@ def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
         rdzv_endpoint=config.cluster.rdzv_endpoint,
         run_id=folder.path.name,
         max_restarts=config.cluster.max_restarts,
+        timeout_s=config.cluster.timeout_s,
     )
 
 
@@ -121,6 +123,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
         if ranks.rank == 0:
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(show_progress(config, folder))
+        owned.enter_context(watched_rank(folder.path, ranks.rank, config.cluster.timeout_s))
         owned.enter_context(recorded_errors(folder.path, ranks.rank))
         owned.enter_context(disk_errors(folder.path))
         owned.enter_context(stop_signals.recorded())

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,9 +24,12 @@ ENVIRONMENT = {"PYTHONPATH": str(WORKERS)}
 pytestmark = pytest.mark.dist
 
 
-def run(run_dir: Path, job: str, *, module: str = "idle_worker", nproc: int = 2, **more: str) -> None:
+def run(
+    run_dir: Path, job: str, *, module: str = "idle_worker", nproc: int = 2, timeout_s: float = 300.0, **more: str
+) -> None:
     (run_dir / "job").write_text(job)
-    launch(run_dir, module=module, nproc_per_node=nproc, run_id="test", env={**ENVIRONMENT, **more})
+    env = {**ENVIRONMENT, **more}
+    launch(run_dir, module=module, nproc_per_node=nproc, run_id="test", timeout_s=timeout_s, env=env)
 
 
 def start_sweep(folder: Path, job: str) -> subprocess.Popen[str]:
@@ -80,6 +84,38 @@ def test_the_rank_that_began_is_blamed(
     found = json.loads((tmp_path / "failure.json").read_text())
     assert (found["rank"], found["message"], found["kind"]) == (last, message, kind.name.lower())
     assert last in {failure["rank"] for failure in found["failures"]}
+
+
+@pytest.mark.parametrize(
+    ("job", "timeout_s", "words"),
+    [
+        ("stand", 20.0, r"stood still for \d+ s \(stopped by a signal\), last seen in (the start|step 7)"),
+        ("miss", 12.0, "did not reach the collective of the others: it was in step 7"),
+    ],
+)
+def test_a_rank_that_others_wait_for_is_named_with_its_place_and_the_collective(
+    tmp_path: Path, job: str, timeout_s: float, words: str
+) -> None:
+    """The others neither fail nor time out: their launcher ends them, and blames no lack of memory."""
+    with pytest.raises(RankFailure) as caught:
+        run(tmp_path, job, timeout_s=timeout_s)
+    place = "idle_worker.py:\\d+ in (<module>|miss_the_collective)"
+    expected = rf"^rank 1 failed: {words}, at {place}; rank 0 waited in all_reduce for \d+ s \(log: "
+    assert re.search(expected, str(caught.value)), caught.value
+    assert caught.value.failure.kind == Kind.STALLED
+    assert "Thread 0x" in (caught.value.failure.traceback or "")
+    found = {failure["rank"]: failure for failure in json.loads((tmp_path / "failure.json").read_text())["failures"]}
+    assert (found[0]["kind"], found[0]["message"]) == (
+        "stopped",
+        "ended by the launcher, after another rank had failed",
+    )
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_ranks_that_compute_longer_than_the_limit_are_left_alone(tmp_path: Path) -> None:
+    run(tmp_path, "compute", timeout_s=5.0)
+    assert not (tmp_path / "failure.json").exists()
 
 
 def test_an_error_is_reported_without_help_of_the_worker(tmp_path: Path) -> None:
@@ -163,6 +199,9 @@ def failed(rank: int, kind: Kind, *, time: float = 10.0) -> Failure:
         ([failed(0, Kind.STOPPED, time=9.0), failed(1, Kind.LOST_PEER)], 1),
         ([failed(0, Kind.ERROR), failed(1, Kind.ERROR, time=9.0)], 1),
         ([failed(0, Kind.KILLED, time=40.0), failed(1, Kind.ERROR)], 1),  # SIGKILL after the grace of a shutdown
+        ([failed(0, Kind.KILLED, time=40.1), failed(1, Kind.LOST_PEER)], 1),  # the same: 30 s
+        ([failed(0, Kind.KILLED, time=15.0), failed(1, Kind.LOST_PEER)], 0),
+        ([failed(0, Kind.KILLED), failed(1, Kind.STALLED, time=20.0)], 1),
     ],
 )
 def test_root_cause(failures: list[Failure], cause: int) -> None:

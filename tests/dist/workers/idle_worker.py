@@ -8,6 +8,13 @@ import threading
 import time
 from pathlib import Path
 
+
+def miss_the_collective() -> None:
+    """Loop and never reach the collective of the other rank."""
+    while True:
+        time.sleep(0.01)
+
+
 run_dir = Path(sys.argv[1])
 rank = int(os.environ["RANK"])
 job = (run_dir / "job").read_text()
@@ -15,6 +22,20 @@ job = (run_dir / "job").read_text()
 print(f"hello from rank {rank}, {os.environ['OMP_NUM_THREADS']} threads", flush=True)
 (run_dir / f"gc{rank}").write_text(str(gc.get_threshold()[2]))
 
+if job in ("stand", "miss", "compute"):
+    from experiments.launching.beats import Waiting, activity
+
+    activity.begin("step 7")
+if job == "stand" and rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+if job in ("stand", "miss") and rank == 0:
+    since = time.monotonic()
+    activity.waiting = lambda: Waiting("all_reduce", since, 5)
+    threading.Event().wait()  # as native code waits: no signal of Python's is handled
+if job in ("stand", "miss"):
+    miss_the_collective()
+if job == "compute":
+    time.sleep(8)
 if job == "wait":
     time.sleep(100)
 if job == "raise" and rank == 1:
