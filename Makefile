@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures reproduce test-fast test test-all test-net test-slurm coverage system-packages check doctor \
+.PHONY: help setup demo figures reproduce test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -56,6 +56,9 @@ test-net: $(READY) ## the tests on hosts joined by shaped links (network namespa
 
 test-slurm: $(READY) ## the tests on a SLURM of their own, started and stopped by them
 	@$(RUN) -m pytest tests/slurm $(ARGS)
+
+soak: $(READY) ## disturb trainings for TIME=2h from SEED=7 (CASES=1: that case alone) and check that they end with equal weights
+	@$(RUN) -m tests.soak --time $(or $(TIME),10m) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(ARGS)
 
 coverage: $(READY) ## lines and branches of micro/ and experiments/ that make test runs, processes included
 	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)

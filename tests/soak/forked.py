@@ -1,0 +1,157 @@
+"""Start ``python -m MODULE`` by a fork of this process, which has imported what the module needs.
+
+Starting Python and importing torch takes many times as long as a small training. A forked process has its own
+environment, session, signal handlers and files, as a started one has; it does not run what modules do when imported.
+"""
+
+import atexit
+import ctypes
+import gc
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.soak import points
+
+SPACE, HOST = "MICRO_SOAK_SPACE", "MICRO_SOAK_HOST"  # variables: the network namespace and the name of a host
+_NEW_MOUNTS, _NEW_NAMES, _NETWORK = 0x20000, 0x4000000, 0x40000000  # linux/sched.h
+_BIND, _SLAVE_ALL = 0x1000, 0x84000  # linux/mount.h
+
+
+class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """A subprocess.Popen that forks for ``python -m MODULE``, and starts any other command as usual.
+
+    Standard input, output and error of a forked process are open files, or those of this process.
+    """
+
+    def __init__(self, args: Sequence[str], **settings: Any) -> None:
+        self._settings = settings
+        super().__init__(args, **settings)
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        module = _module_of(args)
+        if module is None:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be(*module, self._settings)
+        self._child_created = True
+
+
+def preload() -> None:
+    """Import what trainings need, without starting a thread, which no fork would have."""
+    import torch
+
+    torch.set_num_threads(1)
+    import sklearn.datasets  # noqa: F401
+    import torch._dynamo
+    import torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler as ranks
+    import torch.distributed.run
+
+    import experiments.launching.rank_process
+    import experiments.train
+    import experiments.training.hydra_app
+    import experiments.training.rank_main
+    import experiments.training.runs_of_command  # noqa: F401
+    from micro import kernels
+
+    kernels.prepare()
+    ranks.Popen = ForkedPopen
+    gc.collect()
+    gc.freeze()
+
+
+def _module_of(args: Any) -> tuple[str, list[str]] | None:
+    """Return the module and the arguments of ``python -u -m MODULE ARGUMENTS``; None for another command."""
+    words = [os.fspath(word) for word in args] if not isinstance(args, str | bytes) else []
+    if not words or words[0] != sys.executable:
+        return None
+    rest = [word for word in words[1:3] if word != "-u"] + words[3:]
+    return (rest[1], rest[2:]) if rest[:1] == ["-m"] else None
+
+
+def _be(module: str, arguments: list[str], settings: Mapping[str, Any]) -> NoReturn:
+    """Be the new process: run the module as ``python -m`` does, and end."""
+    code = 1
+    try:
+        atexit._clear()
+        _separate(settings)
+        sys.argv = [module, *arguments]
+        points.install(points.role_of(module))
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = _code_of(error)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _separate(settings: Mapping[str, Any]) -> None:
+    """Leave the parent's session, handlers of signals, files, folder and environment."""
+    if settings.get("start_new_session"):
+        os.setsid()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if settings.get(name) is not None:
+            os.dup2(settings[name].fileno(), number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.chdir(settings.get("cwd") or ".")
+    if settings.get("env") is not None:
+        os.environ.clear()
+        os.environ.update(settings["env"])
+    if space := os.environ.pop(SPACE, None):
+        _enter(space, os.environ[HOST])
+
+
+def _enter(space: str, host: str) -> None:
+    """Enter a network namespace as ``ip netns exec`` does, with its table of hosts and a host name of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    hosts = f"/etc/netns/{space}/hosts".encode()
+    with Path("/run/netns", space).open("rb") as place:
+        done = [
+            libc.setns(place.fileno(), _NETWORK),
+            libc.unshare(_NEW_MOUNTS | _NEW_NAMES),
+            libc.mount(b"none", b"/", None, _SLAVE_ALL, None),
+            libc.mount(hosts, b"/etc/hosts", None, _BIND, None),
+            libc.sethostname(host.encode(), len(host)),
+        ]
+    if any(done):
+        raise OSError(ctypes.get_errno(), f"cannot enter {space}: {os.strerror(ctypes.get_errno())}")
+
+
+def _code_of(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """End as the interpreter does: after other threads and exit functions, without the parent's frames."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF)
