@@ -8,7 +8,7 @@ from torch import Tensor
 
 from data.leave_one_out import leave_one_out
 from data.seeding import generator
-from data.source import DatasetInfo, Interactions, sha256
+from data.source import DatasetInfo, Interactions, check_drawn, sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class Latent:
                 _not_negative(field.name, value)
             else:
                 _whole(field.name, value, at_least=0 if field.name == "draw" else 1)
+        scores, vectors = self.num_users * self.num_items, (self.num_users + self.num_items) * self.num_factors
+        check_drawn("num_users, num_items and num_factors", scores + vectors)
         needed = self.num_taken + 1 + self.num_negatives
         if needed > self.num_items:
             raise ValueError(
@@ -107,6 +109,8 @@ class Latent:
 def _whole(name: str, value: object, *, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ValueError(f"{name} must be an integer of at least {at_least}, got {value!r}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be below 2^63, got {value!r}")
 
 
 def _not_negative(name: str, value: object) -> None:

@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+MOST_DRAWN = 2**32  # numbers of a data set that is drawn: 16 GiB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
@@ -123,6 +125,12 @@ class Batches(Protocol):
             epoch: number of the epoch, from 0.
             start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
+
+
+def check_drawn(settings: str, numel: int) -> None:
+    """Raise ValueError where a data set that is drawn would have more numbers than every worker can hold in memory."""
+    if numel > MOST_DRAWN:
+        raise ValueError(f"{settings} describe {numel:.3g} numbers, at most {MOST_DRAWN} are allowed: lower them")
 
 
 def channel_stats(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from data.seeding import generator
-from data.source import Classification, DatasetInfo, channel_stats, sha256
+from data.source import Classification, DatasetInfo, channel_stats, check_drawn, sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Synthetic:
         num_classes: number of blobs. Samples take the classes in turn, so every count is equal to within one.
 
     Raises:
-        ValueError: a setting is not an integer of at least 1.
+        ValueError: a setting is not an integer of at least 1, or the images need more memory than allowed.
     """
 
     num_samples: int = 1024
@@ -33,6 +33,8 @@ class Synthetic:
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field.name} must be an integer of at least 1, got {value!r}")
+        images = self.num_samples + max(1, self.num_samples // 5) + self.num_classes
+        check_drawn("num_samples, num_classes, channels and image_size", images * self.channels * self.image_size**2)
 
     def load(self, root: str | None, seed: int) -> Classification:
         """Draw the images, the same ones for the same seed and settings."""

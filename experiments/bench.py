@@ -22,6 +22,7 @@ from rich.console import Console
 
 from experiments.benchmarks import loading, loop, network, rules, select, step, transform
 from experiments.config.command_line import Parser, run_command
+from experiments.config.option_types import to_path
 from experiments.launching.failures import RankFailure
 
 
@@ -49,7 +50,7 @@ def parser() -> Parser:
     commands = parser.add_subparsers(dest="benchmark", required=True)
     for benchmark in (step, select, transform, loop, loading, rules, network):
         command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
-        command.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of the tables")
+        command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)
     return parser

@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
-from experiments.config.errors import UserError
+from experiments.config.option_types import to_density, to_path, to_positive, whole_number
+from experiments.config.ranges import LARGEST_SEED
 from experiments.reports.report_opening import opening
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.studies.method_comparison.files import write
 from experiments.studies.method_comparison.measure import ShowProgress, measure
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.methods import known_methods, select_names
-from micro.density.base import check_density
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,18 +64,7 @@ def _progress_bar() -> Iterator[ShowProgress]:
 
 def check_options(options: argparse.Namespace) -> ComparisonSettings:
     """Return what the command line asks for. Raises: UserError."""
-    for key in ("numel", "steps", "repeats"):
-        if getattr(options, key) < 1:
-            raise UserError(f"--{key} must be at least 1, got {getattr(options, key)}")
-    for key in ("world_sizes", "select_numel"):
-        if min(getattr(options, key), default=1) < 1:
-            raise UserError(f"--{key.replace('_', '-')} must be at least 1, got {min(getattr(options, key))}")
-    try:
-        for density in [options.density, *options.densities]:
-            check_density(density)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    if options.equal_bytes:
+    if options.equal_bytes is not None:
         select_names([options.equal_bytes], known_methods(), "--equal-bytes")
     methods = select_names(options.methods, known_methods(), "methods")
     return ComparisonSettings(
@@ -83,7 +72,7 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
         streams=select_names(options.streams, list(TITLES), "streams"),
         world_sizes=sorted(set(options.world_sizes)),
         density=options.density,
-        densities=[density for density in options.densities if density != options.density],
+        densities=[each for each in options.densities if each != options.density],
         equal_bytes=options.equal_bytes,
         numel=options.numel,
         num_steps=options.steps,
@@ -100,7 +89,7 @@ def parser() -> Parser:
     parser = Parser(
         prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words, whole_numbers, numbers = comma_list(str), comma_list(int), comma_list(float)
+    words, whole_numbers, densities = comma_list(str), comma_list(whole_number()), comma_list(to_density)
     parser.add_argument(
         "--methods", type=words, default=[], metavar="A,B", help="names of conf/sparsifier; all by default"
     )
@@ -118,10 +107,12 @@ def parser() -> Parser:
         metavar="N,N",
         help="numbers of workers (%(default)s)",
     )
-    parser.add_argument("--density", type=float, default=0.01, help="target of every method, in (0, 1] (%(default)s)")
+    parser.add_argument(
+        "--density", type=to_density, default=0.01, help="target of every method, in (0, 1] (%(default)s)"
+    )
     parser.add_argument(
         "--densities",
-        type=numbers,
+        type=densities,
         default=[],
         metavar="P,P",
         help="further ones, for error over compression on the last stream",
@@ -131,19 +122,25 @@ def parser() -> Parser:
         metavar="METHOD",
         help="find densities at which all send what this one does, on the last stream",
     )
-    parser.add_argument("--numel", type=int, default=50_000, help="length d of drawn gradients (%(default)s)")
-    parser.add_argument("--steps", type=int, default=60, help="steps of each run (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of drawn gradients (%(default)s)")
+    parser.add_argument(
+        "--numel", type=whole_number(), default=50_000, help="length d of drawn gradients (%(default)s)"
+    )
+    parser.add_argument("--steps", type=whole_number(), default=60, help="steps of each run (%(default)s)")
+    parser.add_argument(
+        "--seed", type=whole_number(0, LARGEST_SEED), default=0, help="of drawn gradients (%(default)s)"
+    )
     parser.add_argument(
         "--select-numel",
-        type=comma_list_or_none(int),
+        type=comma_list_or_none(whole_number()),
         default="100000,1000000,5000000,20000000",
         metavar="D,D",
         help="lengths at which selection is timed on one rank; the word none leaves it out (%(default)s)",
     )
-    parser.add_argument("--repeats", type=int, default=5, help="steps that each time is the median of (%(default)s)")
-    parser.add_argument("--max-gb", type=float, default=1.0, help="memory that gradients may take (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/figures/compare"), help="folder (%(default)s)")
+    parser.add_argument(
+        "--repeats", type=whole_number(), default=5, help="steps that each time is the median of (%(default)s)"
+    )
+    parser.add_argument("--max-gb", type=to_positive, default=1.0, help="memory that gradients may take (%(default)s)")
+    parser.add_argument("--out", type=to_path, default=Path("results/figures/compare"), help="folder (%(default)s)")
     add_settings(
         parser, help="the training to record, as for experiments.train; its default model and data when none is given"
     )

@@ -19,6 +19,8 @@ from experiments.checkup.findings import Finding, Section, section
 from experiments.checkup.pair import Measured, measuring_pair
 from experiments.checkup.rendering import show_plain, show_rich, to_json
 from experiments.config.command_line import Parser, comma_list, run_command
+from experiments.config.option_types import to_positive, whole_number
+from experiments.config.ranges import MOST_ON_A_MACHINE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,35 +89,25 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m experiments.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--nproc", type=_whole, default=4, metavar="N", help="workers to ask about (%(default)s)")
+    parser.add_argument(
+        "--nproc",
+        type=whole_number(1, MOST_ON_A_MACHINE),
+        default=4,
+        metavar="N",
+        help="workers to ask about (%(default)s)",
+    )
     parser.add_argument(
         "--link-mbit",
-        type=comma_list(_positive),
+        type=comma_list(to_positive),
         default=[],
         metavar="RATE,RATE",
         help="other links to ask about, in Mbit/s",
     )
     parser.add_argument(
-        "--latency-us", type=_positive, metavar="US", help="latency of those links; by default what is measured here"
+        "--latency-us", type=to_positive, metavar="US", help="latency of those links; by default what is measured here"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     return parser
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got '{text}'")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got '{text}'")
-    return value
 
 
 if __name__ == "__main__":

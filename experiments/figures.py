@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.config.command_line import Parser, comma_list, run_command, setting
 from experiments.config.errors import UserError, check_choice
+from experiments.config.option_types import to_path
 from experiments.reports.names import KINDS
 
 
@@ -53,14 +54,16 @@ def parser() -> Parser:
         description="Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs.",
         epilog="example: python -m experiments.figures dataset=digits sparsifier=dense,topk,micro",
     )
-    parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of run folders (%(default)s)")
+    parser.add_argument(
+        "--runs", type=to_path, default=Path("results/runs"), help="folder of run folders (%(default)s)"
+    )
     parser.add_argument(
         "--source",
         nargs=2,
         metavar=("KIND", "WHERE"),
         help="read from elsewhere than --runs: wandb-files DIR, or wandb ENTITY/PROJECT",
     )
-    parser.add_argument("--out", type=Path, default=Path("results/figures"), help="where to write (%(default)s)")
+    parser.add_argument("--out", type=to_path, default=Path("results/figures"), help="where to write (%(default)s)")
     parser.add_argument(
         "--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default"
     )

@@ -21,6 +21,8 @@ from rich.console import Console
 
 from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
+from experiments.config.option_types import to_path, whole_number
+from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.profiles import backward, link, select
@@ -43,8 +45,6 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
     command = options.command
-    if options.nproc < 1:
-        raise UserError(f"--nproc must be at least 1, got {options.nproc}")
     check_device(options.device, options.nproc)
     settings = {"nproc": options.nproc, "device": options.device}
     settings |= command.prepare(options, ranks.world_size if ranks else options.nproc)
@@ -79,10 +79,12 @@ def parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="backward|link|select")
     for module in (backward, link, select):
         command = commands.add_parser(module.NAME, help=(module.__doc__ or "").splitlines()[0])
-        command.add_argument("--nproc", type=int, default=2, help="ranks to start (%(default)s)")
+        command.add_argument(
+            "--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks to start (%(default)s)"
+        )
         command.add_argument("--device", default="auto", metavar="|".join(DEVICES), help="auto: GPUs where enough")
         command.add_argument(
-            "--out", type=Path, default=Path(f"results/profile/{module.NAME}.json"), help="file (%(default)s)"
+            "--out", type=to_path, default=Path(f"results/profile/{module.NAME}.json"), help="file (%(default)s)"
         )
         module.add_arguments(command)
         command.set_defaults(command=module)

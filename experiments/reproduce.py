@@ -20,6 +20,7 @@ from pathlib import Path
 from experiments.config.checks import SCALES
 from experiments.config.command_line import Parser, add_settings, run_command
 from experiments.config.errors import UserError
+from experiments.config.option_types import to_path
 from experiments.config.schema import TrainConfig
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Part, known_papers, load_paper
@@ -39,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or Path("results/papers") / f"{options.paper}-{options.scale}"
     commands = Commands(check=check_command, runs_of=runs_of)
     try:
-        paper = load_paper(options.paper, options.scale, out=out, root=options.root, overrides=options.overrides)
+        paper = load_paper(options.paper, options.scale, out=out, root=str(options.root), overrides=options.overrides)
         check(paper, commands)
         out.mkdir(parents=True, exist_ok=True)
         failed = reproduce(paper, out, commands, again=options.again)
@@ -86,8 +87,10 @@ def parser() -> Parser:
     parser.add_argument("paper", help=f"one of {', '.join(known_papers())}")
     add_settings(parser, help="settings for every run of its studies")
     parser.add_argument("--scale", default="small", help=f"{' or '.join(SCALES)}: as published, or for a laptop")
-    parser.add_argument("--root", default="data/cache", metavar="DIR", help="folder of the data sets (%(default)s)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="results/papers/PAPER-SCALE by default")
+    parser.add_argument(
+        "--root", type=to_path, default="data/cache", metavar="DIR", help="folder of the data sets (%(default)s)"
+    )
+    parser.add_argument("--out", type=to_path, metavar="DIR", help="results/papers/PAPER-SCALE by default")
     parser.add_argument("--again", action="store_true", help="redo tables and figures that did not change, too")
     return parser
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.config.command_line import Parser, comma_list, run_command
+from experiments.config.option_types import to_density, to_path, to_positive, whole_number
 from experiments.studies.simulated_steps.files import write
 from experiments.studies.simulated_steps.network_choices import ALGORITHMS, INTRA, RANKS_PER_NODE
 from experiments.studies.simulated_steps.questions import compute
@@ -69,7 +70,7 @@ def parser() -> Parser:
     add = parser.add_argument
     add(
         "--trace",
-        type=comma_list(Path),
+        type=comma_list(to_path),
         default=TRACES,
         metavar="FILE,FILE",
         help="of models; the published by default",
@@ -92,7 +93,7 @@ def parser() -> Parser:
     )
     add(
         "--ranks-per-node",
-        type=int,
+        type=whole_number(),
         metavar="G",
         help="workers of a node, fewer are one node; as the network's file has it, with hierarchical else "
         f"{RANKS_PER_NODE}",
@@ -107,17 +108,23 @@ def parser() -> Parser:
         action="store_true",
         help="also in two levels: densely within a node, by each method between nodes; the network needs nodes",
     )
-    add("--workers", type=comma_list(int), default=WORKERS, metavar="N,N", help="numbers of workers (%(default)s)")
+    add(
+        "--workers",
+        type=comma_list(whole_number()),
+        default=WORKERS,
+        metavar="N,N",
+        help="numbers of workers (%(default)s)",
+    )
     add("--schedules", type=comma_list(str), default=SCHEDULES, metavar="A,B", help="of the dense method (%(default)s)")
     add(
         "--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)"
     )
-    add("--density", type=float, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
+    add("--density", type=to_density, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
     add("--grain", choices=list(GRAINS), default="layer", help="what a group is made of (%(default)s)")
-    add("--select", type=Path, metavar="FILE", help="table of experiments.profile select; a formula by default")
+    add("--select", type=to_path, metavar="FILE", help="table of experiments.profile select; a formula by default")
     add(
         "--memory-gb-s",
-        type=float,
+        type=to_positive,
         default=MEMORY_GB_S,
         help="bandwidth of memory in that formula, in GB/s; the default is an assumption of ours, neither measured nor "
         "published (%(default)s)",
@@ -130,7 +137,7 @@ def parser() -> Parser:
         "'published', the default: what brings our gains of merged gradients nearest to the published ones, and as "
         "measured where none are",
     )
-    add("--out", type=Path, default=Path("results/simulate"), help="folder (%(default)s)")
+    add("--out", type=to_path, default=Path("results/simulate"), help="folder (%(default)s)")
     return parser
 
 

@@ -19,6 +19,7 @@ from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, remove
+from experiments.runs.output import check_are_folders, check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.runs.saved_run import compare_weights, find_run
 from experiments.runs.status import state_of
@@ -76,6 +77,7 @@ def _refuse_options_as_words(words: list[str]) -> None:
 
 
 def _list(name: str, configs: list[TrainConfig]) -> int:
+    check_are_folders(configs)
     show(plan_table(name, configs), Console())
     for config in configs:
         folder = folder_of(config)
@@ -98,6 +100,7 @@ def _carry_out(name: str, configs: list[TrainConfig], *, jobs: str, on_error: st
     from experiments.training.preflight import check_runs
 
     check_runs(configs)
+    check_outputs(configs)
     console = Console(stderr=True)
     show(plan_table(name, configs), console)
     return _tell(run_all(configs, console, jobs=jobs, on_error=on_error), len(configs), console)
@@ -171,7 +174,9 @@ def _refuse_verbs_as_names() -> None:
 def _composed(name: str, overrides: list[str]) -> list[TrainConfig]:
     """Return the runs of a study, as far as they can be checked without their data."""
     grid = jobs_of(name, overrides)
-    return distinct(grid, compose_runs(grid))[1]
+    configs = distinct(grid, compose_runs(grid))[1]
+    check_are_folders(configs)
+    return configs
 
 
 def _parser(what: str, *, verb: str = "", metavar: str = "NAME", epilog: str | None = None) -> Parser:

@@ -18,13 +18,12 @@ import torch
 from rich.console import Console
 
 from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
-from experiments.config.errors import UserError
+from experiments.config.option_types import to_density, to_path, whole_number
 from experiments.reports.report_opening import opening
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
 from experiments.studies.topk_theory.bound import check, verdict
 from experiments.studies.topk_theory.files import write, write_times
 from experiments.studies.topk_theory.operators import operator_times
-from micro.density.base import check_density
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +36,6 @@ def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
     density, world_size = options.density, options.world_size
     console = Console(stderr=True)
-    check_options(options)
     with console.status("training"):
         vectors = accumulators(options.overrides, world_size, density, options.steps)
     equal = Vector("equal magnitudes", torch.ones(vectors[0].values.numel()))
@@ -54,43 +52,31 @@ def _run(words: list[str]) -> int:
     return 0
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Check the numbers of the command line. Raises: UserError."""
-    for key in ("steps", "numel", "world_size", "repeats"):
-        given = getattr(options, key)
-        least = min(given, default=1) if isinstance(given, list) else given
-        lowest = 0 if key == "steps" else 1
-        if least < lowest:
-            raise UserError(f"--{key.replace('_', '-')} must be at least {lowest}, got {least}")
-    try:
-        check_density(options.density)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser(
         prog="python -m experiments.theory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--world-size", type=int, default=4, help="simulated workers (%(default)s)")
-    parser.add_argument("--density", type=float, default=0.01, help="of top-k, in (0, 1] (%(default)s)")
+    parser.add_argument("--world-size", type=whole_number(), default=4, help="simulated workers (%(default)s)")
+    parser.add_argument("--density", type=to_density, default=0.01, help="of top-k, in (0, 1] (%(default)s)")
     parser.add_argument(
         "--steps",
-        type=comma_list(int),
+        type=comma_list(whole_number(0)),
         default="5,50,150",
         metavar="N,N",
         help="steps to look at, from 0 (%(default)s)",
     )
     parser.add_argument(
         "--numel",
-        type=comma_list_or_none(int),
+        type=comma_list_or_none(whole_number()),
         default="100000,1000000,5000000,20000000",
         metavar="D,D",
         help="lengths at which the operators are timed; the word none leaves it out (%(default)s)",
     )
-    parser.add_argument("--repeats", type=int, default=5, help="steps that each time is the median of (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/figures/theory"), help="folder (%(default)s)")
+    parser.add_argument(
+        "--repeats", type=whole_number(), default=5, help="steps that each time is the median of (%(default)s)"
+    )
+    parser.add_argument("--out", type=to_path, default=Path("results/figures/theory"), help="folder (%(default)s)")
     add_settings(parser, help="the training, as for experiments.train; its default model and data when none is given")
     return parser
 

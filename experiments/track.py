@@ -9,6 +9,7 @@ import yaml
 
 from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
+from experiments.config.option_types import to_path
 from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder
@@ -43,7 +44,7 @@ def _parser() -> Parser:
         description="Make the W&B mirror of runs from their folders, in place of the one that they had.",
         epilog="example: python -m experiments.track results/runs/* --mode offline",
     )
-    parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_FOLDER", help="what a run left behind")
+    parser.add_argument("folders", type=to_path, nargs="+", metavar="RUN_FOLDER", help="what a run left behind")
     parser.add_argument("--mode", choices=MODES, help="the run's own, else offline")
     parser.add_argument("--project", help="the run's own, else micro")
     parser.add_argument("--entity", help="the run's own, else the user's")

@@ -20,11 +20,13 @@ import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from types import ModuleType
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
 from micro.entry_points import check_no_collision, installed_parts, load_part
 from micro.flat import Layout
+from micro.scalars import check_scalar
 
 Rule = Literal["repaired", "published"]
 """Where the public code of a paper has a defect that changes results: repaired, or as it was published."""
@@ -123,6 +125,8 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     Raises:
         ValueError: no such part, or a setting that it does not have, or a value out of range; see also `known`.
     """
+    if not isinstance(spec, str | Mapping):
+        raise ValueError(f"{base.kind} must be a name or a mapping of name and settings, got {spec!r}")
     settings = {"name": spec} if isinstance(spec, str) else {str(key): value for key, value in spec.items()}
     classes = _find(base, settings.pop("name", None))
     part = _take_rule(classes, settings) if len(classes) > 1 else classes[0]
@@ -130,6 +134,7 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     for key in settings:
         if key not in allowed:
             raise ValueError(_not_allowed(base, classes, part, key))
+        check_scalar(f"{key} of {part.name}", allowed[key], settings[key])
     return part(**{key: value for key, value in common.items() if key in allowed}, **settings)
 
 
@@ -147,10 +152,10 @@ def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
 def _find(base: type[P], name: Any) -> list[type[P]]:
     """Return the classes of this name, the default first; of other packages' parts none but this one is loaded."""
     own, installed = _built_in(base), installed_parts(base.group)
-    if name in installed:
+    if isinstance(name, str) and name in installed:
         check_no_collision(base, installed[name], own)
         return [load_part(base, installed[name])]
-    if name not in own:
+    if not isinstance(name, str) or name not in own:
         choices = sorted({*own, *installed})
         raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
     return own[name]
@@ -172,7 +177,7 @@ def _take_rule(classes: Sequence[type[P]], settings: dict[str, Any]) -> type[P]:
     """Return the class of the rule in ``settings``, from which it is removed; without one the default, the first."""
     rules = {_rule_of(cls): cls for cls in classes}
     rule = settings.pop("rule", _rule_of(classes[0]))
-    if rule in rules:
+    if isinstance(rule, str | None) and rule in rules:
         return rules[rule]
     names = [name for name in rules if name]
     allowed = f"one of {', '.join(names)}" if None not in rules else f"{', '.join(names)} or left out"
@@ -183,8 +188,18 @@ def _rule_of(cls: type[Part]) -> str | None:
     return getattr(cls, "rule", None)
 
 
-def _fields(cls: type[Part]) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+def _fields(cls: type[Part]) -> dict[str, Any]:
+    """Return the settings of a class: their types by name."""
+    types = _types(cls)  # type: ignore[arg-type]  # a class, not one of its objects: hashable
+    return {field.name: types.get(field.name, Any) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+
+
+@cache
+def _types(cls: type[Part]) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls)
+    except NameError:  # annotations of another package that are there for type checkers alone
+        return {}
 
 
 def _not_allowed(base: type[P], classes: Sequence[type[P]], cls: type[P], key: str) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.config.command_line import add_settings
+from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import load_task
@@ -40,7 +41,7 @@ WORKLOADS: dict[str, list[str]] = {  # batches of the recipes at the papers' sca
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    parser.add_argument("--steps", type=int, default=10, help="steps that count, after a warm-up")
+    parser.add_argument("--steps", type=whole_number(), default=10, help="steps that count, after a warm-up")
     add_settings(parser, help="one workload, as for train; all when left out")
 
 

@@ -18,6 +18,8 @@ from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.config.command_line import add_settings
+from experiments.config.option_types import whole_number
+from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.config.schema import TrainConfig
 from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
 from experiments.runs.run_folder import RunFolder
@@ -40,8 +42,8 @@ FIXED = ["sparsifier=dense", "epochs=1000", "output=unused", "checkpoint.every_s
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    parser.add_argument("--nproc", type=int, default=2, help="ranks")
-    parser.add_argument("--steps", type=int, default=40, help="pairs of steps that count, after a warm-up")
+    parser.add_argument("--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks")
+    parser.add_argument("--steps", type=whole_number(), default=40, help="pairs of steps that count, after a warm-up")
     add_settings(parser, help="model, dataset and so on, as for train; ResNet-20 on 32 x 32 images when none is given")
 
 

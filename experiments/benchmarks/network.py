@@ -22,6 +22,7 @@ from experiments.benchmarks.network_prediction import Prediction, measure_link, 
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
 from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, begin_training, train_steps
 from experiments.config.command_line import add_settings, comma_list
+from experiments.config.option_types import to_density, to_positive, whole_number
 from experiments.launching.measurements import Row
 from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.launching.rank_group import RankGroup
@@ -43,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rates", type=comma_list(str), default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)"
     )
-    parser.add_argument("--hosts", type=int, default=4, help="with one rank each (%(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="that count, after a warm-up (%(default)s)")
-    parser.add_argument("--density", type=float, default=0.01, help="target of the sparse methods (%(default)s)")
+    parser.add_argument("--hosts", type=whole_number(2), default=4, help="with one rank each (%(default)s)")
+    parser.add_argument("--steps", type=whole_number(), default=5, help="that count, after a warm-up (%(default)s)")
+    parser.add_argument("--density", type=to_density, default=0.01, help="target of the sparse methods (%(default)s)")
     parser.add_argument(
         "--methods",
         type=comma_list(str),
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"names of conf/sparsifier, with :SCHEDULE where DDP shall make its buckets by one, and {DDP}, {FP16}, "
         f"{POWERSGD}: torch's own (%(default)s)",
     )
-    parser.add_argument("--link-seconds", type=float, default=60.0, help="to measure each rate for (%(default)s)")
+    parser.add_argument("--link-seconds", type=to_positive, default=60.0, help="to measure each rate for (%(default)s)")
     add_settings(
         parser, help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given"
     )

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 import micro
+from experiments.config.option_types import to_density, whole_number
 from experiments.reports.figure_parts import save
 from experiments.reports.rule_figure import draw_rules
 from experiments.studies.gradient_sources import laplace, layers, normal, student
@@ -26,10 +27,10 @@ RECOVERED = 10  # steps after a jump that it is given
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    parser.add_argument("--numel", type=int, default=100_000)
-    parser.add_argument("--density", type=float, default=0.001)
-    parser.add_argument("--world-size", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=180)
+    parser.add_argument("--numel", type=whole_number(), default=100_000)
+    parser.add_argument("--density", type=to_density, default=0.001)
+    parser.add_argument("--world-size", type=whole_number(), default=4)
+    parser.add_argument("--steps", type=whole_number(), default=180)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:

@@ -15,10 +15,9 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.config.command_line import comma_list
-from experiments.config.errors import UserError
+from experiments.config.option_types import to_density, whole_number
 from experiments.reports.csv_files import write_csv
 from micro import kernels
-from micro.density.base import check_density
 from micro.randomness import generator
 
 NAME = "select"
@@ -31,24 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument(
         "--numel",
-        type=comma_list(int),
+        type=comma_list(whole_number()),
         default="4000000,16000000,64000000",
         metavar="D,D",
         help="lengths, beyond the cache",
     )
     parser.add_argument(
-        "--density", type=comma_list(float), default="0.01,0.001", metavar="P,P", help="share that passes"
+        "--density", type=comma_list(to_density), default="0.01,0.001", metavar="P,P", help="share that passes"
     )
-    parser.add_argument("--pairs", type=int, default=15, help="rounds that count, after a warm-up")
+    parser.add_argument("--pairs", type=whole_number(), default=15, help="rounds that count, after a warm-up")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Measure, print and write the table.
-
-    Raises:
-        UserError: a number out of range.
-    """
-    _check(arguments)
+    """Measure, print and write the table."""
     kernels.prepare()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = []
@@ -56,7 +50,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         x = torch.randn(numel, generator=generator(0, numel)).to(device)
         for density in arguments.density:
             with console.status(f"d = {numel:,}, density {density:g}"):
-                threshold = statistics.NormalDist().inv_cdf(1 - density / 2)
+                threshold = -statistics.NormalDist().inv_cdf(density / 2)
                 rows.append({"numel": numel, "density": density} | compare(x, threshold, arguments.pairs))
     frame = pd.DataFrame(rows)
     console.print(_table(frame, arguments.pairs, device))
@@ -90,17 +84,6 @@ def _seconds(work: Callable[[], object], x: Tensor) -> float:
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - started
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    for key, given in (("numel", min(arguments.numel)), ("pairs", arguments.pairs)):
-        if given < 1:
-            raise UserError(f"--{key} must be at least 1, got {given}")
-    try:
-        for density in arguments.density:
-            check_density(density)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def _table(frame: pd.DataFrame, pairs: int, device: torch.device) -> Table:

@@ -16,6 +16,8 @@ from rich.table import Table
 
 import micro
 from experiments.config.command_line import comma_list
+from experiments.config.option_types import to_density, whole_number
+from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
@@ -31,17 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument(
         "--numel",
-        type=comma_list(int),
+        type=comma_list(whole_number()),
         default="11181642,25557032",
         metavar="D,D",
         help="lengths d (ResNet-18, -50)",
     )
-    parser.add_argument("--density", type=comma_list(float), default="0.01,0.001", metavar="P,P", help="(%(default)s)")
+    parser.add_argument(
+        "--density", type=comma_list(to_density), default="0.01,0.001", metavar="P,P", help="(%(default)s)"
+    )
     parser.add_argument(
         "--methods", type=comma_list(str), default=[], metavar="A,B", help="names of conf/sparsifier; all by default"
     )
-    parser.add_argument("--nproc", type=int, default=2, help="ranks")
-    parser.add_argument("--steps", type=int, default=15, help="steps that count, after a warm-up")
+    parser.add_argument("--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks")
+    parser.add_argument("--steps", type=whole_number(), default=15, help="steps that count, after a warm-up")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:

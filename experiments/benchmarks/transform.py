@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from experiments.config.command_line import comma_list
-from experiments.config.errors import UserError
+from experiments.config.option_types import whole_number
 from experiments.reports.csv_files import write_csv
 from micro.randomness import generator
 from micro.transforms import padded_length, to_spectrum
@@ -29,23 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument(
         "--numel",
-        type=comma_list(int),
+        type=comma_list(whole_number()),
         metavar="D,D",
         default=[1 << 23, RESNET18, 11_173_859, 11_173_969, 1 << 24],  # two primes beside ResNet-18's
         help="lengths; the first is what the others are compared with",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that count, after a warm-up")
+    parser.add_argument("--rounds", type=whole_number(), default=5, help="rounds that count, after a warm-up")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Measure, print and write the table.
-
-    Raises:
-        UserError: a number out of range.
-    """
-    for key, given in (("numel", min(arguments.numel)), ("rounds", arguments.rounds)):
-        if given < 1:
-            raise UserError(f"--{key} must be at least 1, got {given}")
+    """Measure, print and write the table."""
     with console.status("transforming"):
         frame = measure(arguments.numel, arguments.rounds)
     console.print(_table(frame, arguments.rounds))

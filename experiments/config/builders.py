@@ -9,8 +9,10 @@ import torch
 
 import micro
 import models
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line
+from experiments.config.ranges import MOST
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
+from experiments.config.values import shown
 from micro.planning.schedules.base import Schedule
 from micro.reducers.wrapping import innermost, layers
 from micro.scope import scoped
@@ -59,14 +61,15 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
     parts, common = config.sparsifier, {"nonfinite": config.nonfinite, "seed": config.seed}
     try:
         if part_name(parts.reducer) not in ("sparse", *WRAPPING):
+            whole = micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
             _refuse_parts(config)
-            return micro.build(micro.Reducer, parts.reducer, density=_density(config, steps_per_epoch), **common)
+            return whole
         sparse = _composed(config, steps_per_epoch, common)
         reducer = _around(sparse, parts.reducer)
         _check_nodes(reducer, config)
         return reducer
-    except (ValueError, TypeError) as error:
-        raise UserError(str(error)) from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UserError(one_line(error)) from None
 
 
 def _composed(config: TrainConfig, steps_per_epoch: int, common: dict[str, Any]) -> micro.SparseReducer:
@@ -131,16 +134,26 @@ def _density(config: TrainConfig, steps_per_epoch: int) -> micro.Density[Any]:
     return micro.WarmUp(density=config.density, start_density=warmup.start, steps=warmup.steps, stages=warmup.stages)
 
 
-def _in_steps(policy: dict[str, Any], config: TrainConfig, steps_per_epoch: int) -> dict[str, Any]:
+def _in_steps(policy: Any, config: TrainConfig, steps_per_epoch: int) -> Any:
     """Return a policy's settings in steps and densities, from epochs and factors of the configured density."""
+    if not isinstance(policy, dict):
+        return policy
     settings = dict(policy)
     if "interval_epochs" in settings:
-        settings["interval"] = max(1, round(settings.pop("interval_epochs") * steps_per_epoch))
+        settings["interval"] = max(1, round(_positive("interval_epochs", settings) * steps_per_epoch))
     if "high_factor" in settings:
-        settings["high"] = min(1.0, settings.pop("high_factor") * config.density)
+        settings["high"] = min(1.0, _positive("high_factor", settings) * config.density)
     if settings.get("name") == "accordion":
         settings.setdefault("decays", tuple(round(epoch * steps_per_epoch) for epoch in config.lr_milestones))
     return settings
+
+
+def _positive(key: str, settings: dict[str, Any]) -> float:
+    """Take a number above 0 out of the settings of a policy."""
+    value = settings.pop(key)
+    if type(value) not in (int, float) or not 0 < value <= MOST:
+        raise UserError(f"sparsifier.policy.{key} must be a number above 0, at most {MOST}, got {shown(value)}")
+    return float(value)
 
 
 def _refuse_second_momentum(config: TrainConfig, reducer: micro.Reducer) -> None:
@@ -171,7 +184,7 @@ def _feedback(config: TrainConfig) -> Any:
 
 def _refuse_parts(config: TrainConfig) -> None:
     parts = config.sparsifier
-    name = parts.reducer if isinstance(parts.reducer, str) else parts.reducer.get("name")
+    name = part_name(parts.reducer)
     for part in ("selector", "exchange", "codec", "indices", "feedback", "policy"):
         if getattr(parts, part) != getattr(SparsifierConfig, part):
             raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")

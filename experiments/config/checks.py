@@ -1,12 +1,16 @@
 """Check the settings of a run, without building parts or reading files."""
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, check_choice
 from experiments.config.optimizer_settings import check_optimizer
-from experiments.config.schema import TIMEOUT_S, ClusterConfig, TrainConfig
+from experiments.config.ranges import LARGEST_SEED, MOST_ON_A_MACHINE, check_count, check_name, check_path
+from experiments.config.schema import TIMEOUT_S, ClusterConfig, TrainConfig, WarmupConfig
 from experiments.config.slurm_settings import IN_JOB, check_slurm
 from experiments.config.tracking_settings import check_tracking
 
@@ -31,25 +35,46 @@ def check_settings(config: TrainConfig, *, joined_world_size: int | None = None)
     _complete_cluster(config.cluster, joined_world_size)
     if config.sparsifier.sends_everything:
         config.density = 1.0
+    _check_names(config)
+    _check_paths(config)
     _expand_home(config)
     _check_numbers(config)
 
 
+def _check_names(config: TrainConfig) -> None:
+    for group in ("model", "dataset", "sparsifier", "schedule", "cluster"):
+        check_name(f"{group}.name", getattr(config, group).name)
+
+
+def _paths(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield each setting that is a path: its dotted name, what holds it, and its name there."""
+    yield from (("output", config, "output"), ("start_from", config, "start_from"))
+    yield "dataset.root", config.dataset, "root"
+    yield from ((f"schedule.{key}", config.schedule, key) for key in FILES)
+
+
+def _check_paths(config: TrainConfig) -> None:
+    for name, holder, key in _paths(config):
+        if getattr(holder, key) is not None:
+            check_path(name, getattr(holder, key))
+
+
 def _expand_home(config: TrainConfig) -> None:
-    if config.output.startswith("~"):
-        config.output = str(Path(config.output).expanduser())
-    for holder, key in ((config, "start_from"), (config.dataset, "root"), *((config.schedule, k) for k in FILES)):
+    for name, holder, key in _paths(config):
         given = getattr(holder, key)
         if given and given.startswith("~"):
-            setattr(holder, key, str(Path(given).expanduser()))
+            try:
+                setattr(holder, key, str(Path(given).expanduser()))
+            except RuntimeError:
+                raise UserError(f"{name}: there is no home folder for '{given}': write the path without ~") from None
 
 
 def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> None:
     """Check the numbers of the cluster and fill in its world size."""
-    _at_least("cluster.nproc_per_node", cluster.nproc_per_node, 1)
-    _at_least("cluster.nnodes", cluster.nnodes, 1)
+    check_count("cluster.nproc_per_node", cluster.nproc_per_node, 1, MOST_ON_A_MACHINE)
+    check_count("cluster.nnodes", cluster.nnodes, 1)
     if cluster.num_threads is not None:
-        _at_least("cluster.num_threads", cluster.num_threads, 1)
+        check_count("cluster.num_threads", cluster.num_threads, 1, MOST_ON_A_MACHINE)
     lowest, highest = TIMEOUTS_S
     if not lowest <= cluster.timeout_s <= highest:
         raise UserError(f"cluster.timeout_s must be in [{lowest:g}, {highest:,.0f}] seconds, got {cluster.timeout_s:g}")
@@ -65,7 +90,7 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> 
             raise UserError("cluster.timeout_s is for real workers, simulated ones wait for no other: leave it out")
         if cluster.world_size is None:
             raise UserError("cluster.world_size is missing: say how many workers to simulate")
-        _at_least("cluster.world_size", cluster.world_size, 1)
+        check_count("cluster.world_size", cluster.world_size, 1)
         return
     if cluster.rdzv_endpoint != IN_JOB:
         nnodes = 1 if joined_world_size else cluster.nnodes  # ranks that were started do not use it
@@ -80,14 +105,17 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> 
 
 
 def _check_numbers(config: TrainConfig) -> None:
-    lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1, "seed": 0}
+    lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1}
     for key, value in lowest.items():
-        _at_least(key, getattr(config, key), value)
-    _at_least("density_warmup.steps", config.density_warmup.steps, 0)
-    _at_least("measure_residual_every", config.measure_residual_every, 0)
-    _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 0)
-    _at_least("checkpoint.keep", config.checkpoint.keep, 1)
-    _at_least("cluster.max_restarts", config.cluster.max_restarts, 0)
+        check_count(key, getattr(config, key), value)
+    check_count("seed", config.seed, 0, LARGEST_SEED)
+    _check_warmup(config.density_warmup)
+    if config.model.num_classes is not None:
+        check_count("model.num_classes", config.model.num_classes, 1)
+    check_count("measure_residual_every", config.measure_residual_every, 0)
+    check_count("checkpoint.every_steps", config.checkpoint.every_steps, 0)
+    check_count("checkpoint.keep", config.checkpoint.keep, 1)
+    check_count("cluster.max_restarts", config.cluster.max_restarts, 0)
     if config.cluster.max_restarts and config.cluster.simulated:
         raise UserError("cluster.max_restarts restarts real workers, simulated ones have none: leave it out")
     for key in ("lr_warmup_epochs", "lr_warmup_start"):
@@ -102,6 +130,7 @@ def _check_numbers(config: TrainConfig) -> None:
         raise UserError(f"checkpoint.every_s must be at least 0, got {config.checkpoint.every_s}")
     for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():
         check_choice(key, known, getattr(config, key))
+    _check_milestones(config.lr_milestones)
     if config.lr_shape != "steps" and config.lr_milestones:
         raise UserError(f"lr_milestones are for lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")
     if config.resize != "refuse" and config.start_from is None:
@@ -110,6 +139,13 @@ def _check_numbers(config: TrainConfig) -> None:
     check_tracking(config.tracking)
 
 
-def _at_least(key: str, value: int, lowest: int) -> None:
-    if value < lowest:
-        raise UserError(f"{key} must be at least {lowest}, got {value}")
+def _check_warmup(warmup: WarmupConfig) -> None:
+    check_count("density_warmup.steps", warmup.steps, 0)
+    if not 0 < warmup.start <= 1:
+        raise UserError(f"density_warmup.start must be in (0, 1], got {warmup.start}")
+    check_count("density_warmup.stages", warmup.stages, 0)
+
+
+def _check_milestones(milestones: list[float]) -> None:
+    if any(epoch <= 0 for epoch in milestones) or any(after <= before for before, after in pairwise(milestones)):
+        raise UserError(f"lr_milestones must be epochs above 0 in ascending order, got {milestones}")

@@ -5,18 +5,18 @@ A mistake is one line on standard error and exit code 2.
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TextIO, TypeVar, cast
 
 from experiments.config.errors import UserError
 from experiments.config.start_up import collect_as_usual, collect_seldom
 
-MISTAKE, INTERRUPTED = 2, 130
+FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 NONE = "none"
 T = TypeVar("T")
-_KINDS: dict[object, str] = {int: "whole numbers", float: "numbers"}
 # Messages of argparse, and their form in this project.
 _WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"invalid int value: (.*)", r"must be a whole number, got \1"),
@@ -44,14 +44,9 @@ def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
     """Return the type of an option that holds a list, which is one word: ``--world-sizes 2,4,8``."""
 
     def read(text: str) -> list[T]:
-        words = [word for word in text.split(",") if word]
-        try:
-            values = [kind(word) for word in words]
-        except ValueError:
-            values = []
+        values = [kind(word) for word in text.split(",") if word]
         if not values:
-            what = _KINDS.get(kind, "words")
-            raise argparse.ArgumentTypeError(f"must be {what} separated by commas, got '{text}'")
+            raise argparse.ArgumentTypeError(f"must be values separated by commas, got '{text}'")
         return values
 
     return read
@@ -85,18 +80,57 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
+def print_error(error: object) -> None:
+    """Print what went wrong in one line, whatever line breaks the user's own words have."""
+    print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+
+
+def _output_is_broken() -> bool:
+    """Return whether standard output takes no more; what is left for it is then dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = _nothing("w")  # Python flushes it once more when the process ends
+        return True
+    return False
+
+
+def _open_streams() -> None:
+    """Give a process that was started without standard streams (``>&-``) some that lead nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _nothing(mode))
+
+
+def _nothing(mode: str) -> TextIO:
+    return cast(TextIO, open(os.devnull, mode))  # it is open as long as the process lives
+
+
 def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
     """Return the exit code of a command: 2 after a UserError, which is printed in one line, and 130 after Ctrl-C.
+
+    Where standard output cannot be written any more, the code is 141 if its reader has ended (as ``head`` does), and
+    else 1, with the reason.
 
     Args:
         stopped: a line to print after Ctrl-C.
     """
     collect_seldom()
+    _open_streams()
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()
+        return code
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return MISTAKE
+    except OSError as error:
+        if not _output_is_broken():
+            raise
+        if isinstance(error, BrokenPipeError):
+            return PIPE_CLOSED
+        print_error(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
+        return FAILED
     except KeyboardInterrupt:
         if stopped:
             print(stopped, file=sys.stderr)

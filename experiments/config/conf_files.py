@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line
 from experiments.config.paths import CONF
 from experiments.config.values import defaults_of_schema
 
@@ -28,8 +28,12 @@ def read_yaml(path: Path) -> Values:
     """Return what a file of conf/ holds; the caller must not change it. Raises: UserError: it cannot be read."""
     try:
         content = yaml.load(path.read_text(), Loader=_Loader) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {path}: it is not text in UTF-8") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: a number of thousands of digits
+        raise UserError(f"cannot read {path}: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} must be a mapping of settings")
     return content

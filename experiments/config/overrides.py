@@ -1,18 +1,20 @@
 """The words of a command line that set a run: GROUP=CHOICE and KEY=VALUE, in Hydra's grammar."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
 
 from experiments.config.conf_files import choices_of
-from experiments.config.errors import UserError, check_choice
+from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
+from experiments.config.ranges import MOST_RUNS, check_num_runs, short
 
 TOOLS = {  # groups of conf/ that are not settings of a training, and their use
     "network": "describes a link for simulated steps: python -m experiments.simulate --network {}",
@@ -33,10 +35,10 @@ def _parsed(word: str) -> Override:
         raise UserError(f"'{word}' is not KEY=VALUE, for instance epochs=5 or sparsifier=topk")
     try:
         return OverridesParser.create().parse_override(_HOME.sub(r"\1='\2'", word))
-    except HydraException:
-        key, _, value = word.partition("=")
+    except (HydraException, ValueError, RecursionError):  # ValueError: a number of thousands of digits
+        key, _, value = short(word).partition("=")
         raise UserError(
-            f"cannot read '{word}': put a value with spaces or special characters in quotes, \"{key}='{value}'\""
+            f"cannot read {short(word)!r}: put a value with spaces or special characters in quotes, \"{key}='{value}'\""
         ) from None
 
 
@@ -53,15 +55,25 @@ def expand(words: list[str], *, multirun: bool) -> list[list[str]]:
     """
     if not multirun:
         return [words]
-    choices = [list(_choices(override)) for override in parse(words)]
+    choices = [_choices(override) for override in parse(words)]
+    check_num_runs("-m", math.prod(map(len, choices)))
     return [list(job) for job in itertools.product(*choices)]
 
 
-def _choices(override: Override) -> Iterable[str]:
-    if override.is_sweep_override():
-        key = override.get_key_element()
-        return [f"{key}={value}" for value in override.sweep_string_iterator()]
-    return [str(override.input_line)]
+def _choices(override: Override) -> list[str]:
+    """Return the words that a word of -m stands for. Raises: UserError: none, too many, or they cannot be listed."""
+    given = str(override.input_line)
+    if not override.is_sweep_override():
+        return [given]
+    key, value = override.get_key_element(), override.value()
+    try:
+        named = value.filter(choices_of(key)) if isinstance(value, Glob) else override.sweep_string_iterator()
+        words = [f"{key}={each}" for each in itertools.islice(named, MOST_RUNS + 1)]
+    except (HydraException, ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"'{given}': {one_line(error)}; list the values, {key}=A,B") from None
+    if not words:
+        raise UserError(f"'{given}' names no value: list the values, {key}=A,B")
+    return words
 
 
 def split(overrides: Sequence[Override]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
@@ -78,16 +90,30 @@ def split(overrides: Sequence[Override]) -> tuple[dict[str, str], list[tuple[str
             raise UserError(f"'{given}': keys of the configuration cannot be added or deleted")
         if override.is_sweep_override():
             raise UserError(f"'{given}' names several values: run them all with -m, or choose one")
-        value = override.value()
+        if override.package is not None:
+            raise UserError(f"'{given}': a group has one place, leave out @{override.package}")
+        value = _value(override)
         if key in TOOLS:
             raise UserError(f"{key} is not a setting of a training, it {TOOLS[key].format(value)}")
-        if "." not in key and (CONF / key).is_dir():
-            if isinstance(value, str | int | float) or key != "experiment":
+        if key in _groups():
+            if value is not None or key != "experiment":
                 check_choice(key, choices_of(key), str(plain(value)))
                 chosen[key] = str(plain(value))
         else:
             values.append((key, plain(value)))
     return chosen, values
+
+
+def _value(override: Override) -> Any:
+    try:
+        return override.value()
+    except (HydraException, ValueError, TypeError) as error:
+        raise UserError(f"cannot read '{override.input_line}': {one_line(error)}") from None
+
+
+@cache
+def _groups() -> frozenset[str]:
+    return frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 
 
 def plain(value: Any) -> Any:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 
 from experiments.config.errors import UserError, check_choice
+from experiments.config.ranges import short
 
 NAMES = ("none", "wandb")
 MODES = ("offline", "online")
+_NOT_IN_NAMES = "/\\#?%:"  # what W&B refuses in the name of a project
 
 
 @dataclass(kw_only=True)
@@ -38,5 +40,17 @@ def check_tracking(tracking: TrackingConfig) -> None:
     check_choice("tracking.mode", MODES, tracking.mode or "")
     if not tracking.project:
         raise UserError("tracking.project is missing: name a project of W&B")
+    for key in ("project", "entity"):
+        _check_name(f"tracking.{key}", getattr(tracking, key))
+    for tag in tracking.tags:
+        if not 1 <= len(tag) <= 64:
+            raise UserError(f"tracking.tags must be words of 1 to 64 characters, got {short(tag)!r}")
     if not tracking.finish_s >= 0:
         raise UserError(f"tracking.finish_s must be at least 0, got {tracking.finish_s}")
+
+
+def _check_name(key: str, name: str | None) -> None:
+    if name is None:
+        return
+    if not 1 <= len(name.strip()) <= 128 or not name.isprintable() or set(_NOT_IN_NAMES) & set(name):
+        raise UserError(f"{key} must be a name without any of {_NOT_IN_NAMES}, got {short(name)!r}")

@@ -1,6 +1,7 @@
 """Plain values of a configuration: set one, and convert all of them to the dataclasses of schema.py."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from experiments.config.errors import UserError, suggestion
+from experiments.config.ranges import short
 from experiments.config.schema import TrainConfig
 
 MISSING = "???"  # a setting that has no value yet
@@ -75,7 +77,7 @@ def _check_key(node: dict[str, Any], name: str, parents: list[str]) -> None:
     if name not in node:
         where, keys = ".".join(parents) or "the configuration", [str(key) for key in node]
         allowed = f"which has {', '.join(keys)}" if keys else "which has none"
-        raise UserError(f"'{name}' is not a key of {where}, {allowed}{suggestion(name, keys)}")
+        raise UserError(f"'{short(name)}' is not a key of {where}, {allowed}{suggestion(name, keys)}")
 
 
 def _no_settings(parent: str, held: Any, key: str, value: Any) -> str:
@@ -139,14 +141,14 @@ def _converted(kind: Any, value: Any, key: str) -> Any:
     convert, words = _SCALARS[kind]
     try:
         return convert(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise UserError(f"{key} must be {words}, got {shown(value)}") from None
 
 
 def shown(value: Any) -> str:
     """Return a value as a user would write it."""
     if isinstance(value, str):
-        return f"'{value}'"
+        return f"'{short(value)}'"
     return (
         {None: "null", True: "true", False: "false"}.get(value, str(value))
         if isinstance(value, bool | None)
@@ -155,15 +157,18 @@ def shown(value: Any) -> str:
 
 
 def _integer(value: Any) -> int:
-    if type(value) not in (int, str):
+    if type(value) not in (int, str) or not str(value).isascii():
         raise ValueError
     return int(value)
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float, str):
+    if type(value) not in (int, float, str) or not str(value).isascii():
         raise ValueError
-    return float(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def _boolean(value: Any) -> bool:
@@ -181,7 +186,7 @@ def _text(value: Any) -> str:
 
 _SCALARS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     int: (_integer, "a whole number"),
-    float: (_number, "a number"),
+    float: (_number, "a finite number"),
     bool: (_boolean, "true or false"),
     str: (_text, "a word"),
 }

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
+from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
 from experiments.launching.measurements import Row, Settings
 from experiments.profiles.measure_on_ranks import Report, device_name
@@ -45,7 +46,9 @@ SETTLED = ("sparsifier", "schedule", "density", "cluster", "output")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    parser.add_argument("--steps", type=int, default=20, help="steps that count, after a warm-up (%(default)s)")
+    parser.add_argument(
+        "--steps", type=whole_number(), default=20, help="steps that count, after a warm-up (%(default)s)"
+    )
     add_settings(
         parser, help="model, dataset and so on, as for train; ResNet-20 on drawn 32 x 32 images when none is given"
     )
@@ -57,8 +60,6 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     Raises:
         UserError: words that describe no training, or that name what is settled here; too few steps.
     """
-    if options.steps < 1:
-        raise UserError(f"--steps must be at least 1, got {options.steps}")
     for word in options.overrides:
         if word.split("=")[0].split(".")[0] in SETTLED:
             raise UserError(f"'{word}': nothing is communicated or written as a run here, leave it out")

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
+from experiments.config.option_types import to_positive, whole_number
 from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.measure_on_ranks import Report
@@ -47,15 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes = [SMALLEST * FACTOR**power for power in range(round(math.log(LARGEST / SMALLEST, FACTOR)) + 1)]
     parser.add_argument(
         "--sizes",
-        type=comma_list(int),
+        type=comma_list(whole_number()),
         default=sizes,
         metavar="BYTES,BYTES",
         help=f"no rank receives more than the largest; by default from {SMALLEST} B to 64 MiB by factors of {FACTOR}",
     )
-    parser.add_argument("--repeats", type=int, default=10, help="of each size where time allows (%(default)s)")
+    parser.add_argument(
+        "--repeats", type=whole_number(FEWEST_REPEATS), default=10, help="of each size where time allows (%(default)s)"
+    )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=to_positive,
         default=60.0,
         help=f"time to keep to, by fewer repeats, at least {FEWEST_REPEATS}, and by fewer large sizes (%(default)s)",
     )
@@ -74,10 +77,6 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     if len(sizes) < FEWEST_SIZES or sizes[0] < ELEMENT_BYTES or any(size % ELEMENT_BYTES for size in sizes):
         given = ",".join(map(str, options.sizes))
         raise UserError(f"--sizes must be {FEWEST_SIZES} or more multiples of {ELEMENT_BYTES} bytes, got {given}")
-    if options.repeats < FEWEST_REPEATS:
-        raise UserError(f"--repeats must be at least {FEWEST_REPEATS}, got {options.repeats}")
-    if not options.seconds > 0:
-        raise UserError(f"--seconds must be above 0, got {options.seconds:g}")
     return {
         "sizes": sizes,
         "repeats": options.repeats,

@@ -17,6 +17,7 @@ from rich.table import Table
 import micro
 from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
+from experiments.config.option_types import to_density, whole_number
 from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.measure_on_ranks import Report, device_name
@@ -26,7 +27,6 @@ from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
 from micro import kernels
 from micro.comm import GroupComm
-from micro.density.base import check_density
 from micro.planning.tables import Curve, SelectTable
 from micro.randomness import generator
 
@@ -41,11 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)"
     )
-    parser.add_argument("--density", type=float, default=0.01, help="target density, in (0, 1] (%(default)s)")
+    parser.add_argument("--density", type=to_density, default=0.01, help="target density, in (0, 1] (%(default)s)")
     parser.add_argument(
-        "--numel", type=comma_list(int), default=NUMEL, metavar="D,D", help="lengths; 2^10 to 2^24 when none is given"
+        "--numel",
+        type=comma_list(whole_number()),
+        default=NUMEL,
+        metavar="D,D",
+        help="lengths; 2^10 to 2^24 when none is given",
     )
-    parser.add_argument("--steps", type=int, default=9, help="steps that count, after a warm-up (%(default)s)")
+    parser.add_argument(
+        "--steps", type=whole_number(), default=9, help="steps that count, after a warm-up (%(default)s)"
+    )
 
 
 def prepare(options: argparse.Namespace, world_size: int) -> Settings:
@@ -55,16 +61,10 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
         UserError: no such method, lengths that make no curve, or a number out of range.
     """
     methods = select_names(options.methods, known_methods(), "methods")
-    try:
-        check_density(options.density)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     build_methods(methods, options.density)  # a mistake shows here, not on the ranks
     lengths = sorted(set(options.numel))
     if len(lengths) < 2 or lengths[0] < 1:
         raise UserError(f"--numel must be two or more lengths of at least 1, got {','.join(map(str, options.numel))}")
-    if options.steps < 1:
-        raise UserError(f"--steps must be at least 1, got {options.steps}")
     return {
         "methods": methods,
         "density": options.density,

@@ -114,7 +114,7 @@ def layered(numel: int) -> Layout:
 
 def fitting_scale(density: float, numel: int) -> float:
     """Return the scale of normal gradients at which the threshold 1 / (2 sqrt k) selects about k of them."""
-    quantile = statistics.NormalDist().inv_cdf(1 - min(density, 0.999) / 2)
+    quantile = -statistics.NormalDist().inv_cdf(min(density, 0.999) / 2)
     return hard_threshold(target_count(density, numel)) / quantile
 
 

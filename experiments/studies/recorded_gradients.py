@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+import data
 import micro
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.studies.gradient_sources import RECORDED, Gradients, check_size
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
-from experiments.training.preflight import prepare_runs
+from experiments.training.preflight import prepare_runs, shapes_of
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Carry, load_task
 
@@ -29,6 +30,12 @@ def training_config(overrides: list[str], world_size: int) -> TrainConfig:
     fixed = ["sparsifier=dense", "cluster=simulated", "cluster.device=cpu", f"cluster.world_size={world_size}"]
     (config,) = prepare_runs([[*overrides, *fixed]])
     return config
+
+
+def numel_of(config: TrainConfig) -> int:
+    """Return how many elements a gradient of a checked training has, without making its model."""
+    sizes = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings).sizes
+    return sum(p.numel() for p in shapes_of(config, sizes).parameters() if p.requires_grad)
 
 
 class Training:

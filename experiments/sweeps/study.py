@@ -1,12 +1,14 @@
 """A study: the runs of its grid, from a file of conf/sweep or from the user's own file."""
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, suggestion
 from experiments.config.paths import CONF
+from experiments.config.ranges import check_num_runs, check_path
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import folder_of
 
@@ -39,12 +41,14 @@ def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"{path}: grid.{key} must be a list of values, got {values!r}")
+    check_num_runs(str(path), math.prod(map(len, grid.values())))
     choices = [[_words(key, value) for value in values] for key, values in grid.items()]
     return [[*map(str, fixed), *itertools.chain(*job), *overrides] for job in itertools.product(*choices)]
 
 
 def _path_of(name: str) -> Path:
     if name.endswith((".yaml", ".yml")):
+        check_path("the file of a study", name)
         return Path(name)
     if name not in studies():
         raise UserError(f"study must be one of {', '.join(studies())}, got '{name}'{suggestion(name, studies())}")

@@ -9,6 +9,7 @@ from typing import Any
 import hydra
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -19,16 +20,19 @@ from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.meeting import check_master
 from experiments.launching.rank_environment import check_shape, read_rank_environment
+from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import failure_reason, state_of
+from experiments.training.hydra_errors import hydra_errors
 
 _failures: list[str] = []
 
 
 def run_by_hydra(words: list[str], *, multirun: bool) -> int:
     """Give the words of the command line to Hydra; return 1 if a run failed. Raises: UserError."""
-    folders = _checked_folders(words) if multirun else []
-    _run()
+    with hydra_errors(words):
+        folders = _checked_folders(words) if multirun else []
+        _run()
     unfinished = [] if _failures else [folder for folder in folders if not folder.is_done()]
     for line in [*_failures, *(f"{folder.path.name}: {_why(folder)}" for folder in unfinished)]:
         print(f"error: {line}", file=sys.stderr)
@@ -48,6 +52,7 @@ def _checked_folders(words: list[str]) -> list[RunFolder]:
     configs = compose_runs(expand(own, multirun=True))
     check_runs(configs)
     refuse_same_runs(configs)
+    check_outputs(configs)
     return [folder_of(config) for config in configs]
 
 
@@ -68,8 +73,12 @@ def _run(composed: DictConfig) -> None:
         check_run(config)
         if ranks:
             check_master(ranks)
+        if ranks is None or ranks.rank == 0:
+            check_outputs([config])
         problem = carry_out_one(config, ranks)
     except UserError as error:
+        if HydraConfig.get().mode is not RunMode.MULTIRUN:
+            raise
         problem = str(error)
     if problem:
         _failures.append(problem)

@@ -13,7 +13,7 @@ import data
 from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.endpoints import host_and_port
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line
 from experiments.config.schema import ClusterConfig, TrainConfig, from_yaml, part_name
 from experiments.config.slurm_settings import IN_JOB
 from experiments.launching.meeting import check_endpoint
@@ -57,8 +57,7 @@ def check_content(config: TrainConfig) -> None:
         data.check(config.dataset.name, config.dataset.root, **config.dataset.settings)
         info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
         check_task(config, info)
-        with torch.device("meta"), _SkipInitialization():
-            model = build_model(config, info.sizes)
+        model = shapes_of(config, info.sizes)
         trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         build_reducer(config).check_parameters(trained)
     except ValueError as error:
@@ -72,6 +71,17 @@ def check_content(config: TrainConfig) -> None:
     _check_devices(config)
     check_wandb(config.tracking)
     _check_start_from(config)
+
+
+def shapes_of(config: TrainConfig, sizes: dict[str, int]) -> torch.nn.Module:
+    """Return the model without values. Raises: ValueError: as build_model, or torch has no tensors of these shapes."""
+    try:
+        with torch.device("meta"), _SkipInitialization():
+            return build_model(config, sizes)
+    except (RuntimeError, OverflowError, TypeError, ZeroDivisionError) as error:
+        settings = {"num_classes": config.model.num_classes, **config.model.settings}
+        reason = one_line(str(error).partition("\n")[0] or error)
+        raise ValueError(f"model {config.model.name} cannot be built with {settings}: {reason}") from None
 
 
 class _SkipInitialization(TorchFunctionMode):

@@ -10,6 +10,7 @@ from experiments.launching.failures import RankFailure
 from experiments.launching.meeting import check_master
 from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment
+from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.training.preflight import check_runs
 from experiments.training.runner import execute, join
@@ -29,6 +30,8 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
     refuse_same_runs(configs)
     if ranks:
         check_master(ranks)
+    if ranks is None or ranks.rank == 0:
+        check_outputs(configs)
     problems = [problem for config in configs if (problem := carry_out_one(config, ranks))]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

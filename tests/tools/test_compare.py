@@ -179,7 +179,7 @@ MISTAKES = {
     "--steps 0": "--steps must be at least 1, got 0",
     "--world-sizes 0": "--world-sizes must be at least 1, got 0",
     "--world-sizes 2 4": "KEY=VALUE expected, got '4'; lists are separated by commas",
-    "--world-sizes 2,x": "--world-sizes must be whole numbers separated by commas, got '2,x'",
+    "--world-sizes 2,x": "--world-sizes must be a whole number, got 'x'",
     "seed=1 --steps 2 batch_size=4": "stand together, got 'batch_size=4' apart",
     "--record model=mlp": "no such option: --record",
     "--streams recorded --methods topk model=resnet9": "model must be one of .*got 'resnet9'",

@@ -164,7 +164,7 @@ def test_disks_and_data_sets_of_the_folder_it_is_called_in(tmp_path: Path, monke
 )
 def test_a_mistake_on_the_command_line_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(words) == 2
-    assert capsys.readouterr().err.startswith(f"error: {words[0]} must be a ")
+    assert capsys.readouterr().err.startswith(f"error: {words[0]} must be ")
 
 
 def test_a_list_with_blanks_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:

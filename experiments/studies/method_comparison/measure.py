@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import micro
-from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, synthetic
+from experiments.config.errors import UserError
+from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
 from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.method_comparison.trial import Row, trial
 from experiments.studies.methods import build_methods
-from experiments.studies.recorded_gradients import record
+from experiments.studies.recorded_gradients import numel_of, record, training_config
 from experiments.studies.selection_times import reference_times, time_selection, timing_gradient
 from micro import kernels
 
@@ -55,6 +56,7 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress) -> Compar
     Raises:
         UserError: gradients that cannot be recorded, or that need more memory than allowed.
     """
+    _check(settings)
     done = Comparison()
     kernels.prepare()
     total = num_tasks(settings)
@@ -68,6 +70,23 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress) -> Compar
     except KeyboardInterrupt:
         done.interrupted = True
     return done
+
+
+def _check(settings: ComparisonSettings) -> None:
+    """Check what the gradients need before the first is drawn. Raises: UserError as measure does."""
+    world_size, words = max(settings.world_sizes), list(settings.recorded_training)
+    if set(settings.streams) != {RECORDED}:
+        check_size(settings.num_steps, world_size, settings.numel, settings.max_gb)
+    if RECORDED in settings.streams:
+        config = training_config(words, world_size)
+        check_size(settings.num_steps, world_size, numel_of(config), settings.max_gb)
+    elif words:
+        raise UserError(f"'{words[0]}' is for the stream recorded: add it to --streams, or leave out the settings")
+    longest = max(settings.selection_lengths, default=0)
+    if 4e-9 * longest > settings.max_gb:
+        raise UserError(
+            f"--select-numel {longest} is more than --max-gb {settings.max_gb:g} allows: change one of them"
+        )
 
 
 def num_tasks(settings: ComparisonSettings) -> int:

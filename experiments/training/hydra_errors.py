@@ -1,0 +1,52 @@
+"""Mistakes that Hydra itself finds, as one line in place of its usage, its lists of choices or a traceback."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.config.errors import UserError, one_line_of_hydra
+
+_FULL = "HYDRA_FULL_ERROR"  # with it Hydra raises its errors; without, it prints them and ends the process
+_SEE = "see python -m experiments.train --help"
+
+
+@contextmanager
+def hydra_errors(words: Sequence[str]) -> Iterator[None]:
+    """Check the options of a command line as Hydra reads them, and have its errors raise UserError in this context.
+
+    Raises:
+        UserError: no such option, or one that contradicts another; whatever Hydra cannot compose.
+    """
+    _check_options(words)
+    before = os.environ.get(_FULL)
+    os.environ[_FULL] = "1"
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(f"{one_line_of_hydra(error)}; {_SEE}") from None
+    finally:
+        os.environ.pop(_FULL)
+        if before is not None:
+            os.environ[_FULL] = before
+
+
+def _check_options(words: Sequence[str]) -> None:
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    given = parser.parse_args(list(words))
+    alone = ("run", "multirun", "cfg", "info", "shell_completion")
+    both = [key for key in alone if getattr(given, key)]
+    if len(both) > 1:
+        names = " and ".join(f"--{key.replace('_', '-')}" for key in both)
+        raise UserError(f"{names} exclude each other: leave one out; {_SEE}")
+    if given.resolve and not given.cfg:
+        raise UserError(f"--resolve is for --cfg: add --cfg job, or leave it out; {_SEE}")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(f"{message.removeprefix('argument ')}; {_SEE}")
