@@ -68,6 +68,7 @@ from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.partition import cyclic_slice, equal_slice
 from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
+from micro.peer_failures import PeerError
 from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.dense import DenseReducer
@@ -101,10 +102,11 @@ from micro.selectors.sidco import Sidco
 from micro.selectors.sidco_published import PublishedSidco
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
-from micro.simulate import SimulatedGroup, SimulatedStep, Simulation
+from micro.simulate import SimulatedStep, Simulation
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.stats import StepStats
 from micro.summary import StepSummary
+from micro.thread_ranks import SimulatedGroup
 
 __version__ = "0.1.0"
 
@@ -157,6 +159,7 @@ __all__ = [
     "Overlap",
     "Packed",
     "Part",
+    "PeerError",
     "PerTensor",
     "Policy",
     "PowerSGD",

@@ -1,5 +1,6 @@
 """Which rank failed, and why: written to the store of a process group, for the ranks that wait in a collective."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
@@ -12,6 +13,25 @@ LOOK_S = 1.0  # between two looks at the store while a collective does not end
 ENDS = timedelta(seconds=LOOK_S)
 
 
+class PeerError(RuntimeError):
+    """Another rank ended this one's collective: it has failed or stayed away. The message names it and says why."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def named(ranks: Sequence[int], one_of: str = "") -> str:
+    """Return these ranks in words, with ``one_of`` ahead of several."""
+    return f"{one_of}ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}"
+
+
+def words_of_failure(rank: int, error: BaseException, what: str = "failed") -> str:
+    """Return what the peers of a rank are told of its error, in one line."""
+    return f"rank {rank} {what}: {first_line(error)}"
+
+
 class PeerFailures:
     """What ended the work of a rank, known to all ranks of ``group``; each makes its own, all as many.
 
@@ -21,9 +41,11 @@ class PeerFailures:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._rank = dist.get_rank(group)
+        self._rank = dist.get_rank()  # of all, by which launchers and logs call it, whatever its place in the group
+        self._others = [rank for rank in dist.get_process_group_ranks(group) if rank != self._rank]
         self._store = group.get_group_store()
-        number = self._store.add(f"micro/number/{self._rank}", 1)  # the same on all ranks: each made as many before
+        place = dist.get_rank(group)
+        number = self._store.add(f"micro/number/{place}", 1)  # the same on all ranks: each made as many before
         self._key = f"micro/failure/{number}"
         self._has_lost_peer = False
 
@@ -31,9 +53,8 @@ class PeerFailures:
         """Write that this rank has failed, unless the failure of another rank is there already."""
         if self.found() is None:
             what = "lost a peer" if self._has_lost_peer else "failed"
-            words = next(iter(str(error).splitlines()), "")
             with suppress(RuntimeError):  # the store is gone with the rank that had it
-                self._store.set(self._key, f"rank {self._rank} {what}: {type(error).__name__}: {words}")
+                self._store.set(self._key, words_of_failure(self._rank, error, what))
 
     def found(self) -> str | None:
         """Return which rank failed first, and why; None where none has."""
@@ -46,7 +67,7 @@ class PeerFailures:
         """Wait for a collective of the group on the CPU.
 
         Raises:
-            RuntimeError: another rank has failed, or the collective has.
+            PeerError: another rank has failed, or the connection to one is lost.
         """
         try:
             while not _has_ended(work):
@@ -56,8 +77,9 @@ class PeerFailures:
             failure = self.found()
             if failure is None:
                 self._has_lost_peer = True
-                raise
-            raise RuntimeError(failure) from error
+                others = named(self._others, "one of ")
+                raise PeerError(f"lost contact with {others}: {first_line(error)}") from error
+            raise PeerError(failure) from error
 
 
 class Pending(Protocol):

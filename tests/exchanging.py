@@ -8,8 +8,8 @@ from torch import Tensor
 import micro
 from micro.comm import Comm, Traffic
 from micro.exchanges.base import Wire
-from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, Step
+from micro.thread_ranks import SimulatedGroup
 
 
 def exchanged(

@@ -122,6 +122,7 @@ class Reduction:
         except BaseException as error:
             self._errors.append(error)
             self._has_failed = True
+            self._states.break_off(error)
             self._comm.abort(error)
         if self._has_failed:
             self._release_all()

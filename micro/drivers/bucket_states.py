@@ -60,6 +60,11 @@ class BucketStates:
             for vector in state.memory.values():
                 vector.mul_(factor)
 
+    def break_off(self, error: BaseException) -> None:
+        """Note that ``error`` ended a step in its middle, so that no state is saved; loaded ones are whole."""
+        for state in [*self._states.values(), *(old.state for old in self._leaving)]:
+            state.break_off(error)
+
     @property
     def step(self) -> int:
         """Steps done."""

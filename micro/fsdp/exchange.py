@@ -18,6 +18,7 @@ from micro.flat import Layout
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
 from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
+from micro.peer_failures import PeerError
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import Reducer
 from micro.scope import joined
@@ -147,7 +148,9 @@ class Exchange:
         if has_failed:
             self._has_failed = True
             self._zero_all()
-            return error or RuntimeError("another rank of this node failed to reduce its shards: its error says why")
+            error = error or PeerError("another rank of this node failed to reduce its shards: its error says why")
+            self._states.break_off(error)
+            return error
         error = self._decide(done, findings) if is_bad else None
         self.skipped = is_bad
         if not is_bad:

@@ -1,7 +1,8 @@
 """What a reducer is: from the gradients of all ranks to one mean update."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from micro.comm import Comm, GroupComm
 from micro.feedback import Memory, Undo, keep_in_residual_
 from micro.flat import Layout, regroup
-from micro.nonfinite import Policy
+from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part
+from micro.peer_failures import first_line
 from micro.reducers.attempt import Attempt, decide
 from micro.sparse import SparseValues
 from micro.stats import StepStats
@@ -29,6 +31,7 @@ class BucketState:
         selector, exchange, density: the parts' own states.
         factors: matrices by parameter name, where a method approximates with them.
         spare: (numel,) memory for the next message, while all values travel; not saved.
+        broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
 
     layout: Layout
@@ -39,6 +42,20 @@ class BucketState:
     density: Any = field(default_factory=NoState)
     factors: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
+    broken_by: str | None = None
+
+    def break_off(self, error: BaseException) -> None:
+        """Note that ``error`` ended a step in its middle: ranks may differ in how much of it they have done."""
+        if self.broken_by is None:
+            self.broken_by = first_line(error)
+
+    def check_whole(self) -> None:
+        """Raise RuntimeError where a step was ended in its middle: the state can neither go on nor be saved."""
+        if self.broken_by is not None:
+            raise RuntimeError(
+                f"step {self.step} broke off ({self.broken_by}), and ranks may have done different parts of it: "
+                "load a state that was saved before, or start a new one"
+            )
 
     @property
     def residual(self) -> Tensor:
@@ -58,6 +75,21 @@ class BucketState:
         places = [(name, place) for name, place in self.layout.slices() if names is None or name in names]
         kept = {key: vector for key, vector in self.memory.items() if vector.numel()}
         return {key: {name: vector[place] for name, place in places} for key, vector in kept.items()}
+
+
+@contextmanager
+def _whole_or_broken(states: Sequence[BucketState]) -> Iterator[None]:
+    """Refuse states that are in the middle of a step, and mark them where an error leaves them there."""
+    for state in states:
+        state.check_whole()
+    try:
+        yield
+    except NonFiniteGradient:  # raised on all ranks, after the step was taken back
+        raise
+    except BaseException as error:
+        for state in states:
+            state.break_off(error)
+        raise
 
 
 def prepare(reducer: "Reducer", comm: GroupComm, device: torch.device) -> None:
@@ -139,8 +171,11 @@ class Reducer(Part, ABC):
             NonFiniteGradient: on all ranks, when any gradient, or the update, held NaN or Inf and the policy is to
                 stop. The policy 'skip' makes the update zero. Either way what is finite stays in the residuals, NaN and
                 Inf are dropped.
+            RuntimeError: an error ended an earlier step in its middle; see BucketState.check_whole. Every other error,
+                of this rank or of one that it waits for, does that.
         """
-        return self._decided([self.attempt_(state, grad, comm)], comm)[0]
+        with _whole_or_broken([state]):
+            return self._decided([self.attempt_(state, grad, comm)], comm)[0]
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
@@ -151,13 +186,14 @@ class Reducer(Part, ABC):
             states, grads: one per bucket, in the same order on all ranks.
 
         Raises:
-            NonFiniteGradient: see reduce_.
+            NonFiniteGradient, RuntimeError: see reduce_.
         """
         attempts = []
-        for state, grad in zip(states, grads, strict=True):
-            comm.begin_step()
-            attempts.append(self.attempt_(state, grad, comm))
-        return self._decided(attempts, comm)
+        with _whole_or_broken(states):
+            for state, grad in zip(states, grads, strict=True):
+                comm.begin_step()
+                attempts.append(self.attempt_(state, grad, comm))
+            return self._decided(attempts, comm)
 
     def _decided(self, attempts: Sequence[Attempt], comm: Comm) -> tuple[StepStats, ...]:
         decision = decide(attempts, self.policy, comm)
@@ -186,7 +222,12 @@ class Reducer(Part, ABC):
         return keep_in_residual_(state.memory, unsent)
 
     def save(self, state: BucketState) -> dict[str, Any]:
-        """Return the state as plain data and tensors, what is kept for each parameter by its name."""
+        """Return the state as plain data and tensors, what is kept for each parameter by its name.
+
+        Raises:
+            RuntimeError: an error ended a step in its middle; see BucketState.check_whole.
+        """
+        state.check_whole()
         return {
             "method": self.method,
             "step": state.step,

@@ -71,6 +71,7 @@ class WrappingReducer(Reducer):
         Args:
             inner: the reducer's state; None where the bucket has nothing for it.
         """
+        state.check_whole()
         saved: dict[str, Any] = {"memory": {}}
         if inner is not None:
             inner.step = state.step

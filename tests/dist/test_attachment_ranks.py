@@ -19,6 +19,7 @@ from micro.reducers.base import BucketState
 from micro.stats import StepStats
 from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss, words_of
 from tests.dist.processes import ranks
+from tests.faults import Fault, Faulty, InjectedError
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 SOON_S = 10.0
@@ -118,6 +119,17 @@ def fail_in_the_reducer(kind: str, group: dist.ProcessGroup | None) -> tuple[str
     return failed
 
 
+def fail_between_collectives(kind: str, group: dist.ProcessGroup | None) -> tuple[str, float]:
+    """Fail in the middle of a step of a sparse method: what is kept is then neither gone on from nor saved."""
+    reducer = Faulty(reducer=MICRO, fault=Fault("fails", rank=1, at=0, op="exchange"), step=1)
+    model, attachment = attach_over(kind, group, Net, reducer)
+    ddp_gradients(model, one_loss, 0)
+    failed = how_it_ends(lambda: ddp_gradients(model, one_loss, 1))
+    words_of(RuntimeError, attachment.state_dict).index("broke off (")
+    attachment.close()
+    return failed
+
+
 def fail_in_backward(kind: str, group: dist.ProcessGroup | None) -> tuple[str, float]:
     model, attachment = attach_over(kind, group, NetThatFails, MICRO)
 
@@ -132,7 +144,7 @@ def how_it_ends(step: Callable[[], object]) -> tuple[str, float]:
     started = time.perf_counter()
     try:
         step()
-    except (LookupError, RuntimeError) as error:
+    except (InjectedError, LookupError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}", time.perf_counter() - started
     return "no error", time.perf_counter() - started
 
@@ -245,12 +257,17 @@ def test_a_closed_attachment_leaves_models_that_train_as_plain_ddp() -> None:
 
 @pytest.mark.parametrize("kind", ["made", "own", "model"])
 @pytest.mark.parametrize(
-    ("fails", "words"), [(fail_in_the_reducer, "words of its own"), (fail_in_backward, "backward fails")]
+    ("fails", "words"),
+    [
+        (fail_in_the_reducer, "LookupError: words of its own"),
+        (fail_between_collectives, "InjectedError: in exchange"),
+        (fail_in_backward, "LookupError: backward fails"),
+    ],
 )
 def test_a_failure_on_one_rank_ends_all_soon(
     fails: Callable[[str, dist.ProcessGroup | None], tuple[str, float]], words: str, kind: str
 ) -> None:
     (peer, after_s), (failed, _) = ranks(2).run(ends, fails, kind)
-    assert failed == f"LookupError: {words}"
-    assert peer == f"RuntimeError: rank 1 failed: {failed}"
+    assert failed == words
+    assert peer == f"PeerError: rank 1 failed: {failed}"
     assert after_s < SOON_S

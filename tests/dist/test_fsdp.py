@@ -1,5 +1,6 @@
 """attach_fsdp() on four real ranks, two nodes of two: what must hold between the replicas of a sharded model."""
 
+import re
 import runpy
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import micro
+from tests.dist.ddp_steps import words_of
 from tests.dist.fsdp_steps import (
     MICRO,
     SKIP,
@@ -30,6 +32,7 @@ from tests.dist.fsdp_steps import (
     with_zeros,
 )
 from tests.dist.processes import ranks
+from tests.faults import Fault, Faulty, InjectedError
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("four ranks")]
 
@@ -219,6 +222,16 @@ def one_reducer_fails() -> tuple[str, float, bool]:
     return words, elapsed_s, not any(shard.any() for shard in shards(net).values())
 
 
+def fails_between_collectives() -> tuple[str, str]:
+    """Return what each rank raises where those of the second node do in the middle of a step, and when it saves."""
+    net, attachment = attached(Faulty(reducer=TOPK, fault=Fault("fails", rank=1, at=0, op="exchange"), step=1))
+    train(net, range(1))
+    kind: type[Exception] = InjectedError if dist.get_rank() >= 2 else micro.PeerError
+    words = words_of(kind, lambda: backward(net, 1)), words_of(RuntimeError, attachment.state_dict)
+    attachment.close()
+    return words
+
+
 def _fail(*_: object) -> None:
     raise ZeroDivisionError("of rank 1")
 
@@ -341,6 +354,13 @@ def test_a_reducer_that_fails_on_one_rank_ends_the_backward_of_all() -> None:
     assert "nothing" not in words
     assert max(elapsed_s) < 20
     assert all(are_zero)
+
+
+def test_a_reducer_that_fails_in_the_middle_of_a_step_leaves_nothing_to_go_on_from() -> None:
+    raised, refused = zip(*ranks(4).run(fails_between_collectives), strict=True)
+    assert list(raised[2:]) == ["in exchange"] * 2
+    assert list(raised[:2]) == [f"rank {rank} failed: InjectedError: in exchange" for rank in (2, 3)]
+    assert all(re.match(r"step [12] broke off \(", words) for words in refused)
 
 
 def test_a_closed_model_averages_densely_and_leaves_no_group() -> None:

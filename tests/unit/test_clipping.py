@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.clipping import clip_, clip_together_
-from micro.simulate import SimulatedGroup
+from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 from tests.small_models import flat_gradient
 

@@ -1,17 +1,20 @@
 """Collectives do what they say, cost what they say, and one rank's error ends the wait of the others."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from micro.comm import Comm, Kind, SoloComm, Traffic, gather_objects, gather_objects_at_first
-from micro.simulate import SimulatedGroup, _Barrier
+from micro.peer_failures import PeerError
+from micro.thread_ranks import SimulatedGroup
 
 T = TypeVar("T")
 WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
@@ -221,49 +224,142 @@ def test_an_error_of_all_ranks_is_told_once() -> None:
         assert group.run(lambda comm: comm.rank) == [0, 1, 2]
 
 
-class _Woken:
-    """A rank's lock at a barrier: ``wake`` runs when it is released, and whoever acquires it waits for ``may_go``."""
+def outcomes(group: SimulatedGroup, work: Callable[[Comm], object]) -> tuple[str, list[str]]:
+    """Return what ``run`` raises, and how each rank ended, in words."""
+    ended = [""] * len(group.comms)
 
-    def __init__(self, lock: threading.Lock, wake: Callable[[], None], may_go: threading.Event) -> None:
-        self._lock, self._wake, self._may_go = lock, wake, may_go
-        self.locked = lock.locked
+    def recorded(comm: Comm) -> None:
+        try:
+            ended[comm.rank] = f"{work(comm)}"
+        except Exception as error:
+            ended[comm.rank] = f"{type(error).__name__}: {error}"
+            raise
 
-    def acquire(self) -> None:
-        self._may_go.wait()
-        self._lock.acquire()
-
-    def release(self) -> None:
-        self._lock.release()
-        self._wake()
+    with pytest.raises((FailedError, PeerError)) as caught:
+        group.run(recorded)
+    return f"{caught.type.__name__}: {caught.value}", ended
 
 
-def test_a_rank_that_fails_while_others_are_being_woken_disturbs_nobody() -> None:
-    """The last rank at a barrier wakes rank 1, which fails before rank 2 is woken and before that one runs."""
-    barrier, may_go, woken = _Barrier(3), threading.Event(), threading.Event()
-    abort = threading.Thread(target=barrier.abort)
+def sum_of_ones(comm: Comm) -> list[float]:
+    return comm.all_reduce_(torch.ones(2)).tolist()
 
-    def fail() -> None:
-        woken.set()
-        abort.start()
-        abort.join(0.2)
 
-    barrier._locks[1] = _Woken(barrier._locks[1], fail, woken)  # type: ignore[call-overload]
-    barrier._locks[2] = _Woken(barrier._locks[2], lambda: None, may_go)  # type: ignore[call-overload]
+def test_the_ranks_that_wait_say_whose_failure_ended_them() -> None:
+    def work(comm: Comm) -> object:
+        if comm.rank == 1:
+            raise FailedError("of its own\nand more")
+        return sum_of_ones(comm)
 
-    def wait(rank: int) -> None:
-        with barrier.cores, suppress(threading.BrokenBarrierError):
-            barrier.wait(rank)
+    with closing(SimulatedGroup(3)) as group:
+        peer = "PeerError: rank 1 failed: FailedError: of its own"
+        own = "FailedError: of its own\nand more"
+        assert outcomes(group, work) == (own, [peer, own, peer])
+        assert group.run(sum_of_ones) == [[3.0, 3.0]] * 3
 
-    others = [threading.Thread(target=wait, args=(rank,)) for rank in (1, 2)]
-    for other in others:
-        other.start()
-    while barrier._arrived < 2:
-        time.sleep(0.001)
-    wait(0)  # would release the lock of rank 2 a second time
+
+def test_the_first_error_is_told_though_it_leads_to_others() -> None:
+    def work(comm: Comm) -> None:
+        if comm.rank == 2:
+            raise FailedError("the cause")
+        try:
+            sum_of_ones(comm)
+        except PeerError:
+            raise FailedError("what follows from it") from None
+
+    with closing(SimulatedGroup(3)) as group:
+        assert outcomes(group, work)[0] == "FailedError: the cause"
+
+
+def test_a_rank_that_ends_without_a_collective_ends_those_that_wait_in_it() -> None:
+    with closing(SimulatedGroup(3)) as group:
+        told, ended = outcomes(group, lambda comm: comm.rank == 1 or sum_of_ones(comm))
+        assert told == "PeerError: rank 1 ended without coming to all_reduce"
+        assert ended == [told, "True", told]
+        assert group.run(sum_of_ones) == [[3.0, 3.0]] * 3
+
+
+def test_ranks_that_call_different_collectives_at_once_are_told() -> None:
+    def work(comm: Comm) -> object:
+        return comm.gather_rows(torch.ones(2)) if comm.rank == 1 else sum_of_ones(comm)
+
+    with closing(SimulatedGroup(2)) as group:
+        told, ended = outcomes(group, work)
+        assert sorted(told.removeprefix("PeerError: ").removesuffix(" at the same time").split(", ")) in (
+            ["rank 0 all_reduce", "rank 1 calls gather_rows"],
+            ["rank 0 calls all_reduce", "rank 1 gather_rows"],
+        )
+        assert ended == [told] * 2
+
+
+def test_a_rank_that_stays_away_is_named_when_the_time_is_over() -> None:
+    may_go = threading.Event()
+
+    def work(comm: Comm) -> object:
+        if comm.rank == 1:
+            may_go.wait()
+        return sum_of_ones(comm)
+
+    group = SimulatedGroup(3, timeout_s=2.0)
+    with patch("micro.thread_ranks.GRACE_S", 0.1):
+        told, ended = outcomes(group, work)
+    assert told == "PeerError: rank 1 did not come to all_reduce within 2 s"
+    assert ended == [told, "", told]
+    with pytest.raises(RuntimeError, match=r"^rank 1 is still at work since .*: make a new group$"):
+        group.run(sum_of_ones)
     may_go.set()
-    for thread in (*others, abort):
-        thread.join(10)
+    group.close()
+    for thread in group._threads:
+        thread.join(30)
         assert not thread.is_alive()
+
+
+def test_a_rank_at_work_may_take_longer_than_the_time_to_wait_where_nobody_waits_for_it() -> None:
+    with closing(SimulatedGroup(1, timeout_s=0.01)) as group:
+        assert group.run(lambda _: time.sleep(0.1)) == [None]
+
+
+def test_an_interrupted_run_ends_its_ranks() -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with closing(SimulatedGroup(2)) as group:
+        with patch.object(group, "_wait_for", interrupted), pytest.raises(KeyboardInterrupt):
+            group.run(lambda comm: comm.rank or sum_of_ones(comm))
+        assert group.run(sum_of_ones) == [[2.0, 2.0]] * 2
+
+
+def test_a_rank_that_fails_after_a_collective_takes_it_from_nobody() -> None:
+    """Those that it woke, or that are still to be woken, have what the collective gave them."""
+    done: list[int] = []
+
+    def work(comm: Comm) -> None:
+        sum_of_ones(comm)
+        if comm.rank == 1:
+            raise FailedError
+        done.append(comm.rank)
+
+    with closing(SimulatedGroup(4)) as group:
+        for _ in range(50):
+            done.clear()
+            with pytest.raises(FailedError):
+                group.run(work)
+            assert sorted(done) == [0, 2, 3]
+
+
+def test_a_group_that_nobody_has_any_more_ends_its_threads() -> None:
+    group = SimulatedGroup(2)
+    threads = group._threads
+    del group
+    gc.collect()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+def test_a_time_to_wait_is_positive(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match=f"^timeout_s must be positive, got {timeout_s}$"):
+        SimulatedGroup(2, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("world_size", [0, -1])

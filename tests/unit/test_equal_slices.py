@@ -8,8 +8,8 @@ import torch
 import micro
 from micro.comm import Comm
 from micro.exchanges.base import Wire
-from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, Step
+from micro.thread_ranks import SimulatedGroup
 
 NUMEL = 12
 

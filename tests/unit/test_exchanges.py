@@ -9,8 +9,8 @@ from torch import Tensor
 
 import micro
 from micro.exchanges.base import Wire
-from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
+from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 
 NUMEL = 40

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.simulate import SimulatedGroup
+from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 from tests.saving import through_a_file
 from tests.sparsifiers import TABLE, Outcome, Row

@@ -8,7 +8,7 @@ import torch
 import micro
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, check_policy, report
-from micro.simulate import SimulatedGroup
+from micro.thread_ranks import SimulatedGroup
 
 LAYOUT = micro.Layout(("a", "b"), ((4,), (6,)))
 

@@ -17,8 +17,8 @@ from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
 from micro.selectors.reused import Reused, ReusedState
 from micro.selectors.reused_published import PublishedReused
-from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, Step
+from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 
 # --- the oracle -------------------------------------------------------------------------------------------------------

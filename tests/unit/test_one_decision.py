@@ -12,7 +12,7 @@ from torch import Tensor
 
 import micro
 from micro.reducers.base import BucketState
-from micro.simulate import SimulatedGroup
+from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 from tests.sparsifiers import TABLE, Row
 

@@ -18,8 +18,8 @@ from micro.exchanges.in_pieces import InPieces
 from micro.randomness import seed_for
 from micro.reducers.base import BucketState
 from micro.selectors.per_tensor import PerTensor, PerTensorState
-from micro.simulate import SimulatedGroup
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 
 CPU, DTYPE = torch.device("cpu"), torch.float64

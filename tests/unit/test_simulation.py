@@ -124,6 +124,24 @@ def test_a_simulation_goes_on_after_a_bad_gradient(simulation: micro.Simulation)
     assert [stats.step for stats in result.stats] == [1] * WORLD_SIZE
 
 
+def test_a_step_that_an_error_broke_off_is_not_gone_on_from(simulation: micro.Simulation) -> None:
+    def fail(comm: micro.Comm) -> None:
+        if comm.rank == 1:
+            raise LookupError("words of its own")
+
+    saved = simulation.state_dict()
+    with pytest.raises(LookupError, match="words of its own"):
+        simulation.step_(gradients(), ahead=fail)
+    words = r"^step 0 broke off \(.*LookupError: words of its own\), and ranks may .*: load a state"
+    for use in (lambda: simulation.step(gradients()), simulation.state_dict):
+        with pytest.raises(RuntimeError, match=words):
+            use()
+    simulation.load_state_dict(saved)
+    other = build()
+    assert torch.equal(simulation.step(gradients()).update, other.step(gradients()).update)
+    other.close()
+
+
 def test_residuals_move_into_new_buckets_by_name() -> None:
     reducer = micro.SparseReducer(micro.Micro(), 0.1)
     whole = reducer.start(LAYOUT, torch.float32, torch.device("cpu"))
