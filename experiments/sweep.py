@@ -112,7 +112,8 @@ def _tell(outcome: Outcome, total: int, console: Console) -> int:
         show(failure_table(outcome.failures), console)
     done = total - len(outcome.failures) - outcome.num_left
     rest = f", {outcome.num_left} left: run the same command to resume" if outcome.num_left else ""
-    print(f"{done} of {total} runs done, {len(outcome.failures)} failed{rest}", file=sys.stderr)
+    elsewhere = f" ({outcome.num_elsewhere} by another process)" if outcome.num_elsewhere else ""
+    print(f"{done} of {total} runs done{elsewhere}, {len(outcome.failures)} failed{rest}", file=sys.stderr)
     return outcome.exit_code
 
 

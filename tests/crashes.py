@@ -14,10 +14,17 @@ class Crash(BaseException):
 
 
 @contextmanager
-def crash_at(moment: int, functions: Sequence[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def crash_at(
+    moment: int,
+    functions: Sequence[tuple[Any, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    for_good: bool = False,
+) -> Iterator[None]:
     """Raise `Crash` in place of call number ``moment``, from 0, of these functions (owner and name).
 
-    A crash in rmtree comes in the middle of it: one file is gone.
+    A crash in rmtree comes in the middle of it: one file is gone. With ``for_good`` all later calls raise as well: what
+    a context manager would do at its end, a killed process does not do.
     """
     count = 0
     rmtree = shutil.rmtree
@@ -26,7 +33,7 @@ def crash_at(moment: int, functions: Sequence[tuple[Any, str]], monkeypatch: pyt
         def call(*arguments: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
-            if count - 1 == moment:
+            if count - 1 == moment or (for_good and count > moment):
                 if function is rmtree:
                     files = sorted(path for path in Path(arguments[0]).glob("*") if path.is_file())
                     for path in files[:1]:

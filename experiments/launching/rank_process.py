@@ -21,6 +21,7 @@ from experiments.launching.failures import is_lost_peer
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import whole_number
 from experiments.runs.atomic_files import DiskError, RecordError, disk_errors, write_atomic, write_json
+from experiments.runs.lease import LeaseLost
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
@@ -45,6 +46,10 @@ def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
 
 def _write_report(run_dir: Path, rank: int, report: dict[str, object]) -> None:
     """Write a report into the run folder or, where its disk takes none, into the launcher's spare folder."""
+    try:
+        RunFolder(run_dir).check_owned()
+    except LeaseLost:
+        return  # the folder is another process's by now
     spare = os.environ.get(SPARE_REPORTS)
     for folder in (RunFolder(run_dir).errors_path, *([Path(spare)] if spare else [])):
         with suppress(RecordError, OSError):  # the error itself matters more than its report

@@ -100,6 +100,7 @@ class Checkpointer:
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
         self._config, self._workers, self._store = config.checkpoint, workers, store
         self._world_size = config.world_size
+        self._folder = folder
         self._files = Checkpoints(
             folder.checkpoints_path, run=run_name(config), world_size=config.world_size, keep=self._config.keep
         )
@@ -124,15 +125,15 @@ class Checkpointer:
             shared: the state that is equal on all ranks; rank 0's is saved.
 
         Raises:
-            UserError: on all ranks, if one rank could not write.
+            UserError: on all ranks, if one rank could not write, or another process has taken over the folder.
         """
-        draft = self._on_main(lambda: self._files.begin(position.step))
+        draft = self._as_owner(lambda: self._files.begin(position.step))
         try:
             written = self._everywhere(lambda: self._write(draft, {"position": asdict(position), **shared}))
         except UserError:
-            self._on_main(lambda: self._files.discard(draft))
+            self._as_owner(lambda: self._files.discard(draft))
             raise
-        self._on_main(lambda: self._files.publish(draft, position.step, [part for parts in written for part in parts]))
+        self._as_owner(lambda: self._files.publish(draft, position.step, [part for parts in written for part in parts]))
         self._saved_at = time.monotonic()
 
     def newest(self) -> Saved | None:
@@ -148,11 +149,11 @@ class Checkpointer:
 
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints of steps after ``step``, from which the run resumes."""
-        self._on_main(lambda: self._files.remove_after(step))
+        self._as_owner(lambda: self._files.remove_after(step))
 
     def remove_all(self) -> None:
         """Remove the checkpoints of a finished run."""
-        self._on_main(self._files.remove_all)
+        self._as_owner(self._files.remove_all)
 
     def _write(self, draft: Path, shared: dict[str, Any]) -> list[PartDigest]:
         random = random_state(self._workers.device)
@@ -172,6 +173,15 @@ class Checkpointer:
     def _on_main(self, work: Callable[[], T]) -> T:
         """Call ``work`` in rank 0's process; return its result, or raise its error, in all processes."""
         return self._everywhere(lambda: work() if self._workers.is_main else None)[0]  # type: ignore[return-value]
+
+    def _as_owner(self, work: Callable[[], T]) -> T:
+        """As ``_on_main``; where another process has taken over the folder, raise the error that says so instead."""
+
+        def check_and_work() -> T:
+            self._folder.check_owned()
+            return work()
+
+        return self._on_main(check_and_work)
 
     def _check_shared(self, folder: RunFolder) -> None:
         for rank, sees in enumerate(self._workers.agree(folder.config_path.exists())):

@@ -26,7 +26,8 @@ def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
     stayed = []
     for folder in folders:
         try:
-            with folder.claim():
+            with folder.locked() as lease:
+                lease.stop()  # its file is removed with the folder
                 _remove(folder)
         except FolderInUse:
             stayed.append(folder)

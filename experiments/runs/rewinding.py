@@ -43,6 +43,19 @@ def move_tail(path: Path, start: int, destination: Path) -> None:
         raise cannot_write(path, error) from None
 
 
+def replace_by_copy(path: Path) -> None:
+    """Replace a file by a copy of itself, which a process that has the file open does not write.
+
+    Raises:
+        RecordError: The file cannot be read or written.
+    """
+    try:
+        with path.open("rb") as source, atomic_file(path, one_writer=True) as copy:
+            shutil.copyfileobj(source, copy, 1 << 20)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 def _offset_of_later(file: BinaryIO, path: Path, is_later: Callable[[int], bool]) -> int | None:
     start, num_rows = 0, 0
     while block := file.readlines(1 << 20):  # whole rows; steps ascend, so a block ends with its latest row

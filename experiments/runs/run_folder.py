@@ -9,8 +9,10 @@ from typing import Any
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import cannot_write, write_json
-from experiments.runs.folder_lock import cannot_use, is_locked, lock_folder
-from experiments.runs.rewinding import find_later, move_tail
+from experiments.runs.folder_lock import FolderInUse, cannot_use, follow_owner, is_locked, lock_folder, owner_of
+from experiments.runs.lease import Lease, check_lease
+from experiments.runs.owner import Owner
+from experiments.runs.rewinding import find_later, move_tail, replace_by_copy
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 
@@ -90,11 +92,13 @@ class RunFolder:
 
         Raises:
             RecordError: The file cannot be written.
+            LeaseLost: This process no longer owns the folder.
         """
+        self.check_owned()
         write_json(self.done_path, summary)
 
     @contextmanager
-    def claim(self) -> Iterator[Path | None]:
+    def claim(self, *, launch: str | None = None) -> Iterator[Path | None]:
         """Own the folder while the context lasts; make it if it is missing.
 
         The records of an unfinished attempt move to ``attempts/<n>/``, so that they do not mix with the next attempt's.
@@ -102,19 +106,46 @@ class RunFolder:
         ``rewind`` shortens them to the step at which the run resumes. A finished run is not changed: call ``is_done()``
         inside the context, because another process may have finished the run just before.
 
+        Args:
+            launch: For a run of several nodes, see ``lock_folder``.
+
         Yields:
             The folder to which the earlier attempt was moved, None if there was none.
 
         Raises:
             FolderInUse: Another process owns it.
+            LeaseLost: In the main thread, at any moment: another process has taken over, because this one stood still.
             UserError: The folder cannot be made or written.
         """
-        with lock_folder(self.path):
+        with lock_folder(self.path, launch=launch) as lease:
+            if lease.succeeds_stray and not self.is_done():
+                self._keep_rows_from_stray()
             yield None if self.is_done() else self._archive_attempt()
 
-    def locked(self) -> AbstractContextManager[None]:
+    def follow(self, error: FolderInUse) -> AbstractContextManager[None]:
+        """Work, while the context lasts, for the node of the same launch that owns the folder.
+
+        Raises:
+            LeaseLost: In the main thread, at any moment: that node lost the folder to another launch.
+        """
+        assert error.entry is not None
+        return follow_owner(self.path, error.entry).kept()
+
+    def locked(self) -> AbstractContextManager[Lease]:
         """Own the folder while a context lasts and change nothing, so that no run starts. Raises: as ``claim``."""
         return lock_folder(self.path)
+
+    def check_owned(self) -> None:
+        """Call this before a file is written that another owner would use. It does nothing where nobody claimed.
+
+        Raises:
+            LeaseLost: This process, or the launcher that started it, owned the folder and does so no longer.
+        """
+        check_lease(self.path)
+
+    def owner(self) -> Owner | None:
+        """Return the owner of a folder that is locked, None if it is unknown."""
+        return owner_of(self.path)
 
     def is_locked(self) -> bool:
         """Return whether a process owns the folder at this moment."""
@@ -131,7 +162,9 @@ class RunFolder:
 
         Raises:
             RecordError: A file cannot be read or written, or a row is not a record.
+            LeaseLost: This process no longer owns the folder.
         """
+        self.check_owned()
         later = {
             self.steps_path: find_later(self.steps_path, lambda index: index >= step),
             self.epochs_path: find_later(self.epochs_path, lambda num_done: num_done > step or step == 0),
@@ -146,6 +179,12 @@ class RunFolder:
         for path, start in moving.items():
             move_tail(path, start, attempt / path.name)
         return attempt
+
+    def _keep_rows_from_stray(self) -> None:
+        """Replace the files of rows by copies: a process of the earlier owner that goes on appends to the old ones."""
+        for path in (self.steps_path, self.epochs_path):
+            if path.exists():
+                replace_by_copy(path)
 
     def _archive_attempt(self) -> Path | None:
         rows = () if self._has_checkpoint() else (self.steps_path, self.epochs_path)

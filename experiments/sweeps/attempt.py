@@ -9,6 +9,7 @@ from types import FrameType
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 from experiments.launching.failures import RankFailure
+from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
 from experiments.training.runner import Watcher, execute
 from micro import NonFiniteGradient
@@ -18,12 +19,15 @@ def attempt(config: TrainConfig, folder: RunFolder, watcher: Watcher) -> str | N
     """Carry out a run to its end; return the reason of a failure in one line, None after a success.
 
     Raises:
+        FolderInUse: another process holds the run.
         SystemExit: a signal stopped the run, after it was saved.
     """
     try:
         execute(config, watcher, folder=folder)
     except RankFailure as error:
         return f"rank {error.rank} failed: {error.message}"
+    except FolderInUse:
+        raise
     except (UserError, NonFiniteGradient) as error:
         return str(error)
     except Exception as error:  # for instance out of memory: the other runs may need less

@@ -62,6 +62,11 @@ class LiveTable:
         self._durations.append(time.monotonic() - run.started)
         self.say(f"done: {run.snapshot.line()}")
 
+    def done_elsewhere(self, name: str) -> None:
+        """Count a run that another process finished."""
+        self._num_done += 1
+        self.say(f"done by another process: {name}")
+
     def failed(self, name: str, why: str) -> None:
         """Remove a failed run from the table."""
         del self._running[name]
@@ -70,8 +75,12 @@ class LiveTable:
 
     def stopped(self, name: str) -> None:
         """Remove a run that a signal stopped from the table; it counts as waiting again."""
-        del self._running[name]
+        self.put_back(name)
         self.say(f"stopped: {name}")
+
+    def put_back(self, name: str) -> None:
+        """Remove a run that could not start from the table; it counts as waiting again."""
+        del self._running[name]
 
     def say(self, line: str) -> None:
         """Print a line above the table."""

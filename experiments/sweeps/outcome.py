@@ -25,11 +25,13 @@ class Outcome:
     Attributes:
         failures: In the order in which they happened.
         num_left: Runs that were not started, after a failure or a signal.
+        num_elsewhere: Runs that another process finished while this sweep waited for them or carried out others.
         stopped: Exit code of the signal that stopped the sweep, None without one.
     """
 
     failures: list[FailedRun] = field(default_factory=list)
     num_left: int = 0
+    num_elsewhere: int = 0
     stopped: int | None = None
 
     @property

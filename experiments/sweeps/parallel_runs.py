@@ -14,8 +14,10 @@ from types import FrameType
 
 from experiments.config.schema import TrainConfig
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
+from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS
+from experiments.sweeps.held_runs import HeldRuns
 from experiments.sweeps.live_table import LiveTable
 from experiments.sweeps.num_jobs import threads_per_process
 from experiments.sweeps.outcome import Outcome
@@ -30,11 +32,16 @@ class _Slot:
     """A worker process that carries out one run after another.
 
     Attributes:
-        folder: Of the current run, None if there is none.
+        config: Of the current run, None if there is none.
     """
 
     worker: WorkerProcess
-    folder: RunFolder | None = None
+    config: TrainConfig | None = None
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """The folder of the current run."""
+        return folder_of(self.config) if self.config else None
 
 
 class ParallelSweep:
@@ -42,12 +49,13 @@ class ParallelSweep:
 
     A process carries out many runs, because importing torch may take longer than a run. A process that died is
     replaced. A stop signal to this process is forwarded to all runs, and no run is started after it. A second Ctrl-C
-    kills the runs.
+    kills the runs. A run that another process holds is left for the end, and then waited for.
     """
 
     def __init__(self, configs: list[TrainConfig], table: LiveTable, *, at_once: int, on_error: str) -> None:
         self._configs = configs
         self._waiting = deque(configs)
+        self._held = HeldRuns(table.say)
         self._table = table
         self._at_once = at_once
         self._on_error = on_error
@@ -63,8 +71,8 @@ class ParallelSweep:
             self._logs = Path(logs)
             while True:
                 self._start_more()
-                busy = [slot for slot in self._slots if slot.folder]
-                if not busy:
+                busy = [slot for slot in self._slots if slot.config]
+                if not busy and not self._may_wait():
                     break
                 self._collect(busy)
                 self._table.draw()
@@ -74,26 +82,38 @@ class ParallelSweep:
         return self._outcome
 
     def _start_more(self) -> None:
+        self._waiting.extend(self._held.take_ended())
         while self._may_start():
             config = self._waiting.popleft()
             folder = folder_of(config)
-            if folder.is_done():  # by another sweep, since this one began
+            if folder.is_done():
+                self._outcome.num_elsewhere += 1
+                self._table.done_elsewhere(folder.path.name)
                 continue
             self._table.begin(folder.path.name, folder.path, total_steps=num_steps(config))
             threads = threads_per_process(config, self._at_once)
             slot = self._free_slot()
-            slot.folder = folder
+            slot.config = config
             slot.worker.send(carry_out, Job(config=config, folder=folder, command=sys.argv, threads=threads))
             if self._signal:  # received before the slot had a folder
                 self._forward_signal()
 
     def _may_start(self) -> bool:
-        is_aborted = self._outcome.failures and self._on_error == "stop"
-        num_busy = sum(slot.folder is not None for slot in self._slots)
-        return bool(self._waiting) and num_busy < self._at_once and not (self._signal or is_aborted)
+        num_busy = sum(slot.config is not None for slot in self._slots)
+        return bool(self._waiting) and num_busy < self._at_once and not self._is_ending()
+
+    def _may_wait(self) -> bool:
+        """Return whether runs are left that other processes hold, and say so."""
+        if not self._held or self._is_ending():
+            return False
+        self._held.announce()
+        return True
+
+    def _is_ending(self) -> bool:
+        return bool(self._signal or (self._outcome.failures and self._on_error == "stop"))
 
     def _free_slot(self) -> _Slot:
-        free = next((slot for slot in self._slots if slot.folder is None), None)
+        free = next((slot for slot in self._slots if slot.config is None), None)
         if free is None:
             log = self._logs / f"worker{next(self._serial)}.log"
             free = _Slot(WorkerProcess(log, at_parent_death=signal.SIGTERM))  # at SIGTERM a run saves its state
@@ -109,8 +129,9 @@ class ParallelSweep:
 
     def _record_result(self, slot: _Slot) -> None:
         """Record how a run ended."""
-        folder, slot.folder = slot.folder, None
-        assert folder is not None
+        config, slot.config = slot.config, None
+        assert config is not None
+        folder = folder_of(config)
         try:
             why = slot.worker.receive()
         except WorkerFailure as failure:
@@ -121,7 +142,10 @@ class ParallelSweep:
                 self._table.stopped(folder.path.name)
                 return
             why = "stopped by a signal: run the same command to resume" if is_stopped else str(failure)
-        if why is None:
+        if isinstance(why, FolderInUse):
+            self._table.put_back(folder.path.name)
+            self._held.add(config, why)
+        elif why is None:
             self._table.done(folder.path.name)
         else:
             self._table.failed(folder.path.name, why)
@@ -134,7 +158,7 @@ class ParallelSweep:
             yield
         finally:
             for slot in self._slots:
-                if slot.folder:  # an error of the sweep itself interrupted this run
+                if slot.config:  # an error of the sweep itself interrupted this run
                     slot.worker.process.terminate()
                 slot.worker.close()
             for number, handler in before.items():
@@ -149,7 +173,7 @@ class ParallelSweep:
         """Make the runs save and stop; their processes have no terminal, so Ctrl-C reaches only this process."""
         number = signal.SIGUSR1 if self._signal == signal.SIGUSR1 else signal.SIGTERM
         for slot in self._slots:
-            if slot.folder:
+            if slot.config:
                 slot.worker.process.send_signal(signal.SIGKILL if self._killing else number)
 
 

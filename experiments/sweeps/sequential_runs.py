@@ -6,9 +6,11 @@ from collections import deque
 from rich.console import Console
 
 from experiments.config.schema import TrainConfig
+from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.sweeps.attempt import attempt, saving_at_interrupt
+from experiments.sweeps.held_runs import HeldRuns
 from experiments.sweeps.outcome import Outcome
 from experiments.sweeps.progress import SweepProgress
 from experiments.tracking.progress import print_plain
@@ -16,20 +18,31 @@ from experiments.training.runner import label, num_steps
 
 
 def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) -> Outcome:
-    """Carry out the unfinished runs and show the progress; arguments are those of ``local_sweep.run_all``."""
+    """Carry out the unfinished runs and show the progress; arguments are those of ``local_sweep.run_all``.
+
+    A run that another process holds is left for the end, and then waited for.
+    """
     progress, outcome = SweepProgress(len(configs), console), Outcome()
-    waiting = deque(configs)
+    finished_before = {folder_of(config).path for config in configs if folder_of(config).is_done()}
+    waiting, held = deque(configs), HeldRuns(lambda line: print_plain(console, line))
     with saving_at_interrupt() as interrupted:
-        while waiting:
-            config = waiting.popleft()
-            folder = folder_of(config)
-            if folder.is_done():
-                progress.skip()
-                continue
+        while waiting or held:
             try:
+                waiting.extend([] if waiting else held.wait())
+                config = waiting.popleft()
+                folder = folder_of(config)
+                if folder.is_done():
+                    progress.skip()
+                    if folder.path not in finished_before:
+                        outcome.num_elsewhere += 1
+                        print_plain(console, f"done by another process: {folder.path.name}")
+                    continue
                 why = attempt(
                     config, folder, lambda c, f: progress.watch(f.path, total_steps=num_steps(c), label=label(c))
                 )
+            except FolderInUse as error:
+                held.add(config, error)
+                continue
             except (SystemExit, KeyboardInterrupt) as stop:
                 outcome.stopped = _exit_code(stop, interrupted())
                 break

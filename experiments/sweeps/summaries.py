@@ -81,10 +81,12 @@ def removal_table(folders: list[RunFolder]) -> Table:
 
 
 def describe(folder: RunFolder) -> str:
-    """Return a short description of a run: its measure, the reason of its failure, or where it resumes."""
+    """Return a short description of a run: its measure, who runs it, why it failed, or where it resumes."""
     state = state_of(folder)
     if state in (State.DONE, State.RUNNING):
-        return in_words(LastRow(folder.epochs_path).read())
+        owner = folder.owner() if state == State.RUNNING else None
+        measured = in_words(LastRow(folder.epochs_path).read())
+        return "; ".join(filter(None, (measured, str(owner or ""))))
     if state == State.FAILED:
         return failure_reason(folder)
     if state == State.NEW:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from experiments.config.schema import TrainConfig
+from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import run_log
 from experiments.sweeps.attempt import attempt
@@ -31,8 +32,10 @@ class Job:
     threads: int | None
 
 
-def carry_out(job: Job) -> str | None:
+def carry_out(job: Job) -> str | FolderInUse | None:
     """Carry out a run in this process; return the reason of a failure in one line, None after a success.
+
+    A run that another process holds returns the error that says so.
 
     A signal that stops the run ends the process, with the exit code of ``execute``.
     """
@@ -40,7 +43,10 @@ def carry_out(job: Job) -> str | None:
     if job.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(job.threads)  # for the ranks
         torch.set_num_threads(job.threads)
-    return attempt(job.config, job.folder, _logged)
+    try:
+        return attempt(job.config, job.folder, _logged)
+    except FolderInUse as error:
+        return error
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Carry out one run, from a checked configuration to its last file, with real or simulated workers."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -80,13 +81,26 @@ def _claim_first(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bo
 
     That node prepares the folder before the ranks of all nodes meet, and shows the progress.
     """
+    launch = _launch_name(config) if config.cluster.nnodes > 1 else None
     try:
-        owned.enter_context(folder.claim())
-    except FolderInUse:
-        if config.cluster.nnodes == 1:
+        owned.enter_context(folder.claim(launch=launch))
+    except FolderInUse as error:
+        owner = error.entry.owner if error.entry else None
+        if launch is None or owner is None or owner.launch != launch:
             raise
+        owned.enter_context(folder.follow(error))
         return False
     return True
+
+
+def _launch_name(config: TrainConfig) -> str:
+    """Return what all nodes of a launch have in common, and no other launch of the same run.
+
+    Nodes that meet at one address are one launch. SLURM may start a job again, with the same address, while processes
+    of its first start are still alive on a node that it cannot reach.
+    """
+    step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
+    return " ".join([config.cluster.rdzv_endpoint, *(step if step[1] else [])])
 
 
 def _start_workers(config: TrainConfig, folder: RunFolder) -> None:

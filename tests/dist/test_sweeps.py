@@ -5,13 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from experiments.runs.run_folder import RunFolder
+from experiments.config.compose import compose_runs
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, saved_step, state_of
 from experiments.sweep import main
+from experiments.sweeps.study import jobs_of
 from tests.dist.commands import ROOT
 from tests.dist.rank_functions import Ended, called
 from tests.waiting import is_alive, wait_until
@@ -65,6 +68,28 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     assert again.returncode == 1
     assert {path: (path / "DONE").stat().st_mtime_ns for path in before} == before
     assert "is not finite at step" in again.stderr
+
+
+def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
+    words = study(tmp_path, "[[seed=0, epochs=1], [seed=1, epochs=1]]")
+    first, second = (folder_of(config) for config in compose_runs(jobs_of(words[0], words[1:2])))
+    waits = threading.Event()
+
+    def other_sweep() -> None:
+        with first.claim():
+            waits.set()
+            wait_until(second.is_done, "the run that is free", timeout_s=200)
+            first.mark_done({})
+
+    thread = threading.Thread(target=other_sweep)
+    thread.start()
+    waits.wait(60)
+    both = sweep(*words)
+    thread.join()
+    assert both.returncode == 0, both.stderr
+    assert f"held: {first.path.name}: in use by pid {os.getpid()} on " in both.stderr
+    assert f"done by another process: {first.path.name}" in both.stderr
+    assert "2 of 2 runs done (1 by another process), 0 failed" in both.stderr
 
 
 def children_of(pid: int) -> set[int]:

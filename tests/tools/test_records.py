@@ -168,8 +168,9 @@ with RunFolder(Path(sys.argv[1])).claim():
         assert owner.stdout.readline() == "mine\n"
         with pytest.raises(UserError) as caught, run.claim():
             pytest.fail("two owners")
-        message = f"run folder {run.path} is in use by another process; wait for it, or choose another folder"
-        assert str(caught.value) == message
+        who = rf"pid {owner.pid} on \S+ since \S+"
+        message = f"run folder {run.path} is in use by {who}; wait for it, or choose another folder"
+        assert re.fullmatch(message, str(caught.value))
         owner.kill()  # a killed owner owns nothing
     with run.claim() as earlier:
         assert earlier is None
@@ -177,7 +178,7 @@ with RunFolder(Path(sys.argv[1])).claim():
 
 def test_two_claims_of_one_process_collide_too(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    with run.claim(), pytest.raises(UserError, match="in use by another process"), run.claim():
+    with run.claim(), pytest.raises(UserError, match="is in use by pid"), run.claim():
         pytest.fail("two owners")
     with run.claim():
         pass
@@ -201,6 +202,7 @@ def test_what_an_attempt_recorded_is_kept_apart(tmp_path: Path) -> None:
     assert (tmp_path / "attempts/1/steps.jsonl").read_text() == "steps.jsonl"
     assert (tmp_path / "attempts/2/steps.jsonl").read_text() == "second"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".lease",
         ".lock",
         "attempts",
         "checkpoints",
@@ -229,7 +231,7 @@ def test_rows_stay_where_the_run_can_go_on(tmp_path: Path, name: str) -> None:
     with run.claim() as earlier:
         assert earlier == run.attempts_path / "1"
     assert names(run.attempts_path / "1") == ["errors", "failure.json", "manifest.json", "ranks"]
-    assert names(tmp_path) == [".lock", "attempts", "checkpoints", "epochs.jsonl", "steps.jsonl"]
+    assert names(tmp_path) == [".lease", ".lock", "attempts", "checkpoints", "epochs.jsonl", "steps.jsonl"]
     with run.claim() as earlier:
         assert earlier is None
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from experiments.runs.cleaning import removable, remove
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import code_differences, compare_weights, find_run, saved_config
 from experiments.runs.status import State, failure_log, state_of
-from experiments.sweeps import num_jobs, study
+from experiments.sweeps import held_runs, num_jobs, sequential_runs, study
 from experiments.sweeps.live_table import LiveTable
 from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.outcome import Outcome
@@ -210,6 +211,51 @@ def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch
     assert num_at_once(nodes, "auto") == 1
     with pytest.raises(UserError, match="use --jobs 1"):
         num_at_once(nodes, "2")
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "said"),
+    [
+        ("finished", 0, ["waiting for a run that another process holds", "done by another process"]),
+        ("released", 0, ["waiting for a run that another process holds"]),
+        ("Ctrl-C", 130, ["waiting for a run that another process holds"]),
+    ],
+)
+def test_a_run_of_another_process_is_left_for_the_end_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, code: int, said: list[str]
+) -> None:
+    configs = composed(*[[f"seed={seed}", f"output={tmp_path}"] for seed in range(3)])
+    folders = [folder_of(config) for config in configs]
+    attempted: list[str] = []
+
+    def attempt(config: TrainConfig, folder: RunFolder, watcher: object) -> None:
+        with folder.claim():
+            attempted.append(folder.path.name)
+            folder.mark_done({})
+
+    def while_waiting(seconds: float) -> None:
+        if event == "Ctrl-C":
+            raise KeyboardInterrupt
+        if event == "finished":
+            folders[0].mark_done({})
+        other.close()
+
+    monkeypatch.setattr(sequential_runs, "attempt", attempt)
+    monkeypatch.setattr(held_runs, "_POLL_S", 0.0)
+    monkeypatch.setattr(held_runs, "sleep", while_waiting)
+    console = Console(file=io.StringIO(), width=500)
+    with ExitStack() as other:
+        other.enter_context(folders[0].locked())
+        outcome = sequential_runs.run_one_by_one(configs, console, "continue")
+    assert outcome.exit_code == code
+    assert not outcome.failures
+    assert outcome.num_left == (event == "Ctrl-C")
+    assert outcome.num_elsewhere == (event == "finished")
+    again = [folders[0].path.name] if event == "released" else []
+    assert attempted == [folders[1].path.name, folders[2].path.name, *again]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].startswith(f"held: {folders[0].path.name}: in use by pid {os.getpid()} on ")
+    assert [line.startswith(start) for line, start in zip(lines[1:], said, strict=True)] == [True] * len(said)
 
 
 def test_clean_takes_what_failed_or_was_broken_off_and_never_what_runs(tmp_path: Path) -> None:

@@ -284,7 +284,7 @@ def test_a_run_that_goes_on_is_left_to_its_own_mirror(
     folder = copied(runs, tmp_path / "busy")
     with folder.locked():
         assert track.main([str(folder.path)]) == 2
-    assert "is in use by another process" in capsys.readouterr().err
+    assert "is in use by pid" in capsys.readouterr().err
 
 
 def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: Path) -> None:
