@@ -333,7 +333,7 @@ def test_who_looks_at_a_folder_that_cannot_be_written_writes_nothing(
         monkeypatch.setattr(owner, name, refused)
     assert (run.is_locked(), state_of(run)) == (True, State.RUNNING)
     assert describe(run).startswith("pid 7 on node7 (SLURM job 71) since ")
-    with pytest.raises(UserError, match=r"cannot use run folder .*read-only file system; choose"), run.claim():
+    with pytest.raises(UserError, match=r"cannot use run folder .*read-only file system; make"), run.claim():
         pytest.fail("claimed")
     monkeypatch.undo()
     for age, running in ((50, True), (70, False), (-70, False)):  # another machine's clock may differ a little
