@@ -124,7 +124,7 @@ class Lease:
             if self.beat():
                 continue
             with suppress(ProcessLookupError):
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
             if not self._stop.wait(STOP_S):  # the main thread may wait for a peer, and never see the signal
                 print(f"error: {LeaseLost(self._path, self.loss or '')}", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -156,7 +156,7 @@ class Lease:
 
     @contextmanager
     def _signal_handled(self) -> Iterator[None]:
-        """Raise LeaseLost in the main thread when the thread that renews the lease sends it SIGUSR2."""
+        """Raise LeaseLost in the main thread when the thread that renews the lease sends it SIGURG."""
         if threading.current_thread() is not threading.main_thread():
             yield  # Python handles signals in the main thread alone
             return
@@ -164,11 +164,11 @@ class Lease:
         def stop(number: int, frame: FrameType | None) -> None:
             self._raise_if_lost()
 
-        before = signal.signal(signal.SIGUSR2, stop)
+        before = signal.signal(signal.SIGURG, stop)
         try:
             yield
         finally:
-            signal.signal(signal.SIGUSR2, before)
+            signal.signal(signal.SIGURG, before)
 
     @contextmanager
     def _in_environment(self) -> Iterator[None]:

@@ -235,7 +235,7 @@ def test_the_main_thread_stops_when_the_lease_is_lost(
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
     run = RunFolder(tmp_path)
-    before = signal.getsignal(signal.SIGUSR2)
+    before = signal.getsignal(signal.SIGURG)
 
     def work() -> None:
         event(run)
@@ -248,7 +248,7 @@ def test_the_main_thread_stops_when_the_lease_is_lost(
 
     with pytest.raises(LeaseLost, match=message):
         within(run.claim(), work)
-    assert signal.getsignal(signal.SIGUSR2) == before
+    assert signal.getsignal(signal.SIGURG) == before
 
 
 def test_a_process_that_cannot_stop_ends_hard(
@@ -261,12 +261,12 @@ def test_a_process_that_cannot_stop_ends_hard(
     run = RunFolder(tmp_path)
 
     def hang() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])  # as in a call that never returns
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])  # as in a call that never returns
         try:
             superseded(run)
             assert ended.wait(60)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGURG])
 
     with pytest.raises(LeaseLost):
         within(run.claim(), hang)
