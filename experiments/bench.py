@@ -24,6 +24,7 @@ from experiments.benchmarks import loading, loop, network, rules, select, step, 
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
 from experiments.launching.failures import RankFailure
+from experiments.reports.output import check_folder
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -34,6 +35,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_folder(options.out)
     try:
         options.run(options, Console() if sys.stdout.isatty() else Console(width=140))
     except RankFailure as error:

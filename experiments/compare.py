@@ -22,6 +22,7 @@ from rich.progress import Progress
 from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
 from experiments.config.option_types import to_density, to_path, to_positive, whole_number
 from experiments.config.ranges import LARGEST_SEED
+from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.studies.method_comparison.files import write
@@ -39,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
     settings = check_options(options)
+    check_folder(options.out)
     with _progress_bar() as show_progress:
         done = measure(settings, show_progress)
     title = "All methods on the same gradients"
     head = opening(title, "experiments.compare", words, max(settings.world_sizes))
-    written = write(done, settings, options.out, head)
+    written = write_or_rescue(lambda out: write(done, settings, out, head), options.out)
     for line in [*map(str, written), *done.failures]:
         print(line)
     return 130 if done.interrupted else int(bool(done.failures))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.config.command_line import Parser, comma_list, run_command, setting
-from experiments.config.errors import UserError, check_choice
+from experiments.config.errors import OutputError, UserError, check_choice
 from experiments.config.option_types import to_path
 from experiments.reports.names import KINDS
+from experiments.reports.output import check_folder, write_or_rescue
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     kinds = _kinds(options.only)
+    check_folder(options.out)
     # Imported here: pandas and matplotlib take a second, which --help and a mistake need not wait for.
     from rich.console import Console
 
@@ -29,15 +31,23 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         frames = read(options.source or ["folders", str(options.runs)], parse_selection(options.select))
-        written = [] if options.table else draw_all(frames, options.out, kinds)
-        table = summarise(frames)
-        written += write_summary(table, options.out)
     except OSError as error:
-        raise UserError(f"{error.filename or options.out}: {error.strerror or error}") from None
+        raise UserError(f"{error.filename or options.runs}: {error.strerror or error}") from None
+    table = summarise(frames)
+    # A pipe has no width: wide enough that no name is cut.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+
+    def write(out: Path) -> list[Path]:
+        return [*([] if options.table else draw_all(frames, out, kinds)), *write_summary(table, out)]
+
+    try:
+        written = write_or_rescue(write, options.out)
+    except OutputError:
+        print_tables(table, console)
+        raise
     for path in written:
         print(path)
-    # A pipe has no width: wide enough that no name is cut.
-    print_tables(table, Console(width=None if sys.stdout.isatty() else 120))
+    print_tables(table, console)
     return 0
 
 

@@ -12,7 +12,6 @@ writes.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +19,13 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.config.command_line import Parser, run_command
-from experiments.config.errors import UserError
 from experiments.config.option_types import to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.profiles import backward, link, select
 from experiments.profiles.measure_on_ranks import DEVICES, check_device, join, measure
+from experiments.reports.output import check_file, write_or_rescue
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,27 +47,20 @@ def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
     check_device(options.device, options.nproc)
     settings = {"nproc": options.nproc, "device": options.device}
     settings |= command.prepare(options, ranks.world_size if ranks else options.nproc)
-    _make_folder(options.out)
+    check_file(options.out, prefix="micro-")
     rows = join(command.work, settings, ranks) if ranks else measure(command.work, settings)
     if rows is None:
         return
     console = Console() if sys.stdout.isatty() else Console(width=140)
-    for path in command.write(rows, options, console):
+
+    def write(folder: Path) -> list[Path]:
+        where = argparse.Namespace(**{**vars(options), "out": folder / options.out.name})
+        shown = console if folder == options.out.parent else Console(quiet=True)
+        paths: list[Path] = command.write(rows, where, shown)
+        return paths
+
+    for path in write_or_rescue(write, options.out.parent):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
-
-
-def _make_folder(path: Path) -> None:
-    """Make the folder of a file before anything is measured for it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {(error.strerror or str(error)).lower()}; choose another --out"
-        ) from None
-    if path.is_dir():
-        raise UserError(f"--out must be a file, got the folder {path}")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"cannot write {path}: its folder is not yours to write in; choose another --out")
 
 
 def parser() -> Parser:

@@ -19,9 +19,11 @@ from pathlib import Path
 
 from experiments.config.checks import SCALES
 from experiments.config.command_line import Parser, add_settings, run_command
-from experiments.config.errors import UserError
+from experiments.config.errors import OutputError, UserError
 from experiments.config.option_types import to_path
 from experiments.config.schema import TrainConfig
+from experiments.reports.output import check_folder
+from experiments.runs.atomic_files import DiskError
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Part, known_papers, load_paper
 from experiments.studies.paper_reproduction.parts import Commands, check, reproduce
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     out = options.out or Path("results/papers") / f"{options.paper}-{options.scale}"
+    check_folder(out)
     commands = Commands(check=check_command, runs_of=runs_of)
     try:
         paper = load_paper(options.paper, options.scale, out=out, root=str(options.root), overrides=options.overrides)
@@ -45,8 +48,10 @@ def _run(options: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         failed = reproduce(paper, out, commands, again=options.again)
         page = write_paper_page(paper, out)
+    except DiskError as error:
+        raise OutputError(str(error)) from None
     except OSError as error:
-        raise UserError(f"cannot write {error.filename or out}: {error.strerror}") from None
+        raise OutputError(f"cannot write {error.filename or out}: {error.strerror}") from None
     print(page)
     for part in failed:
         print(f"failed: {part.name}: {part.command}", file=sys.stderr)

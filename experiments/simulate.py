@@ -22,6 +22,7 @@ from rich.console import Console
 
 from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.config.option_types import to_density, to_path, to_positive, whole_number
+from experiments.reports.output import check_folder, write_or_rescue
 from experiments.studies.simulated_steps.files import write
 from experiments.studies.simulated_steps.network_choices import ALGORITHMS, INTRA, RANKS_PER_NODE
 from experiments.studies.simulated_steps.questions import compute
@@ -50,9 +51,11 @@ def _run(words: list[str]) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=140)
     options = parser().parse_args(words)
     study = check_options(options)
+    check_folder(options.out)
     frames = compute(study, console.print)
     print_speedups(frames["steps"], console)
-    for path in write(study, frames, options.out, shlex.join(["python", "-m", "experiments.simulate", *words])):
+    command = shlex.join(["python", "-m", "experiments.simulate", *words])
+    for path in write_or_rescue(lambda out: write(study, frames, out, command), options.out):
         console.print(str(path), soft_wrap=True)
     return 0
 

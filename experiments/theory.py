@@ -19,6 +19,7 @@ from rich.console import Console
 
 from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
 from experiments.config.option_types import to_density, to_path, whole_number
+from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
 from experiments.studies.topk_theory.bound import check, verdict
@@ -36,17 +37,18 @@ def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
     density, world_size = options.density, options.world_size
     console = Console(stderr=True)
+    check_folder(options.out)
     with console.status("training"):
         vectors = accumulators(options.overrides, world_size, density, options.steps)
     equal = Vector("equal magnitudes", torch.ones(vectors[0].values.numel()))
     rows = [check(vector) for vector in [*vectors, equal]]
+    for row in rows:
+        print(f"{row['vector']}: the bound {verdict(row)}", flush=True)
     head = opening("The theory of top-k on recorded accumulators", "experiments.theory", words, world_size)
-    written = write(vectors, rows, density, options.out, head)
+    written = write_or_rescue(lambda out: write(vectors, rows, density, out, head), options.out)
     with console.status("timing the operators"):
         times = operator_times(options.numel, density, world_size, options.repeats)
-    written += write_times(times, density, world_size, options.out)
-    for row in rows:
-        print(f"{row['vector']}: the bound {verdict(row)}")
+    written += write_or_rescue(lambda out: write_times(times, density, world_size, out), options.out)
     for path in written:
         print(path)
     return 0

@@ -17,6 +17,8 @@ from rich.table import Table
 from experiments.config.command_line import add_settings
 from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
+from experiments.reports.csv_files import write_csv
+from experiments.reports.output import write_or_rescue
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import load_task
 
@@ -53,13 +55,12 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     rows = [
         {"workload": name, **measured(config, arguments.steps)} for name, config in zip(workloads, configs, strict=True)
     ]
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).to_csv(arguments.out / "loading.csv", index=False)
     table = Table("workload", "batch", "draw ms", "step ms", "share %")
     for row in rows:
         figures = (1e3 * row["draw_s"], 1e3 * row["step_s"], 100 * row["share"])
         table.add_row(row["workload"], str(row["batch_size"]), *(f"{value:.3g}" for value in figures))
     console.print(table)
+    write_or_rescue(lambda out: [write_csv(pd.DataFrame(rows), out / "loading.csv")], arguments.out)
 
 
 def measured(config: TrainConfig, num_steps: int) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from experiments.config.option_types import whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.config.schema import TrainConfig
 from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
+from experiments.reports.csv_files import write_csv
+from experiments.reports.output import write_or_rescue
 from experiments.runs.run_folder import RunFolder
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.loop import Trainer
@@ -55,13 +57,13 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     with tempfile.TemporaryDirectory(prefix="micro-loop-") as folder:
         settings = {"config": config, "folder": folder, "steps": arguments.steps}
         (row,) = measure(work, settings, arguments.nproc)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     name = f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks"
-    pd.DataFrame([row]).assign(run=name).to_csv(arguments.out / "loop.csv", index=False)
     console.print(
         f"{name}: harness {1e3 * row['harness_s']:.2f} ms, bare DDP {1e3 * row['bare_s']:.2f} ms a step; "
         f"ratio {row['ratio']:.3f} (quartiles {row['ratio_q1']:.3f} to {row['ratio_q3']:.3f}, {arguments.steps} pairs)"
     )
+    frame = pd.DataFrame([row]).assign(run=name)
+    write_or_rescue(lambda out: [write_csv(frame, out / "loop.csv")], arguments.out)
 
 
 def work(settings: Settings) -> list[Row]:

@@ -27,6 +27,7 @@ from experiments.launching.measurements import Row
 from experiments.launching.namespaces import Hosts, bits_per_s
 from experiments.launching.rank_group import RankGroup
 from experiments.reports.figure_parts import head, new_figure, save
+from experiments.reports.output import write_or_rescue
 from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, style
 
 NAME = "network"
@@ -82,8 +83,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                     rows.append(_measure(settings, setup, Prediction(profiles, network), hosts, ranks, rate))
     frame = _compared(pd.DataFrame(rows))
     console.print(_table(frame, settings))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for path in save(_draw(frame, settings.title), frame, arguments.out / NAME):
+    for path in write_or_rescue(lambda out: save(_draw(frame, settings.title), frame, out / NAME), arguments.out):
         console.print(f"wrote {path}")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 import micro
 from experiments.config.option_types import to_density, whole_number
 from experiments.reports.figure_parts import save
+from experiments.reports.output import write_or_rescue
 from experiments.reports.rule_figure import draw_rules
 from experiments.studies.gradient_sources import laplace, layers, normal, student
 from micro.randomness import generator
@@ -44,10 +45,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     frame = pd.concat(frames, ignore_index=True)
     table = _table(frame, steps)
     title = f"MiCRO's rules: d = {numel:,}, density {density:g}, {world_size} ranks, scale x 10 at step {_jump(steps)}"
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for path in save(draw_rules(frame, title), frame, arguments.out / "rules"):
-        console.print(f"wrote {path}")
     console.print(table)
+    for path in write_or_rescue(lambda out: save(draw_rules(frame, title), frame, out / "rules"), arguments.out):
+        console.print(f"wrote {path}")
 
 
 STREAMS: dict[str, Callable[[int, torch.Generator], Tensor]] = {

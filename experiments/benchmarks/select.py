@@ -17,6 +17,7 @@ from torch import Tensor
 from experiments.config.command_line import comma_list
 from experiments.config.option_types import to_density, whole_number
 from experiments.reports.csv_files import write_csv
+from experiments.reports.output import write_or_rescue
 from micro import kernels
 from micro.randomness import generator
 
@@ -54,7 +55,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 rows.append({"numel": numel, "density": density} | compare(x, threshold, arguments.pairs))
     frame = pd.DataFrame(rows)
     console.print(_table(frame, arguments.pairs, device))
-    console.print(f"wrote {write_csv(frame, arguments.out / 'select.csv')}")
+    for path in write_or_rescue(lambda out: [write_csv(frame, out / "select.csv")], arguments.out):
+        console.print(f"wrote {path}")
 
 
 def ways(x: Tensor, threshold: float) -> dict[str, Callable[[], object]]:

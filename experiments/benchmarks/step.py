@@ -19,6 +19,8 @@ from experiments.config.command_line import comma_list
 from experiments.config.option_types import to_density, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
+from experiments.reports.csv_files import write_csv
+from experiments.reports.output import write_or_rescue
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
 from micro.comm import GroupComm
@@ -60,10 +62,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 rows = measure(work, settings | {"methods": methods}, arguments.nproc)
             frames.append(pd.DataFrame(rows).assign(**settings))
             console.print(_table(rows, settings))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "step.csv"
-    pd.concat(frames).to_csv(path, index=False)
-    console.print(f"wrote {path}")
+    for path in write_or_rescue(lambda out: [write_csv(pd.concat(frames), out / "step.csv")], arguments.out):
+        console.print(f"wrote {path}")
 
 
 def _table(rows: list[Row], settings: Settings) -> Table:

@@ -17,6 +17,7 @@ from torch import Tensor
 from experiments.config.command_line import comma_list
 from experiments.config.option_types import whole_number
 from experiments.reports.csv_files import write_csv
+from experiments.reports.output import write_or_rescue
 from micro.randomness import generator
 from micro.transforms import padded_length, to_spectrum
 
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     with console.status("transforming"):
         frame = measure(arguments.numel, arguments.rounds)
     console.print(_table(frame, arguments.rounds))
-    console.print(f"wrote {write_csv(frame, arguments.out / 'transform.csv')}")
+    for path in write_or_rescue(lambda out: [write_csv(frame, out / "transform.csv")], arguments.out):
+        console.print(f"wrote {path}")
 
 
 def measure(lengths: list[int], rounds: int) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, TextIO, TypeVar, cast
 
-from experiments.config.errors import UserError
+from experiments.config.errors import OutputError, UserError
 from experiments.config.start_up import collect_as_usual, collect_seldom
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -107,7 +107,9 @@ def _nothing(mode: str) -> TextIO:
 
 
 def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
-    """Return the exit code of a command: 2 after a UserError, which is printed in one line, and 130 after Ctrl-C.
+    """Return the exit code of a command: 2 after a UserError, 1 after an OutputError, and 130 after Ctrl-C.
+
+    An error is printed in one line.
 
     Where standard output cannot be written any more, the code is 141 if its reader has ended (as ``head`` does), and
     else 1, with the reason.
@@ -124,6 +126,9 @@ def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
     except UserError as error:
         print_error(error)
         return MISTAKE
+    except OutputError as error:
+        print_error(error)
+        return FAILED
     except OSError as error:
         if not _output_is_broken():
             raise

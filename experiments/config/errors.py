@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A mistake of the user, in one line that names what was given, what is allowed and what to do."""
 
 
+class OutputError(RuntimeError):
+    """Results that could not be written where they belong; one line says where they are. No mistake of the user."""
+
+
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the closest of ``allowed``, or an empty string when none is close."""
     close = difflib.get_close_matches(given, list(allowed), n=1)

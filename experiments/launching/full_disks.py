@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.launching.failures import Failure, Kind
 from experiments.runs.atomic_files import cannot_write
-from experiments.runs.disks import is_of_disk, spare_folder, try_to_write
+from experiments.runs.disks import is_of_disk, spare_folders, try_to_write
 
 
 class LossyLog(logging.FileHandler):
@@ -32,7 +32,7 @@ class LossyLog(logging.FileHandler):
 @contextmanager
 def spare_reports() -> Iterator[Path | None]:
     """Yield a folder on a disk that can be written, for reports that the run folder cannot take; None without one."""
-    folder = spare_folder("micro-reports-")
+    folder = next(spare_folders("micro-reports-"), None)
     try:
         yield folder
     finally:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.reports.output import write_file
+
 
 def write_csv(numbers: pd.DataFrame, path: Path) -> Path:
-    """Write numbers with eight digits and the same line ends everywhere; returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    numbers.to_csv(path, index=False, float_format="%.8g", lineterminator="\n")
-    return path
+    """Write numbers with eight digits and the same line ends everywhere; returns the path. Raises: OSError."""
+    return write_file(path, numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n"))

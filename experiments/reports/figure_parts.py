@@ -1,9 +1,11 @@
 """Parts of every figure: its size, title and legend, the numbers on its axes, its files with reproducible bytes."""
 
+import io
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -14,6 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
+from experiments.reports.output import write_file
 from experiments.reports.plot_style import plain, style
 
 
@@ -80,16 +83,24 @@ def save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str] 
     """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths.
 
     The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt.
+
+    Raises:
+        OSError: a file cannot be written; those written before are whole.
     """
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".pdf", ".png", ".csv")]
-    stem.parent.mkdir(parents=True, exist_ok=True)
     figure.draw_without_rendering()  # places the parts; once is enough for both files
     figure.set_layout_engine("none")
-    figure.savefig(paths[0], metadata={"CreationDate": None})
-    figure.savefig(paths[1])
+    write_file(paths[0], _drawn(figure, "pdf", metadata={"CreationDate": None}))
+    write_file(paths[1], _drawn(figure, "png"))
     write_csv(numbers, paths[2])
     names = sorted(set(runs))
     if names:
         paths.append(stem.with_name(f"{stem.name}.runs.txt"))
-        paths[-1].write_text("".join(f"{name}\n" for name in names))
+        write_file(paths[-1], "".join(f"{name}\n" for name in names))
     return paths
+
+
+def _drawn(figure: Figure, kind: str, **settings: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format=kind, **settings)
+    return file.getvalue()

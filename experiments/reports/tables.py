@@ -15,6 +15,7 @@ from experiments.reports.frames import STAGES
 from experiments.reports.markdown import table as markdown_table
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, label
+from experiments.reports.output import write_file
 from experiments.reports.run_configs import EXPERIMENT
 from experiments.reports.summary import summary
 
@@ -53,7 +54,7 @@ def markdown(table: pd.DataFrame) -> str:
 def write_summary(table: pd.DataFrame, out: Path) -> list[Path]:
     """Write a frame of ``summarise`` as summary.csv and summary.md; returns the paths."""
     paths = [write_csv(table, out / "summary.csv"), out / "summary.md"]
-    paths[-1].write_text(markdown(table))
+    write_file(paths[-1], markdown(table))
     return paths
 
 

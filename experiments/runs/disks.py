@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,20 +74,24 @@ def try_to_write(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=".micro-", dir=folder) as file:
-            file.write(_TRIAL)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor, name = tempfile.mkstemp(prefix=".micro-", dir=folder)
+        try:
+            if os.write(descriptor, _TRIAL) < len(_TRIAL):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            os.unlink(name)
     finally:
         for path in missing:
             with suppress(OSError):  # never made, or in use by another process meanwhile
                 path.rmdir()
 
 
-def spare_folder(prefix: str) -> Path | None:
-    """Return a new folder for temporary files on a disk that can be written; None if there is none."""
-    for place in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+def spare_folders(prefix: str) -> Iterator[Path]:
+    """Yield new folders for temporary files, one on each disk that is usual for them and can be written."""
+    for place in (tempfile.gettempdir, lambda: "/dev/shm", os.getcwd):
         with suppress(OSError):
-            try_to_write(place)
-            return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-    return None
+            folder = Path(place())
+            try_to_write(folder)
+            yield Path(tempfile.mkdtemp(prefix=prefix, dir=folder))

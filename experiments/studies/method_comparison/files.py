@@ -7,6 +7,7 @@ import pandas as pd
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import save
+from experiments.reports.output import write_file
 from experiments.studies.gradient_sources import TITLES
 from experiments.studies.method_comparison.measure import Comparison
 from experiments.studies.method_comparison.numbers import ordered_rows, sparse_rows, tradeoff_numbers, volumes
@@ -33,8 +34,7 @@ def write(done: Comparison, settings: ComparisonSettings, out: Path, opening: st
         numbers = ordered_rows(done.rows)
         world_size = figure_world_size([int(n) for n in numbers["world_size"].unique()])
         written.append(write_csv(numbers, out / "compare.csv"))
-        written.append(out / "compare.md")
-        written[-1].write_text(report(opening, done, numbers, world_size, settings))
+        written.append(write_file(out / "compare.md", report(opening, done, numbers, world_size, settings)))
         written += _density_figures(numbers, pd.DataFrame(done.steps), world_size, settings, out)
         alike = numbers[numbers["world_size"] == world_size]
         written += _front_figures(alike, settings, out)

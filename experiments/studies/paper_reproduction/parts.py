@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import load_json, write_json
+from experiments.runs.atomic_files import disk_errors, load_json, write_json
+from experiments.runs.disks import try_to_write
 from experiments.runs.run_folder import folder_of
 from experiments.studies.paper_reproduction.papers import Paper, Part
 
@@ -67,6 +68,8 @@ def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = Fals
         if exit_code:
             failed.append(part)
             print(f"{head}: failed after {seconds:.0f} s", flush=True)
+            with disk_errors(out):  # the next parts would find the same
+                try_to_write(out)
             continue
         files = _files(part)
         _write_stamp(part, out, seconds, files)

@@ -6,6 +6,7 @@ import pandas as pd
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import save
+from experiments.reports.output import write_file
 from experiments.studies.simulated_steps.gain_figures import draw_borders, draw_headline
 from experiments.studies.simulated_steps.level_figures import draw_levels
 from experiments.studies.simulated_steps.level_tables import level_report
@@ -34,9 +35,7 @@ def write(study: Study, frames: Frames, out: Path, command: str) -> list[Path]:
         written += save(draw_headline(frames["headline"], heading), frames["headline"], out / "headline")
     heading = "Double trees on the link of k80_10gbe"
     written += save(draw_trees(frames["trees"], heading), frames["trees"], out / "double-trees")
-    written.append(out / "simulate.md")
-    written[-1].write_text(report(study, frames, command))
-    return written
+    return [*written, write_file(out / "simulate.md", report(study, frames, command))]
 
 
 def _write_levels(study: Study, levels: pd.DataFrame, out: Path, command: str) -> list[Path]:
@@ -44,6 +43,4 @@ def _write_levels(study: Study, levels: pd.DataFrame, out: Path, command: str) -
     for network, rows in levels.groupby("network", sort=False):
         heading = f"One level and two, simulated, {network}, density {study.density:g}"
         written += save(draw_levels(rows, heading), rows, out / f"levels-{network}")
-    written.append(out / "levels.md")
-    written[-1].write_text(level_report(study, levels, command))
-    return written
+    return [*written, write_file(out / "levels.md", level_report(study, levels, command))]

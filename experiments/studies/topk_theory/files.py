@@ -10,6 +10,7 @@ from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import save
 from experiments.reports.markdown import table
 from experiments.reports.names import label
+from experiments.reports.output import write_file
 from experiments.studies.topk_theory.accumulators import Vector
 from experiments.studies.topk_theory.bound import curve_numbers, error_numbers, histogram_numbers
 from experiments.studies.topk_theory.figures import draw_curve, draw_errors, draw_histogram, draw_operators
@@ -38,8 +39,10 @@ def write(vectors: Sequence[Vector], rows: list[dict[str, Any]], density: float,
         density: of the training that they are from.
         opening: the first lines of the report.
     """
-    written = [write_csv(pd.DataFrame(rows), out / "theory.csv"), out / "theory.md"]
-    written[-1].write_text("\n".join([opening, HOW_TO_READ, table(COLUMNS, map(_cells, rows)), ""]))
+    written = [write_csv(pd.DataFrame(rows), out / "theory.csv")]
+    written.append(
+        write_file(out / "theory.md", "\n".join([opening, HOW_TO_READ, table(COLUMNS, map(_cells, rows)), ""]))
+    )
     title = f"Accumulators under top-k, density {density:g}, d = {vectors[0].values.numel():,}"
     for stem, draw, numbers_of in FIGURES:
         numbers = pd.concat([numbers_of(vector) for vector in vectors], ignore_index=True)

@@ -1,0 +1,155 @@
+"""Commands find out before their work that ``--out`` cannot be written, and what they computed is not lost after it."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments import bench, compare, figures, profile, reproduce, simulate, theory
+from experiments.config.errors import OutputError, UserError
+from experiments.reports import output
+from experiments.reports.csv_files import write_csv
+from experiments.runs import disks
+from tests.dist.rank_functions import Ended, called
+from tests.small_disks import BreakingDisk, MemoryDisk, mounted
+
+COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "simulate": (simulate.main, []),
+    "theory": (theory.main, []),
+    "compare": (compare.main, []),
+    "figures": (figures.main, []),
+    "reproduce": (reproduce.main, ["micro"]),
+    **{
+        f"bench {name}": (bench.main, [name])
+        for name in ["step", "select", "transform", "loop", "loading", "rules", "network"]
+    },
+}
+PROFILES = {f"profile {name}": (profile.main, [name]) for name in ("link", "select", "backward")}
+
+
+def refused(name: str, out: Path) -> str:
+    """Return the line of a command that cannot write into ``out``."""
+    main, words = (COMMANDS | PROFILES)[name]
+    ended = called(main, *words, "--out", str(out))
+    assert ended.returncode == 2, ended
+    (line,) = ended.stderr.splitlines()
+    assert ended.stdout == ""
+    return line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_out_is_tried_before_the_work(name: str, tmp_path: Path) -> None:
+    file, proc, long = tmp_path / "file", Path("/proc/x"), tmp_path / ("x" * 300)
+    file.touch()
+    assert refused(name, file) == f"error: cannot write into {file}: {file} is no folder; choose another --out"
+    assert refused(name, file / "y") == f"error: cannot write into {file}/y: {file} is no folder; choose another --out"
+    assert refused(name, proc) == f"error: cannot write into {proc}: no such file or directory; choose another --out"
+    assert refused(name, long) == f"error: cannot write into {long}: file name too long; choose another --out"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_written_to_a_file_of_its_own(name: str, tmp_path: Path) -> None:
+    """Anybody's file stays what it is, a device too: a command of root would replace either."""
+    foreign = tmp_path / "passwd"
+    foreign.write_text("root:x:0:0\n")
+    there = "is there, and no file that this command wrote: remove it or choose another --out"
+    for path in (foreign, Path("/dev/null")):
+        assert refused(name, path) == f"error: {path} {there}"
+    assert refused(name, tmp_path) == f"error: --out must be a file, got the folder {tmp_path}"
+    assert f"cannot write into {foreign}: {foreign} is no folder; " in refused(name, foreign / "x.json")
+    assert foreign.read_text() == "root:x:0:0\n"
+    (tmp_path / "empty").touch()
+    (tmp_path / "ours").write_text('{"format": "micro-link-1"}')
+    for ours in ("empty", "ours", "new"):
+        output.check_file(tmp_path / ours, prefix="micro-")
+
+
+def test_disks_that_take_nothing_are_told_before_the_work(tmp_path: Path) -> None:
+    with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk:
+        (disk.path / "full").write_bytes(bytes(8192))
+        line = refused("simulate", disk.path / "out")
+        assert f"cannot write into {disk.path}/out: no space left on device (0 B of 8.19 kB free" in line
+        assert line.endswith("; free space or choose another --out")
+        assert os.listdir(disk.path) == ["full"]
+    with mounted(BreakingDisk(tmp_path / "other")) as broken:
+        broken.break_down()
+        assert "read-only file system; make its disk writable again or choose" in refused("theory", broken.path)
+
+
+def test_a_folder_without_permission_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For root permissions do not count: an error of the trial stands in for them."""
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(disks.tempfile, "mkstemp", lambda **_: _raise(denied))
+    with pytest.raises(UserError, match=r"^cannot write into .*/out: permission denied; choose another --out$"):
+        output.check_folder(tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_results_of_a_disk_that_filled_up_meanwhile_are_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = ["--workers", "4", "--methods", "micro", "--schedules", "exact", "--network", "k80_10gbe"]
+    with mounted(MemoryDisk(tmp_path / "disk", "16k")) as disk:
+        ended = called(simulate.main, *words, "--out", str(disk.path))
+        for path in disk.path.iterdir():
+            assert path.suffix in (".csv", ".pdf", ".png"), path  # whole files, no drafts
+    found = _told(ended, "free space and copy them to")
+    assert "no space left on device (" in ended.stderr
+    assert {"steps.csv", "simulate.md", "double-trees.png"} <= set(os.listdir(found))
+    assert "GoogLeNet on" in ended.stdout  # the table comes before the files
+
+
+def test_a_file_that_was_drawn_is_whole_or_as_before(tmp_path: Path) -> None:
+    path = write_csv(pd.DataFrame({"a": [1]}), tmp_path / "table.csv")
+    with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk, pytest.raises(OSError, match="No space") as caught:
+        output.write_file(disk.path / "table.csv", bytes(10_000))
+    assert caught.value.filename == str(disk.path / "table.csv")
+    assert path.read_text() == "a\n1\n"
+
+
+def test_every_place_is_tried_before_results_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def write(out: Path) -> list[Path]:
+        tried.append(out)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "a.csv"))
+
+    message = r"^cannot write /none/a.csv: no space left on device .*, nor any temporary folder; free space and run the"
+    with pytest.raises(OutputError, match=message):
+        output.write_or_rescue(write, Path("/none"))
+    assert tried[0] == Path("/none")
+    assert len(tried) > 1
+    assert not any(path.exists() for path in tried)
+
+
+def test_a_profile_is_rescued_once_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rows = [{"op": "all_reduce", "sizes": [8, 64, 512], "seconds": [1e-4, 2e-4, 9e-4], "largest_asked": 512}]
+    rows = [row | {"world_size": 2, "backend": "gloo"} for row in rows]
+    with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk:
+        monkeypatch.setattr(profile, "measure", lambda work, settings: rows)
+        ended = called(profile.main, "link", "--out", str(disk.path / "link.json"))
+    found = _told(ended, "free space and copy them to")
+    assert {"link.json", "link.png", "link.csv"} <= set(os.listdir(found))
+    assert ended.stdout.count("all_reduce") == 1
+
+
+def _told(ended: Ended, remedy: str) -> Path:
+    """Return the folder in which results were written elsewhere."""
+    assert ended.returncode == 1, ended
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: cannot write /")
+    assert remedy in line
+    return Path(line.split("the results are in ")[1].split(": ")[0])
