@@ -44,12 +44,11 @@ def refused(name: str, out: Path) -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_out_is_tried_before_the_work(name: str, tmp_path: Path) -> None:
-    file, proc, long = tmp_path / "file", Path("/proc/x"), tmp_path / ("x" * 300)
+    file, proc = tmp_path / "file", Path("/proc/x")
     file.touch()
     assert refused(name, file) == f"error: cannot write into {file}: {file} is no folder; choose another --out"
     assert refused(name, file / "y") == f"error: cannot write into {file}/y: {file} is no folder; choose another --out"
     assert refused(name, proc) == f"error: cannot write into {proc}: no such file or directory; choose another --out"
-    assert refused(name, long) == f"error: cannot write into {long}: file name too long; choose another --out"
     assert os.listdir(tmp_path) == ["file"]
 
 
