@@ -100,8 +100,10 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: 
             line = error_of(train(*command))
         path = only_run(disk.path / "runs") / "steps.jsonl"
         assert f"cannot write {path}: read-only file system; make its disk writable again and start the run" in line
-        line = error_of(train(*command))
-        assert f"cannot use run folder {path.parent}: read-only file system; make its disk writable again" in line
+        refused = train(*command)
+        assert refused.returncode == 2
+        (line,) = refused.stderr.splitlines()
+        assert f"output={disk.path / 'runs'} cannot be used: read-only file system; make its disk writable" in line
         disk.repair()
         again = train(*command)
         assert "resumed from step 10:" in again.stderr
