@@ -206,7 +206,7 @@ class Attempt:
         for pid in orphans.descendants():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-                os.kill(pid, signal.SIGUSR2)
+                os.kill(pid, points.STACKS)
         time.sleep(_STACKS_S)
 
     def _end(self) -> None:

@@ -1,5 +1,6 @@
 """What a seed stands for: a run, and the faults that disturb it."""
 
+import math
 import random
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -9,10 +10,22 @@ from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
 
 KINDS = {"simulated": 30, "local": 18, "started": 1, "torchrun": 3, "hosts": 6}  # with their shares of the cases
-FAULTS = ("signal", "pause", "clock", "full", "removed", "twice", "torn", "cut", "slow")
+FAULTS = ("signal", "pause", "freeze", "clock", "full", "removed", "twice", "torn", "cut", "slow", "vanish")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_SHARES = {"signal": 12, "pause": 3, "clock": 2, "full": 3, "removed": 1, "twice": 2, "torn": 3, "cut": 6, "slow": 6}
-_OF_HOSTS = ("cut", "slow")
+_SHARES = {
+    "signal": 12,
+    "pause": 3,
+    "freeze": 1,
+    "clock": 2,
+    "full": 3,
+    "removed": 1,
+    "twice": 2,
+    "torn": 3,
+    "cut": 6,
+    "slow": 6,
+    "vanish": 3,
+}
+_OF_HOSTS = ("cut", "slow", "vanish")
 _OF_PROCESSES = ("signal", "pause")  # possible where processes tell no points
 TIME = "time"  # the point of a started process: it is reached after so many tenths of a second
 ANY = "any"  # the target among started processes: the one in place of a share of them
@@ -39,7 +52,7 @@ class Fault:
         point, number: It comes when that process reaches this point for the n-th time; see points.py.
         target: The process that a signal or a pause strikes, or the host whose link is cut or slow.
         signal: Number of the signal.
-        seconds: Of a pause, of a cut or slow link; how far the clock jumps.
+        seconds: Of a pause, of a cut or slow link (infinite for a host that vanishes); how far the clock jumps.
         place: Shares in [0, 1): which file is torn, and where in it; which process is the target, if it is ANY.
         flip: Whether a torn file has a changed byte, and no end that is missing.
     """
@@ -60,8 +73,8 @@ class Fault:
             return f"{signal.Signals(self.signal).name} to {self.target} {where}"
         if self.kind == "torn":
             return f"torn file ({'byte' if self.flip else 'end'}, {self.place[0]:.3f}, {self.place[1]:.3f})"
-        more = f" {self.seconds:.2f} s" if self.seconds else ""
-        return f"{self.kind}{more} of {self.target} {where}" if self.seconds else f"{self.kind} {where}"
+        lasting = f" for {self.seconds:g} s" if self.seconds else ""
+        return f"{self.kind} {self.target}{lasting} {where}"
 
 
 @dataclass(frozen=True)
@@ -143,6 +156,8 @@ def draw_plan(seed: int, kinds: Collection[str], counts: Mapping[str, Mapping[st
 def _is_possible(kind: str, setup: Setup) -> bool:
     if kind in _OF_HOSTS:
         return setup.kind == "hosts"
+    if kind == "freeze":  # a frozen command can be ended by nobody but its user
+        return setup.kind not in ("simulated", "started")
     return setup.kind != "started" or kind in (*_OF_PROCESSES, "torn")
 
 
@@ -199,9 +214,12 @@ def _any_fault(
         return Fault(kind, **at, target=target, signal=int(draw.choice(SIGNALS)), place=(draw.random(), 0.0))
     if kind == "pause":
         return Fault(kind, **at, target=target, seconds=draw.choice((0.05, 0.5, 2.0)), place=(draw.random(), 0.0))
+    if kind == "freeze":
+        return Fault(kind, **at, target=draw.choice([role for role in sorted(counts) if role.startswith("rank")]))
     if kind == "clock":
         return Fault(kind, **at, seconds=draw.choice((-86400.0, -3600.0, -2.0, 2.0, 3600.0, 864000.0)))
     if kind in _OF_HOSTS:
         host = str(draw.randrange(setup.num_ranks))
-        return Fault(kind, **at, target=host, seconds=draw.choice((0.2, 1.0, 4.0)))
+        seconds = draw.choice((0.2, 1.0, 4.0)) if kind != "vanish" else math.inf
+        return Fault(kind, **at, target=host, seconds=seconds)
     return Fault(kind, **at)

@@ -37,6 +37,8 @@ class Damage:
             pid = attempt.pid_of(fault)
             _send(pid, signal.SIGSTOP)
             attempt.after(fault.seconds, lambda: _send(pid, signal.SIGCONT))
+        elif fault.kind == "freeze":
+            _send(attempt.pid_of(fault), signal.SIGSTOP)
         elif fault.kind == "full":
             self._fill()
         elif fault.kind == "removed":
@@ -44,7 +46,7 @@ class Damage:
                 shutil.rmtree(folder, ignore_errors=True)
         elif fault.kind == "twice":
             attempt.start(replace(attempt.commands[0], role="second"))
-        elif self._hosts and fault.kind == "cut":
+        elif self._hosts and fault.kind in ("cut", "vanish"):
             self._switch(int(fault.target), "nomaster")
             attempt.after(fault.seconds, lambda: self._switch(int(fault.target), "master", "br0"))
         elif self._hosts and fault.kind == "slow":

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,6 +90,7 @@ def _be(module: str, arguments: list[str], settings: Mapping[str, Any]) -> NoRet
         _separate(settings)
         sys.argv = [module, *arguments]
         points.install(points.role_of(module))
+        warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # preload has imported it
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:
@@ -114,13 +117,23 @@ def _separate(settings: Mapping[str, Any]) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if settings.get(name) is not None:
             os.dup2(settings[name].fileno(), number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    _close_others()
     os.chdir(settings.get("cwd") or ".")
     if settings.get("env") is not None:
         os.environ.clear()
         os.environ.update(settings["env"])
     if space := os.environ.pop(SPACE, None):
         _enter(space, os.environ[HOST])
+
+
+def _close_others() -> None:
+    """Close the parent's files, but keep their numbers: objects of the parent that are collected here close them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor != nothing:
+            with suppress(OSError):  # that of the listing itself
+                os.fstat(descriptor)
+                os.dup2(nothing, descriptor, inheritable=False)
 
 
 def _enter(space: str, host: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "MICRO_SOAK"  # a JSON object: the folder of the attempt, and {role: {point: [counts]}}
+STACKS = signal.SIGRTMIN + 5  # at which a process writes its stacks; no run uses it
 POINTS = ("start", "disk", "row", "collective", "step", "save")
 _DISK = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "ftruncate", "truncate")  # of os
 _COLLECTIVES = ("_gather_rows", "_exchange", "_all_reduce_", "_broadcast_")  # of Comm
@@ -36,7 +37,7 @@ def install(role: str) -> None:
     given = json.loads(os.environ[VARIABLE])
     folder = Path(given["folder"])
     stacks = (folder / f"{role}.stacks").open("w")
-    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+    faulthandler.register(STACKS, file=stacks, all_threads=True)
     counts = _Counts(folder / f"{role}.{os.getpid()}.counts")
     at = {point: set(numbers) for point, numbers in given["faults"].get(role, {}).items()}
     reached = functools.partial(_reached, role, folder / "socket", counts, at)

@@ -15,6 +15,7 @@ from tests.soak.damage import Damage, small_disk
 from tests.soak.forked import HOST, SPACE
 from tests.soak.verdict import Outcome, error_lines, is_done, outcome_of, problems_of_attempt, problems_of_end
 
+TIMEOUT_S = 90  # of collectives: a rank stands still after a fifth of it, which a busy machine must not take
 _CALM_ATTEMPTS = 4  # after the last fault; more than one where an error's advice has to be followed
 
 
@@ -103,6 +104,7 @@ class Trial:
         train, number = ["-m", "experiments.train", *words], self._setup.num_ranks
         if self._setup.kind == "simulated":
             return [Command("command", [*train, "cluster=simulated", f"cluster.world_size={number}"])]
+        train.append(f"cluster.timeout_s={TIMEOUT_S}")
         if self._setup.kind in ("local", "started"):
             forked = self._setup.kind == "local"
             return [Command("command", [*train, f"cluster.nproc_per_node={number}"], forked=forked)]

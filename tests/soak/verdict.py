@@ -106,14 +106,19 @@ def _problems_of_command(code: int, errors: str, fired: Sequence[Fault]) -> list
 
 
 def _wrong_blame(ended: Ended, setup: Setup) -> list[str]:
-    """Return whether the only fault was a killed rank, and the error names something else."""
-    if setup.kind != "local" or len(ended.fired) != 1 or ended.codes != [1]:
+    """Return whether a rank was killed or frozen, nothing else happened, and the error names something else."""
+    if setup.kind not in ("local", "hosts") or len(ended.fired) != 1 or not any(ended.codes):
         return []
     (fault,) = ended.fired
-    if fault.kind != "signal" or not fault.target.startswith("rank"):
+    if fault.kind == "vanish":
+        cause = "lost host|is cut off"
+    elif fault.kind == "freeze":
+        cause = f"rank {fault.target[4:]} failed: stood still"
+    elif fault.kind == "signal" and fault.target.startswith("rank") and 1 in ended.codes:
+        cause = f"rank {fault.target[4:]} failed: killed by {signal.Signals(fault.signal).name}"
+    else:
         return []
-    cause = f"rank {fault.target[4:]} failed: killed by {signal.Signals(fault.signal).name}"
-    return [] if cause in ended.errors[0] else [f"the error is not '{cause}': {error_lines(ended)}"]
+    return [] if re.search(cause, "".join(ended.errors)) else [f"the error is not '{cause}': {error_lines(ended)}"]
 
 
 def _problems_of_records(name: str, rows: list[dict[str, Any]], expected: list[dict[str, Any]]) -> list[str]:
