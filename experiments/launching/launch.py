@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import DistError
@@ -31,6 +32,7 @@ from experiments.launching.full_disks import LossyLog, spare_reports
 from experiments.launching.launch_watch import LaunchWatch
 from experiments.launching.meeting import check_endpoint
 from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT
+from experiments.launching.store_server import LOOPBACK, serve_store
 from experiments.runs.atomic_files import disk_errors
 from experiments.runs.run_folder import RunFolder
 
@@ -83,23 +85,27 @@ def launch(
         folder.ranks_path.mkdir(exist_ok=True)
         if nnodes == 1:
             _clear_reports(folder)
-    watch = LaunchWatch(run_dir, timeout_s, endpoint=rdzv_endpoint, run_id=run_id)
-    config = LaunchConfig(
-        min_nodes=nnodes,
-        max_nodes=nnodes,
-        nproc_per_node=nproc_per_node,
-        run_id=run_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint=rdzv_endpoint,
-        rdzv_configs={"read_timeout": max(1, round(timeout_s / 2))},
-        max_restarts=max_restarts,
-        monitor_interval=0.1,
-        logs_specs=_RankLogs(folder, watch),
-        local_addr="127.0.0.1" if nnodes == 1 else None,  # a laptop's own name often does not resolve
-        signals_to_handle=",".join(number.name for number in _agent_signals()),
-    )
-    command = ("-u", "-m", "experiments.launching.rank_process", module, str(run_dir))
-    with spare_reports() as spare, disk_errors(folder.path):
+    with (
+        spare_reports() as spare,
+        disk_errors(folder.path),
+        _meeting_place(rdzv_endpoint, nnodes, timeout_s) as endpoint,
+    ):
+        watch = LaunchWatch(run_dir, timeout_s, endpoint=endpoint, run_id=run_id)
+        config = LaunchConfig(
+            min_nodes=nnodes,
+            max_nodes=nnodes,
+            nproc_per_node=nproc_per_node,
+            run_id=run_id,
+            rdzv_backend="c10d",
+            rdzv_endpoint=endpoint,
+            rdzv_configs={"read_timeout": max(1, round(timeout_s / 2))},
+            max_restarts=max_restarts,
+            monitor_interval=0.1,
+            logs_specs=_RankLogs(folder, watch),
+            local_addr=LOOPBACK if nnodes == 1 else None,  # a laptop's own name often does not resolve
+            signals_to_handle=",".join(number.name for number in _agent_signals()),
+        )
+        command = ("-u", "-m", "experiments.launching.rank_process", module, str(run_dir))
         variables = _worker_variables(nproc_per_node, {**(env or {}), TIMEOUT: str(timeout_s)})
         variables |= {SPARE_REPORTS: str(spare)} if spare else {}
         with (
@@ -174,6 +180,15 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _meeting_place(rdzv_endpoint: str, nnodes: int, timeout_s: float) -> Iterator[str]:
+    """Yield HOST:PORT where the nodes meet; where this process has the store, it listens at that address alone."""
+    host, port = host_and_port(rdzv_endpoint, key="rdzv_endpoint", nnodes=nnodes)
+    address = LOOPBACK if nnodes == 1 else host
+    store = serve_store(address, port, timedelta(seconds=timeout_s))
+    yield f"{address}:{store.port}" if store else rdzv_endpoint
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig, from_yaml
 from experiments.launching.beats import activity
+from experiments.launching.store_server import serve_store
 from experiments.runs.atomic_files import write_json
 from experiments.runs.manifest import collect_manifest
 from experiments.runs.run_folder import RunFolder
@@ -75,13 +76,23 @@ def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
         torch.cuda.set_device(device)
     if not config.cluster.simulated and not dist.is_initialized():
         limit = timedelta(seconds=config.cluster.timeout_s)
+        served = _served_store(limit)
         _store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
+        del served  # torch's own store has shared it
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = _store = dist.PrefixStore(_attempt(), _store)
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=limit
         )
     return device, None if config.cluster.simulated else _store
+
+
+def _served_store(limit: timedelta) -> dist.Store | None:
+    """Return the store of the ranks where this is rank 0, and the launcher does not have it already."""
+    variables = os.environ
+    if variables["RANK"] != "0" or variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    return serve_store(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), limit)
 
 
 def _attempt() -> str:
