@@ -1,15 +1,17 @@
 """Which rank failed, and why: written to the store of a process group, for the ranks that wait in a collective."""
 
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
 
 import torch.distributed as dist
 
 from micro.pending import pending
+from micro.store_calls import StoreCalls
 
 LOOK_S = 1.0  # between two looks at the store while a collective does not end
+SURE_S = 3.0  # a rank that has waited in a collective for so long has said so
 ENDS = timedelta(seconds=LOOK_S)
 
 
@@ -37,7 +39,8 @@ class PeerFailures:
 
     A rank that fails writes why to the group's store, which needs no other rank to answer. A rank that waits looks
     there every second, so that it neither waits until the group's timeout for a rank that has given up, nor is left
-    with an error that names a broken connection alone.
+    with an error that names a broken connection alone. A rank that waits for longer than a second writes in which
+    collective, so that the error of a time-out names the ranks that have not come to it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -47,39 +50,65 @@ class PeerFailures:
         place = dist.get_rank(group)
         number = self._store.add(f"micro/number/{place}", 1)  # the same on all ranks: each made as many before
         self._key = f"micro/failure/{number}"
+        self._waits = f"micro/waits/{number}"
+        self._num_waits = 0
+        self._calls = StoreCalls()
         self._has_lost_peer = False
 
     def report(self, error: BaseException) -> None:
         """Write that this rank has failed, unless the failure of another rank is there already."""
         if self.found() is None:
             what = "lost a peer" if self._has_lost_peer else "failed"
-            with suppress(RuntimeError):  # the store is gone with the rank that had it
-                self._store.set(self._key, words_of_failure(self._rank, error, what))
+            words = words_of_failure(self._rank, error, what)
+            self._calls.call(lambda: self._store.set(self._key, words), None)
 
     def found(self) -> str | None:
         """Return which rank failed first, and why; None where none has."""
-        try:
-            return self._store.get(self._key).decode() if self._store.check([self._key]) else None
-        except RuntimeError:  # the store is gone with the rank that had it
-            return None
+        return self._calls.call(lambda: self._read(self._key), None)
 
     def wait(self, work: dist.Work) -> None:
         """Wait for a collective of the group on the CPU.
 
         Raises:
-            PeerError: another rank has failed, or the connection to one is lost.
+            PeerError: another rank has failed, has not come until the group's timeout, or the connection to one is
+                lost.
         """
+        started = time.monotonic()
+        self._num_waits += 1
+        has_said_so = False
         try:
             while not _has_ended(work):
+                if not has_said_so:
+                    self._say_that_this_rank_waits()
+                    has_said_so = True
                 if self.found() is not None:
                     raise RuntimeError("a rank has left this collective")
         except RuntimeError as error:
             failure = self.found()
             if failure is None:
                 self._has_lost_peer = True
-                others = named(self._others, "one of ")
-                raise PeerError(f"lost contact with {others}: {first_line(error)}") from error
+                waited_s = time.monotonic() - started
+                missing = self._missing() if waited_s >= SURE_S and _is_timeout(error) else []
+                if missing:
+                    words = f"{named(missing)} did not come to a collective within {waited_s:.0f} s"
+                else:
+                    words = f"lost contact with {named(self._others, 'one of ')}"
+                raise PeerError(f"{words}: {first_line(error)}") from error
             raise PeerError(failure) from error
+
+    def _say_that_this_rank_waits(self) -> None:
+        words = str(self._num_waits)
+        self._calls.call(lambda: self._store.set(f"{self._waits}/{self._rank}", words), None)
+
+    def _missing(self) -> list[int]:
+        """Return the ranks that have not said that they wait where this one does; none where the store is gone."""
+        here = str(self._num_waits)
+        return self._calls.call(
+            lambda: [rank for rank in self._others if self._read(f"{self._waits}/{rank}") != here], []
+        )
+
+    def _read(self, key: str) -> str | None:
+        return self._store.get(key).decode() if self._store.check([key]) else None
 
 
 class Pending(Protocol):
@@ -100,6 +129,10 @@ class Watched:
         """Wait for its end; see PeerFailures.wait."""
         with pending.listed("all_reduce"):
             self._failures.wait(self._work)
+
+
+def _is_timeout(error: BaseException) -> bool:
+    return "timed out" in str(error).lower()
 
 
 def _has_ended(work: dist.Work) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn, TextIO, TypeVar, cast
 
 from experiments.config.errors import OutputError, UserError
-from experiments.config.start_up import collect_as_usual, collect_seldom
+from experiments.config.start_up import collect_as_usual, collect_seldom, hide_warnings_of_torch
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 NONE = "none"
@@ -118,6 +118,7 @@ def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
         stopped: a line to print after Ctrl-C.
     """
     collect_seldom()
+    hide_warnings_of_torch()
     _open_streams()
     try:
         code = work()

@@ -99,7 +99,9 @@ def with_consequences(failures: list[Failure]) -> list[Failure]:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether ``error`` says that another rank is gone, and is no error of this rank."""
-    if isinstance(error, ConnectionError) or any(kind.__name__ == "DistError" for kind in type(error).__mro__):
+    if isinstance(error, ConnectionError) or any(
+        kind.__name__ in ("DistError", "PeerError") for kind in type(error).__mro__
+    ):
         return True
     if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
         return True

@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError
 from experiments.config.schema import TIMEOUT_S
+from experiments.config.start_up import LOG_LEVEL, log_level_of_ranks
 from experiments.launching.beats import rank_folder
 from experiments.launching.child_environment import num_cores, with_python_path
 from experiments.launching.failure_records import record_failure
@@ -164,6 +165,7 @@ def _worker_variables(nproc_per_node: int, env: Mapping[str, str]) -> dict[str, 
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each start of the ranks gets a store of its own
         "PYTHONPATH": with_python_path(given)["PYTHONPATH"],  # the caller may have changed its working directory
         LAUNCHER_PID: str(os.getpid()),
+        LOG_LEVEL: log_level_of_ranks(),
     }
 
 

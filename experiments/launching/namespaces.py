@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -150,6 +150,16 @@ class Hosts:
                 elif self._rate:
                     _tool("tc", "-n", where, "qdisc", "delete", "dev", link, "root")
         self._rate = rate
+
+    @contextmanager
+    def cut(self, host: int) -> Iterator[None]:
+        """Cut a host off from the others while the context lasts: packets are lost, and nobody is told."""
+        link = (*_ip(self._bridge), "link", "set", f"port{host}")
+        _tool(*link, "down")
+        try:
+            yield
+        finally:
+            _tool(*link, "up")
 
     def start(
         self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any

@@ -5,14 +5,17 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from experiments.launching.failures import RankFailure
 from experiments.launching.namespaces import Exit, Hosts, unavailable
+from experiments.launching.process_lifetime import kill_all
 from experiments.launching.rank_group import RankGroup
 from tests.dist.rank_functions import add, add_but_one
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 REASON = unavailable()
@@ -80,3 +83,26 @@ def test_a_rank_on_a_host_that_dies_fails_the_others_with_a_message(hosts: Hosts
             ranks.call(add_but_one, 2, "die")
     assert caught.value.rank == 2
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.timeout(600)
+def test_a_host_that_vanishes_is_named_and_each_host_prints_one_line(hosts: Hosts, tmp_path: Path) -> None:
+    limit_s, cut = 40, NUM_TRAINING - 1
+    nodes = ["cluster=nodes", f"cluster.nnodes={NUM_TRAINING}", f"cluster.rdzv_endpoint={hosts.names[0]}:29501"]
+    words = [*WORDS[:-1], "epochs=100000", *nodes, f"cluster.timeout_s={limit_s}", f"output={tmp_path / 'runs'}"]
+    with ExitStack() as closing:
+        logs = [closing.enter_context((tmp_path / f"log{host}").open("w")) for host in range(NUM_TRAINING)]
+        started = [
+            hosts.start(host, [sys.executable, *words], ENVIRONMENT, stdout=log, stderr=log)
+            for host, log in enumerate(logs)
+        ]
+        closing.callback(kill_all, started)
+        wait_until(lambda: any((tmp_path / "runs").glob("*/steps.jsonl")), "the first step", timeout_s=300)
+        closing.enter_context(hosts.cut(cut))
+        for process in started:
+            assert process.wait(limit_s + 100) == 1  # the limit, and the time for an overloaded machine to end
+    told = [(tmp_path / f"log{host}").read_text().splitlines() for host in range(NUM_TRAINING)]
+    errors = [[line for line in lines if " step " not in line] for lines in told]
+    assert [len(lines) for lines in errors] == [1] * NUM_TRAINING, told
+    assert f"lost host {hosts.names[cut]} (rank {cut}): it has not answered for " in errors[0][0]
+    assert f"this host, {hosts.names[cut]}, is cut off from the others: {hosts.names[0]}" in errors[cut][0]
