@@ -95,7 +95,8 @@ class AllValues(SparseValues):
 
     Args:
         values: (numel,).
-        spare: (numel,) memory that a vector of which all is taken may have from then on; the caller makes it zero.
+        spare: (numel,) memory that a vector of which the values are taken may have from then on. Where the values are
+            the vector itself, the caller makes it zero; it may be the memory of the values, which are then lost.
     """
 
     spare: Tensor | None
@@ -120,11 +121,13 @@ class AllValues(SparseValues):
     def take_from_(self, vector: Tensor) -> Callable[[], object]:
         """Subtract the values from ``vector`` (numel,); return what puts back what it was, bit for bit.
 
-        Where the values are the vector itself, nothing is left: it changes to the spare memory, and back.
+        With spare memory the vector changes to that, and back. Where the values are the vector itself, nothing is left.
         """
-        if self.spare is None or self.values is not vector:
+        if self.spare is None:
             return super().take_from_(vector)
         before = vector.detach()
+        if self.values is not vector:
+            torch.sub(vector, self.values, out=self.spare)
         vector.set_(self.spare)  # type: ignore[call-overload]  # a tensor is as good as a storage
         return partial(vector.set_, before)
 

@@ -40,6 +40,10 @@ class Codec(Part, ABC):
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return what ``encode`` made of ``count`` values as finite numbers (count,) of ``dtype``."""
 
+    def decode_into_(self, wire: Tensor, values: Tensor) -> None:
+        """Fill ``values`` (count,) with what ``decode`` returns of as many."""
+        values.copy_(self.decode(wire, values.numel(), values.dtype))
+
 
 def to_bytes(x: Tensor) -> Tensor:
     """Return the memory of 1-D ``x`` as uint8."""

@@ -25,6 +25,10 @@ class _Cast(Codec):
         """Return the rounded values as ``dtype``."""
         return from_bytes(wire, self.wire_dtype).to(dtype)
 
+    def decode_into_(self, wire: Tensor, values: Tensor) -> None:
+        """Fill ``values`` in one pass."""
+        values.copy_(from_bytes(wire, self.wire_dtype))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half(_Cast):

@@ -159,7 +159,7 @@ def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bo
     Returns:
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
     """
-    average = _mean_raw if codec.lossless else _mean_encoded
+    average = _mean_raw if codec.lossless else mean_encoded
     return average(values, codec, key, comm, is_finite=is_finite)
 
 
@@ -169,29 +169,39 @@ def _mean_raw(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: 
     return mean[:-1], values, not bool(mean[-1] > 0)  # host sync: the policy for NaN acts on the host
 
 
-def _mean_encoded(
-    values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool
+def mean_encoded(
+    values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool, memory: Tensor | None = None
 ) -> tuple[Tensor, Tensor, bool]:
-    """Average encoded values: scatter them, add in full precision, share the encoded means.
+    """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
     a part, adds it up in rank order, and counts the rounding of the mean as not sent, so that it stays in its residual.
     The bytes are those of an all-reduce of the encoded values.
+
+    Args:
+        memory: (k,) for what this rank sent.
     """
     n, rank, dtype = comm.world_size, comm.rank, values.dtype
     counts = equal_sizes(values.numel(), n)
     sizes = [codec.num_bytes(count, dtype) for count in counts]
     flag = torch.tensor([is_finite], dtype=torch.uint8, device=values.device)
     wires = [codec.encode(part, (*key, place)) for place, part in enumerate(values.split(counts))]
-    sent = torch.cat([codec.decode(wire, count, dtype) for wire, count in zip(wires, counts, strict=True)])
+    sent = _decoded(wires, counts, codec, torch.empty_like(values) if memory is None else memory)
     if n == 1:
         return sent, sent, is_finite
     flagged = torch.cat([piece for wire in wires for piece in (wire, flag)])
     received = comm.scatter_parts(flagged, [size + 1 for size in sizes], "values")
-    total = torch.stack([codec.decode(row[:-1], counts[rank], dtype) for row in received]).sum(0)
+    total = codec.decode(received[0, :-1], counts[rank], dtype)
+    for row in received[1:]:
+        total += codec.decode(row[:-1], counts[rank], dtype)
     encoded = codec.encode(total / n, (*key, n))
-    first = sum(counts[:rank])
-    sent[first : first + counts[rank]] -= total - n * codec.decode(encoded, counts[rank], dtype)
-    means = comm.gather_lists(encoded, sizes, "values")
-    mean = torch.cat([codec.decode(wire, count, dtype) for wire, count in zip(means, counts, strict=True)])
+    sent.split(counts)[rank].sub_(total.sub_(codec.decode(encoded, counts[rank], dtype), alpha=n))
+    mean = _decoded(comm.gather_lists(encoded, sizes, "values"), counts, codec, torch.empty_like(values))
     return mean, sent, bool(received[:, -1].all())  # host sync: the policy for NaN acts on the host
+
+
+def _decoded(wires: Sequence[Tensor], counts: Sequence[int], codec: Codec, out: Tensor) -> Tensor:
+    """Decode neighbouring parts, as many values each as ``counts`` say, into ``out`` (k,), and return it."""
+    for wire, part in zip(wires, out.split(list(counts)), strict=True):
+        codec.decode_into_(wire, part)
+    return out

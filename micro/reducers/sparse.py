@@ -22,7 +22,7 @@ from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.rounding import write_sum_
-from micro.reducers.whole import Sent, send_all
+from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
@@ -107,7 +107,7 @@ class SparseReducer(Reducer):
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         at_work = self.at(target.density)
         if at_work.sends_all:
-            sent = send_all(state, self.feedback, acc, grad, comm, is_finite=bad is None)
+            sent = self._send_all(state, acc, grad, step, comm, is_finite=bad is None)
         else:
             state.spare = None
             sent = self._send(at_work, state, acc, grad, step, comm, is_finite=bad is None)
@@ -131,6 +131,15 @@ class SparseReducer(Reducer):
         )
         findings = () if sent.is_finite else (Finding(state.layout, bad, sent.in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
+
+    def _send_all(
+        self, state: BucketState, acc: Tensor, grad: Tensor, step: Step, comm: Comm, *, is_finite: bool
+    ) -> Sent:
+        """Exchange all values, which needs no indices; make ``grad`` (numel,) the update."""
+        if self.codec.lossless:
+            return send_all(state, self.feedback, acc, grad, comm, is_finite=is_finite)
+        key = (step.seed, step.index, comm.rank)
+        return send_all_encoded(state, self.feedback, acc, grad, self.codec, key, comm, is_finite=is_finite)
 
     def _send(
         self,
@@ -174,8 +183,8 @@ class SparseReducer(Reducer):
 
     @property
     def sends_all(self) -> bool:
-        """Whether every value travels in one all-reduce, as it is."""
-        return isinstance(self.selector, Everything) and isinstance(self.exchange, Union) and self.codec.lossless
+        """Whether every value travels, and all of them together: no index is made."""
+        return isinstance(self.selector, Everything) and isinstance(self.exchange, Union)
 
     def at(self, density: float) -> "SparseReducer":
         """Return the composition at work at this density: at 1 all values travel, encoded as ever, and no index.

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from micro.codecs.base import Codec, Key
 from micro.comm import Comm
+from micro.exchanges.base import mean_encoded
 from micro.feedback import Feedback, Undo, after
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
@@ -61,6 +63,47 @@ def send_all(state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, 
     state.spare = total if acc.data_ptr() == before.data_ptr() else before
     unsent = _write_mean(total, grad, comm.world_size) if is_finite else None
     total.zero_()  # it may be the residual now
+    if unsent is not None:
+        undo = after(feedback.keep_(state.memory, AllValues(unsent)), undo)
+    return Sent(
+        counts=(grad.numel(),) * comm.world_size,
+        num_updated=grad.numel(),
+        undo=undo,
+        is_finite=is_finite,
+        in_update=None if overflow is None else int(overflow[0]),
+    )
+
+
+def send_all_encoded(
+    state: BucketState,
+    feedback: Feedback,
+    acc: Tensor,
+    grad: Tensor,
+    codec: Codec,
+    key: Key,
+    comm: Comm,
+    *,
+    is_finite: bool,
+) -> Sent:
+    """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; leave of ``acc`` what that lost.
+
+    What was the residual's memory takes what is sent in the next step, and becomes the residual's again.
+
+    Args:
+        acc: (numel,) what ``feedback`` returned; in most cases the residual.
+        key: seeds what is random about the codec; differs from rank to rank.
+        is_finite: whether this rank's gradient was.
+    """
+    before, memory = acc.detach(), _message(state, acc)[:-1]
+    mean, sent, is_finite = mean_encoded(acc, codec, key, comm, is_finite=is_finite, memory=memory)
+    overflow = _overflown(mean) if is_finite else None
+    if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
+        cut_(acc, overflow, comm.world_size)
+        is_finite = False
+    spare = None if sent is mean else sent
+    undo = feedback.settle_(state.memory, acc, grad, AllValues(sent, spare=spare) if is_finite else None)
+    state.spare = sent if acc.data_ptr() == before.data_ptr() else before
+    unsent = write_(mean, grad) if is_finite else None
     if unsent is not None:
         undo = after(feedback.keep_(state.memory, AllValues(unsent)), undo)
     return Sent(
