@@ -92,6 +92,10 @@ class Site:
                     found.append(int(process.name))
         return found
 
+    def daemon(self, node: str) -> int:
+        """Return the process of a node's daemon."""
+        return int((self._folder / f"run/slurmd.{node}.pid").read_text())
+
     def _start(self) -> None:
         for name in ("munge", "state", "log", "run", *(f"spool/{node}" for node in self._nodes)):
             (self._folder / name).mkdir(parents=True)

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -366,3 +367,60 @@ def test_another_node_of_the_same_launch_follows_the_owner(
     looks += [lambda: leased(other, elsewhere(launch="host:1", pid=8), 2)]
     with pytest.raises(FolderInUse, match="pid 8"), other.claim(launch="host:1"):
         pytest.fail("two owners")
+
+
+ON_ANOTHER_MACHINE = """
+import fcntl, sys, time
+from pathlib import Path
+from experiments.config.errors import UserError
+from experiments.runs import lease, owner
+from experiments.runs.run_folder import RunFolder
+
+lease.BEAT_S = 0.05
+fcntl.flock = lambda descriptor, operation: None  # as on a disk where each machine has locks of its own
+owner.machine = lambda: "node2"
+run = RunFolder(Path(sys.argv[1]))
+try:
+    with run.claim():
+        print("mine", flush=True)
+        while True:
+            time.sleep(60)
+except UserError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+def test_a_suspended_owner_is_followed_and_stops_with_one_line_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    monkeypatch.setattr(fcntl, "flock", lambda descriptor, operation: None)
+    command = [sys.executable, "-c", ON_ANOTHER_MACHINE, str(run.path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stderr is not None
+            assert other.stdout.readline() == "mine\n"
+            assert run.is_locked()
+            with pytest.raises(FolderInUse, match=f"pid {other.pid} on"), run.claim():
+                pytest.fail("two owners")
+            other.send_signal(signal.SIGSTOP)
+            wait_until(lambda: state_in_proc(other.pid) == "T", "the other process to stand still")
+            monkeypatch.setattr(lease, "sleep", lambda seconds: None)  # it does not renew its lease, however long
+            with run.claim():
+                run.mark_done({"by": "the second"})
+            done = run.done_path.read_text()
+            other.send_signal(signal.SIGCONT)
+            assert other.wait(timeout=120) == 1
+            assert "Traceback" not in (said := other.stderr.read())
+        finally:
+            other.kill()
+    assert said.splitlines()[-1].startswith(f"error: run folder {run.path} was taken over by pid {os.getpid()} on ")
+    assert said.count("\n") == 1
+    assert run.done_path.read_text() == done
+    assert names(run) == ["2.released"]
+
+
+def state_in_proc(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

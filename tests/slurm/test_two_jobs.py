@@ -1,0 +1,153 @@
+"""Two jobs of two nodes on one run folder, each node a machine of its own: another job, and a requeue of lost nodes."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from experiments.runs.json_lines import read_records
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.status import saved_step
+from experiments.sweeps.job_script import Array, arrays_of, script
+from experiments.training.preflight import prepare_runs
+from experiments.training.runner import execute
+from tests.slurm.site import Site, unavailable
+from tests.waiting import is_alive, wait_until
+
+ROOT = Path(__file__).parents[2]
+REASON = unavailable()
+WORDS = [
+    *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=4"),
+    *("sparsifier=exdyna", "density=0.05"),
+]
+QUEUED = [
+    *("cluster=slurm", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:20:00", "cluster.timeout_s=900"),
+    "checkpoint.every_steps=10",
+]
+NUM_STEPS = 512
+WAIT_S = 240.0
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site(num_nodes=4) as made, pytest.MonkeyPatch.context() as patch:
+        for name, value in made.environ.items():
+            patch.setenv(name, value)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.chdir(ROOT)
+        yield made
+
+
+def submitted(site: Site, array: Array, *options: str) -> str:
+    """Submit the one run of an array; return the job."""
+    (array.folder / "logs").mkdir(parents=True, exist_ok=True)
+    array.rows_path.write_text(array.rows)
+    # All nodes have the address of this machine, so the port must not be that of an earlier start.
+    text = script(array, [1]).replace("% 10000))", "% 10000 + ${SLURM_RESTART_COUNT:-0}))")
+    array.script_path.write_text(text)
+    exported = f"--export=ALL,PYTHONPATH={ROOT}/tests/slurm/machines:{ROOT}"
+    job = site.ask("sbatch", "--parsable", exported, *options, str(array.script_path)).strip()
+    wait_until(lambda: site.job(f"{job}_1")["JobState"] != "PENDING", "the start of a job", timeout_s=WAIT_S)
+    return site.job(f"{job}_1")["JobId"]
+
+
+def processes(job: str, module: str) -> list[int]:
+    """Return the processes of a job that run a module."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (place / "cmdline").read_text()
+            if module in words and f"\0SLURM_JOB_ID={job}\0" in "\0" + (place / "environ").read_text():
+                found.append(int(place.name))
+    return found
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def lose_nodes(site: Site, job: str) -> None:
+    """Have SLURM lose the nodes of a job, whose processes stay: nobody is left there to end them."""
+    nodes = site.job(job)["NodeList"]
+    names = site.ask("scontrol", "show", "hostnames", nodes).split()
+    send(site.watchers(job) + [site.daemon(name) for name in names], signal.SIGKILL)
+    site.ask("scontrol", "update", f"nodename={nodes}", "state=down", "reason=lost")
+
+
+def test_two_jobs_on_one_run_folder_are_kept_apart(site: Site, tmp_path: Path) -> None:
+    output = f"output={tmp_path / 'runs'}"
+    jobs = [[*WORDS, *QUEUED, output]]
+    configs = prepare_runs(jobs)
+    (array,) = arrays_of("study", jobs, configs)
+    folder = folder_of(configs[0])
+    strays: list[int] = []
+    try:
+        first = submitted(site, array)
+        wait_until(lambda: saved_step(folder), "a checkpoint", timeout_s=WAIT_S)
+        ranks = processes(first, "rank_process")
+        assert len(ranks) == 2, logs(array, folder)
+        send(ranks, signal.SIGSTOP)  # so that the run does not end meanwhile; its launchers go on
+        owner = folder.owner()
+        assert owner is not None
+        assert owner.job == f"SLURM job {first}"
+
+        second = submitted(site, array, f"--exclude={site.job(first)['NodeList']}")
+        wait_until(lambda: site.job(second)["JobState"] == "FAILED", "the end of the second job", timeout_s=WAIT_S)
+        told = [line for line in logs(array).splitlines() if line.startswith("error: ")]
+        assert len(told) >= 1
+        assert all(f"is in use by {owner}; wait for it" in line for line in told), told
+        assert folder.owner() == owner
+        assert not folder.failure_path.exists()
+
+        strays = ranks + processes(first, "experiments.train")
+        launchers = [pid for pid in strays if pid not in ranks]
+        assert len(launchers) >= 2
+        send(launchers, signal.SIGSTOP)
+        lose_nodes(site, first)
+        wait_until(lambda: site.job(first)["Restarts"] == "1", "a requeue", timeout_s=WAIT_S)
+        site.ask("scontrol", "update", f"jobid={first}", "StartTime=now")
+        wait_until(lambda: folder.owner() not in (owner, None), "another owner", timeout_s=WAIT_S)
+        taken = folder.owner()
+        assert taken is not None
+        assert taken.job == f"SLURM job {first}, restart 1"
+        send(strays, signal.SIGCONT)
+        wait_until(lambda: not any(map(is_alive, strays)), "the end of the first owner", timeout_s=WAIT_S)
+        wait_until(lambda: site.job(first)["JobState"] == "COMPLETED", "the end of the run", timeout_s=WAIT_S)
+    except (TimeoutError, AssertionError) as error:
+        raise AssertionError(f"{error}\n{logs(array, folder)}") from error
+    finally:
+        send(strays, signal.SIGKILL)
+    assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))
+    assert "resumed from step" in logs(array)
+    assert not folder.failure_path.exists()
+    assert digest_of(folder) == digest_of(undisturbed(tmp_path))
+
+
+def undisturbed(path: Path) -> RunFolder:
+    """The same run, simulated in this process, which ends with the same weights as on real ranks."""
+    (config,) = prepare_runs([[*WORDS, "cluster=simulated", "cluster.world_size=2", f"output={path / 'simulated'}"]])
+    execute(config)
+    return folder_of(config)
+
+
+def digest_of(folder: RunFolder) -> str:
+    return str(json.loads(folder.done_path.read_text())["weights_sha256"])
+
+
+def logs(array: Array, folder: RunFolder | None = None) -> str:
+    """What the jobs said, and their ranks if the folder is given."""
+    paths = [*sorted(array.folder.glob("logs/*")), *(sorted(folder.path.glob("**/*.log")) if folder else [])]
+    return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in paths)
