@@ -18,6 +18,7 @@ from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import recorded_errors
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic
 from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.lease import VARIABLE as LEASE
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.tracking.progress import watch
@@ -161,10 +162,12 @@ def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack)
 
 
 def _from_rank_0(found: bool | UserError | None) -> bool:
-    """Return rank 0's value on all ranks; raise it if it is an error."""
-    answer = gather_objects(found)[0]
+    """Return rank 0's value on all ranks, which then write under its lease; raise it if it is an error."""
+    answer, lease = gather_objects(found)[0], gather_objects(os.environ.get(LEASE))[0]
     if isinstance(answer, UserError):
         raise answer
+    if lease:
+        os.environ[LEASE] = str(lease)
     return bool(answer)
 
 
