@@ -163,7 +163,7 @@ def test_too_few_gpus_are_told_before_the_queue(words: list[str], message: str) 
 
 
 def test_how_a_run_is_queued_is_not_in_its_name(tmp_path: Path) -> None:
-    common = [*TINY, "cluster.nnodes=2", "cluster.nproc_per_node=1", "cluster.rdzv_endpoint=head:1"]
+    common = [*TINY, "cluster.nnodes=2", "cluster.nproc_per_node=1", "cluster.rdzv_endpoint=localhost:2999"]
     queued, by_hand = prepare_runs(
         [
             [*common, "cluster=slurm", "cluster.slurm.partition=gpu", "cluster.slurm.time_limit=1-00:00:00"],
