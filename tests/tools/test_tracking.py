@@ -40,6 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = ["model=mlp", "cluster=simulated", "cluster.world_size=2", "epochs=1", "batch_size=64", "checkpoint.every_s=0"]
 OFFLINE = ["tracking=wandb", "tracking.mode=offline"]
 KEY = "k" * 40
+SECRET = "hunter2-is-in-the-environment"
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (config,) = prepare_runs([[*TINY, *OFFLINE, f"output={root}"]])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(elsewhere)
+        patch.setenv("SOME_TOKEN", SECRET)
         assert execute(config, lambda config, folder: nullcontext())
     assert mirrors(folder_of(config))
     assert not list(elsewhere.iterdir())  # nothing is written where the user stands
@@ -108,6 +110,18 @@ def test_folder_files_and_server_say_the_same(
         from_wandb_server("lab/none")
     assert figures.main(["--source", "wandb", "lab/micro", "--table", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "summary.csv").exists()
+
+
+def test_neither_run_nor_mirror_holds_the_environment_or_the_address_of_the_repository(runs: Path) -> None:
+    origin = subprocess.run(
+        ["git", "config", "remote.origin.url"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    files = [path for path in runs.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in files)
+    for path in files:
+        content = path.read_bytes()
+        assert SECRET.encode() not in content, path
+        assert not origin.startswith(("http", "git@", "ssh")) or origin.encode() not in content, path
 
 
 def test_a_mirror_can_be_made_again_from_the_folder_alone(runs: Path, tmp_path: Path) -> None:
