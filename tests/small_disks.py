@@ -15,9 +15,18 @@ class MemoryDisk:
 
     def __init__(self, path: Path, size: str) -> None:
         self.path, self._size = path, size
+        self._filler = path / "filler"
 
     def mount(self) -> None:
         _run("mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", str(self.path))
+
+    def fill(self, *, leaving: int = 0) -> None:
+        """Write a file that leaves some bytes of the disk free; ``free`` removes it."""
+        room = os.statvfs(self.path)
+        self._filler.write_bytes(bytes(room.f_bavail * room.f_bsize - leaving))
+
+    def free(self) -> None:
+        self._filler.unlink()
 
     def grow(self, size: str) -> None:
         _run("mount", "-o", f"remount,size={size}", str(self.path))

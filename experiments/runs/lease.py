@@ -311,7 +311,9 @@ def _make_file(path: Path, number: int, owner: Owner) -> int | None:
     except FileExistsError:
         return None
     try:
-        os.write(descriptor, owner.to_json().encode())
+        text = owner.to_json().encode()
+        if os.write(descriptor, text) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(name))
         latest = newest(path)
         if latest and (latest.number, latest.owner) == (number, owner):
             return descriptor

@@ -67,29 +67,43 @@ def struck(step: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("size", "words", "file"),
+    ("step", "leaving", "words", "file"),
     [
-        ("4k", ["checkpoint.every_steps=0"], "command.txt"),
-        ("12k", ["checkpoint.every_steps=0"], "steps.jsonl"),
-        ("28k", ["checkpoint.every_steps=0"], "steps.jsonl"),
-        ("240k", ["checkpoint.every_steps=10"], "checkpoints/.draft-step-000000020/rank0.pt"),
-        ("64k", ["checkpoint.every_steps=0", "save_weights=true"], "weights.pt"),
+        (2, 0, [], "steps.jsonl"),
+        (15, 0, [], "epochs.jsonl"),
+        (18, 8192, [], "checkpoints/.draft-step-000000020/rank0.pt"),
+        (47, 16384, ["save_weights=true", "checkpoint.every_steps=0"], "weights.pt"),
     ],
 )
-def test_a_disk_that_fills_up(tmp_path: Path, whole: str, size: str, words: list[str], file: str) -> None:
-    with mounted(MemoryDisk(tmp_path / "disk", size)) as disk:
-        command = [*WORDS, *words, f"output={disk.path}"]
-        line = error_of(train(*command))
-        assert f"cannot write {only_run(disk.path) / file}: no space left on device (" in line
-        assert "free" in line.split("(")[1]
+def test_a_disk_that_fills_up(
+    tmp_path: Path, whole: str, step: int, leaving: int, words: list[str], file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mounted(MemoryDisk(tmp_path / "disk", "1m")) as disk:
+        output = disk.path / "runs"
+        command = [*WORDS, "checkpoint.every_steps=10", *words, f"output={output}"]
+        with struck(step, lambda: disk.fill(leaving=leaving), monkeypatch):
+            line = error_of(train(*command))
+        assert f"cannot write {only_run(output) / file}: no space left on device (" in line
+        assert "B of 1.05 MB free" in line
         assert line.endswith("; free space and start the run again")
-        for row in ("steps.jsonl", "epochs.jsonl"):
-            path = only_run(disk.path) / row
-            assert not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
-        disk.grow("10m")
+        for name in ("steps.jsonl", "epochs.jsonl"):
+            assert (only_run(output) / name).read_bytes()[-1:] in (b"", b"\n")
+        disk.free()
         again = train(*command)
-        check_whole(disk.path, whole, again)
-        assert ("resumed from step 10:" in again.stderr) == file.startswith("checkpoints")
+        check_whole(output, whole, again)
+        assert ("resumed from step " in again.stderr) == (10 < step < 47)
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
+        command = [*WORDS, f"output={disk.path / 'runs'}"]
+        disk.fill()
+        ended = train(*command)
+        assert ended.returncode == 2
+        assert f"output={disk.path / 'runs'} cannot be used: no space left on device (0 B of 65.5 kB" in ended.stderr
+        disk.free()
+        disk.fill(leaving=8192)  # enough for the trial, not for the run
+        assert "no space left on device (" in error_of(train(*command))
 
 
 def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
