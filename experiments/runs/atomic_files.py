@@ -47,6 +47,13 @@ def atomic_file(path: Path, *, one_writer: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
+def remove_drafts(folder: Path) -> None:
+    """Remove the drafts of atomic files that killed processes left in a folder, into which no process writes now."""
+    for draft in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            draft.unlink()
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write ``text`` to ``path``, whole or not at all.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import cannot_write, write_json
+from experiments.runs.atomic_files import cannot_write, remove_drafts, write_json
 from experiments.runs.folder_lock import FolderInUse, cannot_use, follow_owner, is_locked, lock_folder, owner_of
 from experiments.runs.lease import Lease, check_lease
 from experiments.runs.owner import Owner
@@ -120,6 +120,8 @@ class RunFolder:
         with lock_folder(self.path, launch=launch) as lease:
             if lease.succeeds_stray and not self.is_done():
                 self._keep_rows_from_stray()
+            for folder in (self.path, self.errors_path, *self.ranks_path.glob("rank*")):
+                remove_drafts(folder)
             yield None if self.is_done() else self._archive_attempt()
 
     def follow(self, error: FolderInUse) -> AbstractContextManager[None]:

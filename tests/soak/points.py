@@ -21,7 +21,6 @@ VARIABLE = "MICRO_SOAK"  # a JSON object: the folder of the attempt, and {role: 
 STACKS = signal.SIGRTMIN + 5  # at which a process writes its stacks; no run uses it
 POINTS = ("start", "disk", "row", "collective", "step", "save")
 _DISK = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "ftruncate", "truncate")  # of os
-_COLLECTIVES = ("_gather_rows", "_exchange", "_all_reduce_", "_broadcast_")  # of Comm
 
 
 def role_of(module: str) -> str:
@@ -103,14 +102,11 @@ def _watch(reached: Callable[[str], None]) -> None:
     from experiments.runs.checkpointing import Checkpointer
     from experiments.runs.json_lines import RecordWriter
     from experiments.training.loop import Trainer
-    from micro.comm import GroupComm
-    from micro.simulate import ThreadComm
+    from micro.comm import Comm
 
     for name in _DISK:
         _wrap(os, name, lambda *_: reached("disk"))
-    for owner in (GroupComm, ThreadComm):
-        for name in _COLLECTIVES:
-            _wrap(owner, name, lambda comm, *_: reached("collective") if _counts(comm) else None)
+    _wrap(Comm, "_counted", lambda comm, *_: reached("collective") if _counts(comm) else None)
     _wrap(RecordWriter, "append", lambda *_: reached("row"), after=True)
     _wrap(Trainer, "step", lambda *_: reached("step"))
     _wrap(Checkpointer, "save", lambda *_: reached("save"), after=True)
@@ -118,9 +114,9 @@ def _watch(reached: Callable[[str], None]) -> None:
 
 def _counts(comm: Any) -> bool:
     """Return whether a collective is counted: of simulated ranks, which are threads, those of the last."""
-    from micro.simulate import ThreadComm
+    from micro.comm import GroupComm
 
-    return not isinstance(comm, ThreadComm) or comm.rank == comm.world_size - 1
+    return isinstance(comm, GroupComm) or comm.rank == comm.world_size - 1
 
 
 def _wrap(owner: Any, name: str, before: Callable[..., Any], *, after: bool = False) -> None:

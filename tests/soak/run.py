@@ -5,6 +5,7 @@ import functools
 import gc
 import itertools
 import shutil
+import signal
 import tempfile
 import time
 from contextlib import ExitStack
@@ -29,6 +30,8 @@ PER_SETUP = 4  # consecutive seeds that share a setup, and so one undisturbed ru
 def soak(options: argparse.Namespace) -> int:
     """Run the cases that the options describe; return the exit code."""
     orphans.adopt()
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a background job
+        signal.signal(number, signal.default_int_handler)
     preload()
     interrupted = False
     try:
@@ -92,6 +95,8 @@ class Soak:
         started = time.monotonic()
         if setup != self._trial_setup:
             self._trial, self._trial_setup = Trial(setup, self._work / "setup", self._hosts), setup
+        elif self._trial.problems:
+            return  # the undisturbed run failed, which the first of its cases has told
         result = self._trial.disturb(seed, self._faults, self._impossible)
         self._note(seed, setup, result, time.monotonic() - started)
         self._trial.forget(seed)

@@ -211,6 +211,17 @@ def test_what_an_attempt_recorded_is_kept_apart(tmp_path: Path) -> None:
     ]
 
 
+def test_what_a_killed_process_drafted_is_removed(tmp_path: Path) -> None:
+    drafts = [
+        tmp_path / name for name in (".command.txt.4711.tmp", "errors/.rank0.json.4711.tmp", "ranks/rank0/.pid.1.tmp")
+    ]
+    for draft in drafts:
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+    with RunFolder(tmp_path).claim():
+        assert not list(tmp_path.rglob("*.tmp"))
+
+
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.steps_path.write_text('{"step": 0}\n')
