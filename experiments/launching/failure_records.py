@@ -27,7 +27,7 @@ from experiments.launching.stall_report import StallReport
 from experiments.runs.atomic_files import RecordError, load_json, write_json
 from experiments.runs.run_folder import RunFolder
 
-_TIMED_OUT = re.compile(r"time[d\- ]?out", re.I)
+_TIMED_OUT = re.compile(r"timed?[- ]?out", re.I)
 
 
 def record_failure(

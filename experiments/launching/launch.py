@@ -99,7 +99,7 @@ def launch(
             run_id=run_id,
             rdzv_backend="c10d",
             rdzv_endpoint=endpoint,
-            rdzv_configs={"read_timeout": max(1, round(timeout_s / 2))},
+            rdzv_configs={"read_timeout": max(60, round(timeout_s))},  # the watch over the hosts comes before that
             max_restarts=max_restarts,
             monitor_interval=0.1,
             logs_specs=_RankLogs(folder, watch),
