@@ -36,7 +36,7 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     """Return the (count,) int64 codes of ``width`` bits that ``pack`` packed."""
     _check(width)
     if 8 % width == 0:
-        return _unpack_from_bytes(packed, width)[:count]
+        return _unpack_from_bytes(packed, width)[:count].to(torch.int64)
     num_groups = -(-count // GROUP)
     rows = torch.zeros(num_groups * width, dtype=torch.uint8, device=packed.device)
     rows[: packed.numel()] = packed
@@ -49,6 +49,11 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     else:
         codes = torch.stack([_code_of_group(rows, place, width) for place in range(GROUP)], 1)
     return codes.reshape(-1)[:count]
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """Return the (count,) bits, uint8, that ``pack`` packed with a width of 1."""
+    return _unpack_from_bytes(packed, 1)[:count]
 
 
 def _pack_in_bytes(codes: Tensor, width: int) -> Tensor:
@@ -68,7 +73,7 @@ def _pack_in_bytes(codes: Tensor, width: int) -> Tensor:
 
 def _unpack_from_bytes(packed: Tensor, width: int) -> Tensor:
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)
-    return (packed[:, None] >> shifts & ((1 << width) - 1)).view(-1).to(torch.int64)
+    return (packed[:, None] >> shifts & ((1 << width) - 1)).view(-1)
 
 
 def _byte_of_group(groups: Tensor, place: int, width: int) -> Tensor:

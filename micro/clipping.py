@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.norms import norm
 
 ClipNorm = Literal["rank", "global"]
 """The norm that is bounded: each rank's own, or one that all ranks share."""
@@ -36,8 +37,8 @@ def clip_together_(vectors: Sequence[Tensor], limit: float, comm: Comm) -> None:
     back. One all-reduce of a float64: 16 (n-1)/n bytes, counted as counts. Where any rank holds NaN or Inf, no rank
     scales.
     """
-    norm = _norm(vectors)
-    squares = comm.all_reduce_(torch.tensor([norm * norm], dtype=torch.float64, device=vectors[0].device), "counts")
+    own = _norm(vectors)
+    squares = comm.all_reduce_(torch.tensor([own * own], dtype=torch.float64, device=vectors[0].device), "counts")
     _scale_(vectors, limit, math.sqrt(float(squares) / comm.world_size))  # host sync: whether to scale
 
 
@@ -53,8 +54,8 @@ def clip_shards_(shards: Sequence[Tensor], limit: float, node: Comm, nodes: Comm
         node: the ranks that share the parameters.
         nodes: the ranks that hold this shard, one of each node.
     """
-    norm = _norm(shards) if shards else 0.0
-    square = node.all_reduce_(torch.tensor([norm * norm], dtype=torch.float64, device=device), "counts")
+    own = _norm(shards) if shards else 0.0
+    square = node.all_reduce_(torch.tensor([own * own], dtype=torch.float64, device=device), "counts")
     if nodes is not None:
         square = nodes.all_reduce_(square, "counts") / nodes.world_size
     _scale_(shards, limit, math.sqrt(float(square)))  # host sync: whether to scale
@@ -70,10 +71,10 @@ def clip_to_(vectors: Sequence[Tensor], limit: float, comm: Comm, *, norm: ClipN
 
 def _norm(vectors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all vectors together; in double precision where single precision overflows."""
-    norms = [torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in vectors]
-    norm = float(torch.linalg.vector_norm(torch.stack(norms)))  # host sync: whether to scale
-    if math.isfinite(norm):
-        return norm
+    norms = [norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in vectors]
+    found = float(torch.linalg.vector_norm(torch.stack(norms)))  # host sync: whether to scale
+    if math.isfinite(found):
+        return found
     wide = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in vectors]
     return float(torch.linalg.vector_norm(torch.stack(wide)))  # host sync: in rare steps
 

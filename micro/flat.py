@@ -1,5 +1,6 @@
 """Named tensors seen as one flat vector, and the way back."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,7 +50,7 @@ class Layout:
     @cached_property
     def numels(self) -> tuple[int, ...]:
         """Number of elements of each parameter."""
-        return tuple(torch.Size(shape).numel() for shape in self.shapes)
+        return tuple(map(math.prod, self.shapes))  # torch.Size.numel() begins anew at 2^64
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.bits import num_packed_bytes, pack, unpack
+from micro.bits import num_packed_bytes, pack, unpack, unpack_bits
 from micro.codecs.base import from_bytes, to_bytes
+from micro.flat import MAX_NUMEL
 from micro.parts import Part
 
 
@@ -109,8 +110,9 @@ class Packed(IndexCodec):
         if not count:
             return indices.new_empty(0, dtype=torch.uint8)
         low = _low_bits(count, span)
-        rank = torch.arange(count, dtype=indices.dtype, device=indices.device)
-        high = _bits_at((indices >> low) + rank, _high_length(count, span, low))
+        length = _high_length(count, span, low)
+        rank = torch.arange(count, dtype=_type_for(length), device=indices.device)
+        high = _bits_at((indices >> low) + rank, length)
         return torch.cat([pack(indices & ((1 << low) - 1), low), high]) if low else high
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
@@ -159,6 +161,11 @@ def _high_length(count: int, span: int, low: int) -> int:
     return count + ((span - 1) >> low)
 
 
+def _type_for(length: int) -> torch.dtype:
+    """Return the integer type that numbers ``length`` places, which may be more than an index counts."""
+    return torch.int32 if length <= MAX_NUMEL else torch.int64
+
+
 def _bits_at(places: Tensor, length: int) -> Tensor:
     """Return ``length`` bits as bytes, set at ``places``."""
     flags = torch.zeros(length, dtype=torch.uint8, device=places.device)
@@ -168,4 +175,4 @@ def _bits_at(places: Tensor, length: int) -> Tensor:
 
 def _places(packed: Tensor, length: int) -> Tensor:
     """Return the ascending int64 places of the bits that are set."""
-    return torch.nonzero(unpack(packed, length, 1)).view(-1)
+    return torch.nonzero(unpack_bits(packed, length)).view(-1)

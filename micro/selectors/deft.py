@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.norms import norms_of
 from micro.partition import layer_pieces
 from micro.parts import NoState
 from micro.selectors.base import Selector
-from micro.selectors.layer_bins import largest_in_bins, norms_of, pack
+from micro.selectors.layer_bins import largest_in_bins, pack
 from micro.sparse import Overlap, Selection, Step
 
 

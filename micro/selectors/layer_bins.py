@@ -4,17 +4,11 @@ import math
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 
-import torch
 from torch import Tensor
 
 from micro.selectors.pieces import largest_of_each, pieces_at
 
 Piece = tuple[int, int]  # (start, stop) in the flat vector
-
-
-def norms_of(acc: Tensor, sizes: list[int]) -> Tensor:
-    """Return the L2 norm of each piece (L,), in the dtype of ``acc``: one read, nothing copied."""
-    return torch.stack(torch._foreach_norm(acc.split(sizes)))
 
 
 def pack(sizes: Sequence[int], wanted: Sequence[int], num_bins: int) -> tuple[list[list[int]], list[int]]:

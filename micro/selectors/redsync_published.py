@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.norms import norm
 from micro.selectors.base import NoState, Selector
 from micro.sparse import Selection, Step
 
@@ -35,7 +36,7 @@ class PublishedRedSync(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what passes the threshold of the last round."""
         k = min(step.target_count, acc.numel())
-        mean = float(torch.linalg.vector_norm(acc, 1)) / acc.numel()  # host sync: the thresholds
+        mean = float(norm(acc, 1)) / acc.numel()  # host sync: the thresholds
         largest = float(torch.linalg.vector_norm(acc, math.inf))  # host sync: the thresholds
         low, high = 0.0, 1.0
         while high - low > RESOLUTION:

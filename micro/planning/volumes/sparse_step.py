@@ -1,5 +1,6 @@
 """What a sparse method has to send in a step in steady state, as its counts."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,4 +105,6 @@ def _by_itself(selector: Selector[Any], density: float, layout: Layout, k: int) 
 
 def _union(numel: int, chosen: float, world_size: int) -> float:
     """Return how many distinct indices ranks choose that choose independently of each other."""
-    return numel * (1 - (1 - min(chosen / numel, 1.0)) ** world_size)
+    if chosen >= numel:
+        return numel
+    return numel * -math.expm1(world_size * math.log1p(-chosen / numel))  # exact where chosen is little of numel

@@ -1,0 +1,242 @@
+"""Vectors of up to 2^31 - 1 elements and up to 2,048 ranks: no count, index or sum leaves its type.
+
+Accumulators are one number that is seen at every place, or have no memory at all, so that length costs nothing.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from experiments.studies.methods import build_methods, known_methods
+from micro import index_codecs, kernels
+from micro.clipping import clip_
+from micro.comm import Comm
+from micro.exchanges.base import Wire, gather_header
+from micro.flat import MAX_NUMEL
+from micro.norms import norm, norms_of
+from micro.partition import block_spans, cyclic_slice, equal_slice, layer_pieces
+from micro.planning.volumes import volume_of
+from micro.reducers.node_shards import NodeShards
+from micro.selectors.randomk import draw
+from micro.sparse import Exchanged, Overlap, Selection, Step
+from micro.thread_ranks import SimulatedGroup
+from tests.products import TIER, grid
+
+MANY = 2048
+PLACES = (0, 1, 2**24 + 1, MAX_NUMEL // 3, 2**30, 2 * (MAX_NUMEL // 3) + 1, MAX_NUMEL - 2, MAX_NUMEL - 1)
+EXCHANGES = (
+    micro.Union(),
+    micro.Gather(),
+    micro.DSA(),
+    micro.PublishedDSA(),
+    micro.GTopK(),
+    micro.PublishedGTopK(),
+    micro.Oktopk(),
+    micro.PublishedOktopk(),
+    micro.InPieces(ends=(2**30 + 7, MAX_NUMEL)),
+    micro.InPieces(each=micro.Gather(), ends=(1, 2**31 - 2, MAX_NUMEL)),
+)
+
+
+def seen_everywhere(value: float, numel: int = MAX_NUMEL) -> Tensor:
+    return torch.full((1,), value).expand(numel)
+
+
+def choice(rank: int, world_size: int) -> list[int]:
+    """Return what a rank chooses: places that all share, and its own."""
+    own = [(place * 2654435761 + 97 * rank) % MAX_NUMEL for place in range(1, 30)]
+    return sorted({*PLACES, *own})
+
+
+def exchange(part: micro.Exchange, indices: micro.IndexCodec, world_size: int) -> list[Exchanged]:
+    def work(comm: Comm) -> Exchanged:
+        return part.exchange(
+            part.start(),
+            seen_everywhere(1.0 + comm.rank),
+            Selection(torch.tensor(choice(comm.rank, world_size), dtype=torch.int32)),
+            step=Step(0, 10_000, 0, micro.Layout.flat(MAX_NUMEL)),
+            overlap=Overlap.ANY,
+            wire=Wire(indices=indices),
+            comm=comm,
+            is_finite=True,
+        )
+
+    with closing(SimulatedGroup(world_size)) as group:
+        return group.run(work)
+
+
+@grid(part=EXCHANGES, indices=[micro.Int32(), micro.Packed(), micro.Shortest()], world_size=[2, 3, 5])
+def test_exchanges_keep_every_index_of_the_longest_vector(
+    part: micro.Exchange, indices: micro.IndexCodec, world_size: int
+) -> None:
+    expected: dict[int, float] = {}
+    chosen = [choice(rank, world_size) for rank in range(world_size)]
+    for rank, places in enumerate(chosen):
+        for place in places:
+            expected[place] = expected.get(place, 0.0) + (1.0 + rank) / world_size
+    if part.name == "union" or getattr(part, "each", part).name == "union":
+        expected = dict.fromkeys(expected, (1 + world_size) / 2)
+    if isinstance(part, micro.PublishedDSA):
+        expected = {}  # sends what is above the smallest magnitude of a choice: of equal ones nothing
+    for found in exchange(part, indices, world_size):
+        update: dict[int, float] = {}
+        for values in found.update:
+            for place, value in zip(values.indices.tolist(), values.values.tolist(), strict=True):
+                update[place] = update.get(place, 0.0) + value
+        assert update == pytest.approx(expected)
+        assert found.counts == tuple(map(len, chosen))
+        assert found.num_updated == len(expected)
+        assert min(found.sent.indices.tolist(), default=0) >= 0
+
+
+class SilentComm(Comm):
+    """One of many ranks that all send the same rows; lists are only counted."""
+
+    def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
+        rows.copy_(row.expand_as(rows))
+
+    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
+        assert received.numel() == sum(received_sizes)
+        assert sent.numel() == sum(sent_sizes)
+
+    def _all_reduce_(self, x: Tensor) -> None:
+        return
+
+    def _broadcast_(self, x: Tensor, source: int) -> None:
+        return
+
+
+def test_bytes_of_many_ranks_that_send_everything_are_exact() -> None:
+    comm, d = SilentComm(MANY - 1, MANY), MAX_NUMEL
+    mine = torch.empty(d, dtype=torch.int32, device="meta")
+    assert sum(part.numel() for part in comm.gather_lists(mine, [d] * MANY, "indices")) == MANY * d
+    assert comm.traffic.num_bytes["indices"] == 4 * d * (MANY - 1)
+    comm.all_reduce_(torch.empty(d, dtype=torch.float64, device="meta"))
+    assert comm.traffic.num_bytes["values"] == 2 * 8 * d * (MANY - 1) / MANY
+    sizes = [stop - start for start, stop in (equal_slice(d, MANY, part) for part in range(MANY))]
+    assert comm.scatter_parts(mine, sizes, "counts").shape == (MANY, sizes[-1])
+    assert comm.traffic.num_bytes["counts"] == 4 * (d - sizes[-1])
+
+
+def test_counts_of_many_ranks_are_added_up_beyond_int32() -> None:
+    indices = torch.zeros(1, dtype=torch.int32).expand(MAX_NUMEL)
+    header = gather_header(indices, SilentComm(0, MANY), is_finite=True, extra=torch.tensor([MAX_NUMEL]))
+    assert sum(header.counts) == MANY * MAX_NUMEL
+    assert [row[0] for row in header.extras] == [MAX_NUMEL] * MANY
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, MANY])
+def test_parts_of_the_longest_vector_cover_it(world_size: int) -> None:
+    d, ranks = MAX_NUMEL, range(world_size)
+    assert_covers([equal_slice(d, world_size, rank) for rank in ranks])
+    assert_covers(sorted(cyclic_slice(d, 10**9 + 7, rank, world_size) for rank in ranks))
+    for selector in (micro.ExDyna(), micro.PublishedExDyna()):
+        blocks = selector.grid(d)
+        shares = [stop - start for start, stop in (equal_slice(blocks.num_blocks, world_size, r) for r in ranks)]
+        assert_covers(block_spans(shares, blocks.block_size, d))
+    numels = (2**30, 2**30 - 2, 1)
+    assert_covers(layer_pieces(numels, world_size))
+    shards = NodeShards(micro.Layout(("a", "b", "c"), tuple((numel,) for numel in numels)), world_size)
+    assert sum(shards.numels) == d
+    last = shards.numels[0] - 1
+    ends = shards.positions(0, torch.tensor([0, last], dtype=torch.int32)).tolist()
+    assert ends == [0, d - 1]  # the last parameter's only element is the first rank's
+
+
+def assert_covers(spans: Sequence[tuple[int, int]]) -> None:
+    assert spans[0][0] == 0
+    assert spans[-1][1] == MAX_NUMEL
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
+
+
+def test_random_indices_of_the_longest_vector() -> None:
+    drawn = draw(MAX_NUMEL, 1000, torch.Generator().manual_seed(0))
+    assert int(drawn.min()) >= 0
+    assert 2**30 < int(drawn.max()) < MAX_NUMEL
+    assert torch.equal(drawn.to(torch.int32).long(), drawn)
+
+
+@pytest.mark.parametrize("count", [1, 1000, 2**29 + 1, 2**30 + 1, MAX_NUMEL - 1, MAX_NUMEL])
+def test_packed_indices_fit_into_their_type_at_every_density(count: int) -> None:
+    """The highest bit that is set is that of the last index: its high part plus how many come before it."""
+    length = index_codecs._high_length(count, MAX_NUMEL, index_codecs._low_bits(count, MAX_NUMEL))
+    assert length - 1 <= torch.iinfo(index_codecs._type_for(length)).max
+
+
+def test_packed_indices_are_placed_in_the_type_for_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[torch.dtype] = []
+    bits_at = index_codecs._bits_at
+    monkeypatch.setattr(index_codecs, "_bits_at", lambda at, length: placed.append(at.dtype) or bits_at(at, length))
+    indices = torch.arange(0, 20, dtype=torch.int32)
+    for longest in (10, MAX_NUMEL):
+        monkeypatch.setattr(index_codecs, "MAX_NUMEL", longest)
+        assert torch.equal(micro.Packed().decode(micro.Packed().encode(indices, 20), 20, 20), indices)
+    assert placed == [torch.int64, torch.int32]
+
+
+def test_bits_are_unpacked_to_one_byte_each() -> None:
+    packed = index_codecs._bits_at(torch.tensor([3, 9, 12]), 13)
+    assert index_codecs.unpack_bits(packed, 13).dtype == torch.uint8
+    assert index_codecs._places(packed, 13).tolist() == [3, 9, 12]
+
+
+def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
+    """Single precision adds nothing to 2^24 that is not larger than 1."""
+    numel = 2**25
+    ones = seen_everywhere(1.0, numel)
+    assert float(norm(ones)) == pytest.approx(math.sqrt(numel), rel=1e-5)
+    assert float(norm(ones, 1)) == pytest.approx(numel, rel=1e-5)
+    assert norms_of(ones, [numel - 9, 9]).tolist() == pytest.approx([math.sqrt(numel - 9), 3.0], rel=1e-5)
+
+
+def test_long_gradients_are_clipped_to_their_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled: list[float] = []
+    monkeypatch.setattr(Tensor, "mul_", lambda vector, factor: scaled.append(float(factor)) or vector)
+    clip_([seen_everywhere(1.0, 2**25)], 1.0)
+    assert scaled == pytest.approx([2**-12.5], rel=1e-4)
+
+
+def test_shapes_of_more_elements_than_any_integer_type_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match=rf"^numel of a layout must be in \[1, {MAX_NUMEL}\], got {2**64}$"):
+        micro.Layout(("a",), ((2**32, 2**32),))
+
+
+@pytest.mark.parametrize("world_size", [2, MANY])
+def test_predicted_bytes_of_the_longest_vector(world_size: int) -> None:
+    layout = micro.Layout(("a", "b"), ((2**15, 2**15), (2**30 - 1,)))
+    for name, reducer in build_methods(known_methods(), 0.001).items():
+        volume = volume_of(reducer, MAX_NUMEL, world_size, layout=layout)
+        sizes = [size for _, size in volume.calls]
+        assert all(0 <= size < 2**53 for size in sizes), name
+        assert 0 < volume.between_bytes < 2 * 8 * MAX_NUMEL * world_size, name
+        assert 0 < volume.num_updated <= MAX_NUMEL, name
+
+
+def test_few_choices_in_the_longest_vector_are_not_lost_to_rounding() -> None:
+    """Ranks that choose one element each choose as many in all, but for one in 2^20."""
+    reducer = micro.SparseReducer(micro.TopK(), density=1e-10, exchange=micro.Gather())
+    volume = volume_of(reducer, MAX_NUMEL, MANY)
+    assert volume.num_updated == pytest.approx(MANY, rel=1e-6)
+    assert volume.num_updated <= MANY
+
+
+@pytest.mark.skipif(TIER != "all", reason="reads 8 GiB several times")
+def test_compiled_loops_reach_the_end_of_the_longest_vector() -> None:
+    """Memory that was never written to is zero and takes no space."""
+    vector = np.zeros(MAX_NUMEL, dtype=np.float32)
+    for number, place in enumerate(PLACES, start=1):
+        vector[place] = -number
+    x = torch.from_numpy(vector)
+    if not kernels.compiled(x):
+        pytest.skip("numba is not installed")
+    assert kernels.above(x, 0.5).tolist() == list(PLACES)
+    assert kernels.largest(x, 3).tolist() == list(PLACES[-3:])
+    counts = kernels.magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=2040)
+    assert int(counts.sum()) == len(PLACES)
