@@ -19,13 +19,14 @@ from experiments.checkup.findings import Finding, Section, section
 from experiments.checkup.pair import Measured, measuring_pair
 from experiments.checkup.rendering import show_plain, show_rich, to_json
 from experiments.config.command_line import Parser, comma_list, run_command
+from experiments.config.errors import UserError
 from experiments.config.option_types import to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out all checks and show what they find; returns 0, 2 for a mistake, or 130 after Ctrl-C."""
-    return run_command(lambda: _run(_parser().parse_args(arguments)))
+    return run_command(lambda: _run(_checked(_parser().parse_args(arguments))))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -37,6 +38,12 @@ def _run(options: argparse.Namespace) -> int:
     for found in sections:
         (show_rich if on_terminal else show_plain)(found)
     return 0
+
+
+def _checked(options: argparse.Namespace) -> argparse.Namespace:
+    if options.latency_us and not options.link_mbit:
+        raise UserError("--latency-us is of the links that --link-mbit names: add that, or leave it out")
+    return options
 
 
 def _sections(options: argparse.Namespace) -> Iterator[Section]:

@@ -30,6 +30,9 @@ from experiments.studies.paper_reproduction.parts import Commands, check, reprod
 from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import prepare_runs
 
+DATA = "data/cache"  # folder of the data sets
+SETTLED = ("output", "dataset.root")  # settings that are options here
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 where a part failed, 130 after Ctrl-C."""
@@ -40,10 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     out = options.out or Path("results/papers") / f"{options.paper}-{options.scale}"
+    root = _root(options.root)
+    for word in options.overrides:
+        if word.partition("=")[0].lstrip("+~") in SETTLED:
+            raise UserError(f"'{word}': --out says where runs are written, and --root where data is: leave it out")
     check_folder(out)
     commands = Commands(check=check_command, runs_of=runs_of)
     try:
-        paper = load_paper(options.paper, options.scale, out=out, root=str(options.root), overrides=options.overrides)
+        paper = load_paper(options.paper, options.scale, out=out, root=root, overrides=options.overrides)
         check(paper, commands)
         out.mkdir(parents=True, exist_ok=True)
         failed = reproduce(paper, out, commands, again=options.again)
@@ -56,6 +63,15 @@ def _run(options: argparse.Namespace) -> int:
     for part in failed:
         print(f"failed: {part.name}: {part.command}", file=sys.stderr)
     return int(bool(failed))
+
+
+def _root(given: Path | None) -> str:
+    """Return the folder of the data sets. Raises: UserError: one is given, and is no folder."""
+    if given is not None and not given.expanduser().is_dir():
+        raise UserError(
+            f"--root must be the folder of the data sets, {given} is none: see python -m data.prepare --list"
+        )
+    return str(given.expanduser()) if given else DATA
 
 
 def runs_of(part: Part) -> list[TrainConfig]:
@@ -92,9 +108,7 @@ def parser() -> Parser:
     parser.add_argument("paper", help=f"one of {', '.join(known_papers())}")
     add_settings(parser, help="settings for every run of its studies")
     parser.add_argument("--scale", default="small", help=f"{' or '.join(SCALES)}: as published, or for a laptop")
-    parser.add_argument(
-        "--root", type=to_path, default="data/cache", metavar="DIR", help="folder of the data sets (%(default)s)"
-    )
+    parser.add_argument("--root", type=to_path, metavar="DIR", help=f"folder of the data sets ({DATA})")
     parser.add_argument("--out", type=to_path, metavar="DIR", help="results/papers/PAPER-SCALE by default")
     parser.add_argument("--again", action="store_true", help="redo tables and figures that did not change, too")
     return parser

@@ -134,8 +134,14 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     for key in settings:
         if key not in allowed:
             raise ValueError(_not_allowed(base, classes, part, key))
+        if key in common:
+            raise ValueError(f"{key} of {part.name} is a setting of the whole method: leave it out of its part")
         check_scalar(f"{key} of {part.name}", allowed[key], settings[key])
-    return part(**{key: value for key, value in common.items() if key in allowed}, **settings)
+    settings |= {key: value for key, value in common.items() if key in allowed}
+    missing = [name for name in _required(part) if name not in settings]
+    if missing:
+        raise ValueError(f"{base.kind} {part.name} needs {', '.join(missing)}: give name and settings together")
+    return part(**settings)
 
 
 def as_part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
@@ -186,6 +192,13 @@ def _take_rule(classes: Sequence[type[P]], settings: dict[str, Any]) -> type[P]:
 
 def _rule_of(cls: type[Part]) -> str | None:
     return getattr(cls, "rule", None)
+
+
+def _required(cls: type[Part]) -> list[str]:
+    """Return the settings of a class that have no default."""
+    none = dataclasses.MISSING
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return [field.name for field in fields if field.init and field.default is none and field.default_factory is none]
 
 
 def _fields(cls: type[Part]) -> dict[str, Any]:

@@ -20,11 +20,16 @@ def suggestion(given: str, allowed: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def short(text: str) -> str:
+    """Return a text, cut where it would fill the line of an error."""
+    return text if len(text) <= 80 else f"{text[:60]}..."
+
+
 def check_choice(key: str, allowed: Iterable[str], given: str) -> None:
     """Raise UserError where ``given`` is not among ``allowed``."""
     known = list(allowed)
     if given not in known:
-        raise UserError(f"{key} must be one of {', '.join(known)}, got '{given}'{suggestion(given, known)}")
+        raise UserError(f"{key} must be one of {', '.join(known)}, got '{short(given)}'{suggestion(given, known)}")
 
 
 def one_line(error: object) -> str:

@@ -26,7 +26,9 @@ def whole_number(lowest: int = 1, most: int = MOST) -> Callable[[str], int]:
 def to_positive(text: str) -> float:
     """Return a word as a finite number above 0."""
     value = _number(float, text, "a number")
-    if not 0 < value < math.inf:
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
+    if value <= 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return value
 

@@ -12,9 +12,9 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
 
 from experiments.config.conf_files import choices_of
-from experiments.config.errors import UserError, check_choice, one_line
+from experiments.config.errors import UserError, check_choice, one_line, short
 from experiments.config.paths import CONF
-from experiments.config.ranges import MOST_RUNS, check_num_runs, short
+from experiments.config.ranges import MOST_RUNS, check_num_runs
 
 TOOLS = {  # groups of conf/ that are not settings of a training, and their use
     "network": "describes a link for simulated steps: python -m experiments.simulate --network {}",

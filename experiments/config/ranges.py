@@ -2,7 +2,7 @@
 
 import re
 
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, short
 
 MOST = 2**31 - 1  # of steps, workers, bytes per message: counts are 32-bit in some libraries
 MOST_ON_A_MACHINE = 4096  # workers or threads
@@ -44,8 +44,3 @@ def check_num_runs(what: str, number: int) -> None:
     """Raise UserError where one command would carry out more runs than any machine could."""
     if number > MOST_RUNS:
         raise UserError(f"{what} describes {number} runs, at most {MOST_RUNS} are allowed: name fewer values")
-
-
-def short(text: str) -> str:
-    """Return a text, cut where it would fill the line of an error."""
-    return text if len(text) <= 80 else f"{text[:60]}..."

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from experiments.config.errors import UserError, check_choice
-from experiments.config.ranges import short
+from experiments.config.errors import UserError, check_choice, short
 
 NAMES = ("none", "wandb")
 MODES = ("offline", "online")

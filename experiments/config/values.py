@@ -9,8 +9,7 @@ from copy import deepcopy
 from functools import cache, lru_cache
 from typing import Any
 
-from experiments.config.errors import UserError, suggestion
-from experiments.config.ranges import short
+from experiments.config.errors import UserError, short, suggestion
 from experiments.config.schema import TrainConfig
 
 MISSING = "???"  # a setting that has no value yet

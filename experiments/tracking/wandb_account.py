@@ -1,5 +1,6 @@
 """Check what W&B needs on this machine: its package, and an API key for its server."""
 
+import os
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
@@ -7,12 +8,15 @@ from io import StringIO
 from experiments.config.errors import UserError, one_line
 from experiments.config.tracking_settings import TrackingConfig
 
+_MODES = ("online", "offline", "disabled", "dryrun", "shared")  # of wandb's own settings
+
 
 def check_wandb(tracking: TrackingConfig) -> None:
     """Check that the mirror that ``tracking`` describes can be made on this machine. Raises: UserError."""
     if tracking.name == "none":
         return
     require_wandb("tracking=wandb")
+    check_mode()
     if tracking.mode == "online":
         require_key("tracking.mode=online", "use tracking.mode=offline")
 
@@ -23,6 +27,13 @@ def require_wandb(needed_by: str) -> None:
         raise UserError(f"{needed_by} needs the package wandb, which is not installed: pip install wandb")
 
 
+def check_mode() -> None:
+    """Check the variable WANDB_MODE, which wandb reads itself. Raises: UserError."""
+    given = os.environ.get("WANDB_MODE", "")
+    if given and given not in _MODES:
+        raise UserError(f"WANDB_MODE must be one of {', '.join(_MODES)}, got '{given}': change or unset it")
+
+
 def require_key(needed_by: str, otherwise: str) -> None:
     """Check without a prompt that wandb finds an API key. Raises: UserError.
 
@@ -30,6 +41,7 @@ def require_key(needed_by: str, otherwise: str) -> None:
         needed_by: The setting or option that needs the key.
         otherwise: What the user can do without a key.
     """
+    check_mode()
     import wandb
 
     try:

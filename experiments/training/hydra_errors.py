@@ -44,6 +44,8 @@ def _check_options(words: Sequence[str]) -> None:
     if len(both) > 1:
         names = " and ".join(f"--{key.replace('_', '-')}" for key in both)
         raise UserError(f"{names} exclude each other: leave one out; {_SEE}")
+    if given.package and not given.cfg:
+        raise UserError(f"--package is for --cfg: add --cfg job, or leave it out; {_SEE}")
     if given.resolve and not given.cfg:
         raise UserError(f"--resolve is for --cfg: add --cfg job, or leave it out; {_SEE}")
 

@@ -1,6 +1,7 @@
 """Check runs before a worker starts: their parts, data, model, devices and the checkpoint that they start from."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -33,12 +34,20 @@ def prepare_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = N
 
 def check_runs(configs: Iterable[TrainConfig]) -> None:
     """Check each run; content that several runs share is checked once. Raises: UserError."""
+    check_num_threads()
     distinct: dict[tuple[str, ...], TrainConfig] = {}
     for config in configs:
         check_parts(config)
         distinct.setdefault(_content_key(config), config)
     for config in distinct.values():
         check_content(config)
+
+
+def check_num_threads() -> None:
+    """Check OMP_NUM_THREADS, which torch ignores where it is no number. Raises: UserError."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given and not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", given.strip()):
+        raise UserError(f"OMP_NUM_THREADS must be a whole number of at least 1, got '{given}': change or unset it")
 
 
 def check_run(config: TrainConfig) -> None:
