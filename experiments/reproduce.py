@@ -47,10 +47,10 @@ def _run(options: argparse.Namespace) -> int:
     for word in options.overrides:
         if word.partition("=")[0].lstrip("+~") in SETTLED:
             raise UserError(f"'{word}': --out says where runs are written, and --root where data is: leave it out")
-    check_folder(out)
     commands = Commands(check=check_command, runs_of=runs_of)
     try:
         paper = load_paper(options.paper, options.scale, out=out, root=root, overrides=options.overrides)
+        check_folder(out)
         check(paper, commands)
         out.mkdir(parents=True, exist_ok=True)
         failed = reproduce(paper, out, commands, again=options.again)

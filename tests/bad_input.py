@@ -443,7 +443,7 @@ WRONG: dict[str, str] = {
     "profile backward --device x": "--device must be one of auto, cpu, cuda, got 'x'",
     "profile backward --device cuda": "--device cuda needs 2 GPUs here, there are 0",
     "profile backward --out folder": "--out must be a file, got the folder folder",
-    "profile backward --out empty/x": "cannot write empty/x: file exists; choose another --out",
+    "profile backward --out empty/x": "cannot write into empty: empty is no folder; choose another --out",
     "profile backward --out ''": "--out must be a path, got ''",
     "profile link --nproc 1": "a link joins ranks: --nproc must be at least 2, got 1",
     "profile link --foo": "no such option: --foo",
@@ -465,8 +465,8 @@ WRONG: dict[str, str] = {
     "reproduce micro --scale": "--scale expected one argument",
     "reproduce micro --scale paper": "data/cache/cifar-10-batches-py is not a folder: run python",
     "reproduce micro --scale paper --root folder": "folder/cifar-10-batches-py is not a folder: run python -m",
-    "reproduce micro --out empty": "cannot write empty: File exists",
-    "reproduce micro --out empty/x": "cannot write empty/x: Not a directory",
+    "reproduce micro --out empty": "cannot write into empty: empty is no folder; choose another --out",
+    "reproduce micro --out empty/x": "cannot write into empty/x: empty is no folder; choose another --out",
     "reproduce micro --out ''": "--out must be a path, got ''",
     "reproduce micro --nope": "no such option: --nope",
     "reproduce micro foo": "KEY=VALUE expected, got 'foo'; lists are separated by commas: A,B",
@@ -505,6 +505,11 @@ WRONG: dict[str, str] = {
     "track /": "/ has no config.yaml: it is no run folder; name a folder such as results/runs/NAME-HASH",
     "track .": ". has no config.yaml: it is no run folder; name a folder such as results/runs/NAME-HASH",
     "track LONG": "RUN_FOLDER must be a path of at most",
+    "compare --out empty": "cannot write into empty: ",
+    "theory --out empty": "cannot write into empty: ",
+    "simulate --out empty/x": "cannot write into empty/x: ",
+    "bench step --out empty": "cannot write into empty: ",
+    "figures --out empty/x": "cannot write into empty/x: ",
 }
 
 FILES: dict[
