@@ -5,7 +5,6 @@ from collections.abc import Callable
 from time import sleep
 
 from experiments.config.schema import TrainConfig
-from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import folder_of
 
 _POLL_S = 1.0
@@ -28,10 +27,10 @@ class HeldRuns:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, config: TrainConfig, error: FolderInUse) -> None:
-        """Keep a run for later."""
+    def add(self, config: TrainConfig, holder: str) -> None:
+        """Keep a run for later and say who holds it."""
         self._held.append(config)
-        line = f"held: {_name(config)}: in use by {error.holder}; tried again at the end"
+        line = f"held: {_name(config)}: in use by {holder}; tried again at the end"
         if line not in self._said:
             self._said.add(line)
             self._say(line)

@@ -90,6 +90,9 @@ class ParallelSweep:
                 self._outcome.num_elsewhere += 1
                 self._table.done_elsewhere(folder.path.name)
                 continue
+            if folder.is_locked():  # no process need be started to find out
+                self._held.add(config, str(folder.owner() or "another process"))
+                continue
             self._table.begin(folder.path.name, folder.path, total_steps=num_steps(config))
             threads = threads_per_process(config, self._at_once)
             slot = self._free_slot()
@@ -144,7 +147,7 @@ class ParallelSweep:
             why = "stopped by a signal: run the same command to resume" if is_stopped else str(failure)
         if isinstance(why, FolderInUse):
             self._table.put_back(folder.path.name)
-            self._held.add(config, why)
+            self._held.add(config, why.holder)
         elif why is None:
             self._table.done(folder.path.name)
         else:

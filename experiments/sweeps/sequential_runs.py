@@ -41,7 +41,7 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
                     config, folder, lambda c, f: progress.watch(f.path, total_steps=num_steps(c), label=label(c))
                 )
             except FolderInUse as error:
-                held.add(config, error)
+                held.add(config, error.holder)
                 continue
             except (SystemExit, KeyboardInterrupt) as stop:
                 outcome.stopped = _exit_code(stop, interrupted())

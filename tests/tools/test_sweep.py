@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,7 @@ from experiments.sweeps import held_runs, num_jobs, sequential_runs, study
 from experiments.sweeps.live_table import LiveTable
 from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.outcome import Outcome
+from experiments.sweeps.parallel_runs import ParallelSweep
 from experiments.sweeps.rerun import free_folder
 from experiments.sweeps.summaries import describe, plan_table, status_table
 from experiments.training.preflight import prepare_runs
@@ -256,6 +258,32 @@ def test_a_run_of_another_process_is_left_for_the_end_and_waited_for(
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0].startswith(f"held: {folders[0].path.name}: in use by pid {os.getpid()} on ")
     assert [line.startswith(start) for line, start in zip(lines[1:], said, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize(("event", "code"), [("finished", 0), ("Ctrl-C", 130)])
+def test_several_at_once_wait_for_a_run_of_another_process_without_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, code: int
+) -> None:
+    (config,) = composed([f"output={tmp_path}"])
+    folder = folder_of(config)
+    console = Console(file=io.StringIO(), width=500)
+
+    def draw(table: LiveTable) -> None:
+        if event == "Ctrl-C":
+            signal.raise_signal(signal.SIGINT)
+        else:
+            folder.mark_done({})
+
+    monkeypatch.setattr(LiveTable, "draw", draw)
+    monkeypatch.setattr(held_runs, "_POLL_S", 0.0)
+    with folder.locked(), LiveTable(console, total=1, done=0, num_at_once=2) as table:
+        outcome = ParallelSweep([config], table, at_once=2, on_error="continue").run()
+        totals = table.totals()
+    assert (outcome.exit_code, outcome.num_elsewhere) == (code, code == 0)
+    assert ("1 done" in totals) == (code == 0)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.startswith(f"held: {folder.path.name}: in use by pid {os.getpid()} on ")
+    assert said.count("waiting for") == 1
 
 
 def test_clean_takes_what_failed_or_was_broken_off_and_never_what_runs(tmp_path: Path) -> None:
