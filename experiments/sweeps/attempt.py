@@ -9,6 +9,7 @@ from types import FrameType
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 from experiments.launching.failures import RankFailure
+from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
 from experiments.training.runner import Watcher, execute
@@ -20,13 +21,17 @@ def attempt(config: TrainConfig, folder: RunFolder, watcher: Watcher) -> str | N
 
     Raises:
         FolderInUse: another process holds the run.
+        DiskError: the disk is full, read-only or broken: the next run would fail as well.
         SystemExit: a signal stopped the run, after it was saved.
     """
     try:
         execute(config, watcher, folder=folder)
     except RankFailure as error:
-        return f"rank {error.rank} failed: {error.message}"
-    except FolderInUse:
+        reason = f"rank {error.rank} failed: {error.message}"
+        if error.failure.of_disk:
+            raise DiskError(reason) from None
+        return reason
+    except (FolderInUse, DiskError):
         raise
     except (UserError, NonFiniteGradient) as error:
         return str(error)

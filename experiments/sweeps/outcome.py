@@ -27,12 +27,14 @@ class Outcome:
         num_left: Runs that were not started, after a failure or a signal.
         num_elsewhere: Runs that another process finished while this sweep waited for them or carried out others.
         stopped: Exit code of the signal that stopped the sweep, None without one.
+        has_disk_error: Whether a disk takes no more, so that no further run is started.
     """
 
     failures: list[FailedRun] = field(default_factory=list)
     num_left: int = 0
     num_elsewhere: int = 0
     stopped: int | None = None
+    has_disk_error: bool = False
 
     @property
     def exit_code(self) -> int:

@@ -14,6 +14,7 @@ from types import FrameType
 
 from experiments.config.schema import TrainConfig
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
+from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS
@@ -113,7 +114,9 @@ class ParallelSweep:
         return True
 
     def _is_ending(self) -> bool:
-        return bool(self._signal or (self._outcome.failures and self._on_error == "stop"))
+        return bool(
+            self._signal or self._outcome.has_disk_error or (self._outcome.failures and self._on_error == "stop")
+        )
 
     def _free_slot(self) -> _Slot:
         free = next((slot for slot in self._slots if slot.config is None), None)
@@ -150,7 +153,11 @@ class ParallelSweep:
             self._held.add(config, why.holder)
         elif why is None:
             self._table.done(folder.path.name)
+        elif isinstance(why, DiskError) and self._outcome.has_disk_error:
+            self._table.stopped(folder.path.name)  # for the reason that the first such run gave
         else:
+            self._outcome.has_disk_error |= isinstance(why, DiskError)
+            why = str(why)
             self._table.failed(folder.path.name, why)
             self._outcome.add_failure(folder, why)
 

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+from experiments.runs.atomic_files import DiskError
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_run import code_differences, find_run, saved_config
 from experiments.sweeps.attempt import attempt, saving_at_interrupt
@@ -37,6 +38,8 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> tuple[RunFolder, O
     with saving_at_interrupt() as interrupted:
         try:
             why = attempt(config, folder, show_progress)
+        except DiskError as error:
+            why = str(error)
         except SystemExit:
             if not interrupted():
                 raise

@@ -6,6 +6,7 @@ from collections import deque
 from rich.console import Console
 
 from experiments.config.schema import TrainConfig
+from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import folder_of
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
@@ -43,6 +44,8 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
             except FolderInUse as error:
                 held.add(config, error.holder)
                 continue
+            except DiskError as error:
+                why, outcome.has_disk_error = str(error), True
             except (SystemExit, KeyboardInterrupt) as stop:
                 outcome.stopped = _exit_code(stop, interrupted())
                 break
@@ -52,7 +55,7 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
             if stop_signals.number:  # received after the last step
                 outcome.stopped = 128 + stop_signals.number if stop_signals.number == signal.SIGTERM else EXIT_SAVED
                 break
-            if why and on_error == "stop":
+            if why and (on_error == "stop" or outcome.has_disk_error):
                 break
     outcome.count_left([folder_of(config) for config in configs])
     return outcome

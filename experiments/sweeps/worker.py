@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
 
 from experiments.config.schema import TrainConfig
+from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import run_log
@@ -32,10 +33,10 @@ class Job:
     threads: int | None
 
 
-def carry_out(job: Job) -> str | FolderInUse | None:
+def carry_out(job: Job) -> str | FolderInUse | DiskError | None:
     """Carry out a run in this process; return the reason of a failure in one line, None after a success.
 
-    A run that another process holds returns the error that says so.
+    A run that another process holds, or whose disk takes no more, returns the error that says so.
 
     A signal that stops the run ends the process, with the exit code of ``execute``.
     """
@@ -45,7 +46,7 @@ def carry_out(job: Job) -> str | FolderInUse | None:
         torch.set_num_threads(job.threads)
     try:
         return attempt(job.config, job.folder, _logged)
-    except FolderInUse as error:
+    except (FolderInUse, DiskError) as error:
         return error
 
 
@@ -61,8 +62,9 @@ def _logged(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # the log may be on a full disk
+                stream.flush()
         for number, original in enumerate(before, start=1):
             os.dup2(original, number)
             os.close(original)

@@ -10,6 +10,7 @@ from experiments.launching.failures import RankFailure
 from experiments.launching.meeting import check_master
 from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment
+from experiments.runs.atomic_files import DiskError
 from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.training.preflight import check_runs
@@ -32,7 +33,16 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
         check_master(ranks)
     if ranks is None or ranks.rank == 0:
         check_outputs(configs)
-    problems = [problem for config in configs if (problem := carry_out_one(config, ranks))]
+    problems: list[str] = []
+    for num_before, config in enumerate(configs):
+        try:
+            problem = _reason_of_failure(config, ranks)
+        except DiskError as error:
+            problems.append(str(error))
+            if num_left := len(configs) - num_before - 1:
+                problems.append(f"{num_left} more runs were not started, for that disk")
+            break
+        problems += [problem] if problem else []
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return int(bool(problems))
@@ -48,6 +58,14 @@ def refuse_same_runs(configs: Sequence[TrainConfig]) -> None:
 
 def carry_out_one(config: TrainConfig, ranks: RankEnvironment | None) -> str | None:
     """Carry out a checked run; return the reason of a failure, None after a success."""
+    try:
+        return _reason_of_failure(config, ranks)
+    except DiskError as error:
+        return str(error)
+
+
+def _reason_of_failure(config: TrainConfig, ranks: RankEnvironment | None) -> str | None:
+    """Carry out a run as ``carry_out_one`` does. Raises: DiskError: no other run can be written on that disk either."""
     folder = folder_of(config)
     try:
         ran = join(config, ranks) if ranks else execute(config)
@@ -55,7 +73,10 @@ def carry_out_one(config: TrainConfig, ranks: RankEnvironment | None) -> str | N
         if ranks and not isinstance(error, UserError):
             traceback.print_exc()
             leave(1)
-        return f"{folder.path.name}: {error}"
+        reason = f"{folder.path.name}: {error}"
+        if isinstance(error, DiskError) or (isinstance(error, RankFailure) and error.failure.of_disk):
+            raise DiskError(reason) from None
+        return reason
     except Exception:
         if ranks is None:
             raise
