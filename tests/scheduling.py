@@ -10,7 +10,7 @@ import pytest
 from xdist.scheduler import LoadGroupScheduling
 
 # Groups in the order in which they start. SLURM mostly waits while others compute.
-GROUPS = ("slurm", "ranks", "four ranks", "fresh ranks", "hosts")
+GROUPS = ("slurm", "ranks", "four ranks", "fresh ranks", "hosts", "bad input")
 
 
 class Scheduling(LoadGroupScheduling):
@@ -41,5 +41,8 @@ def order(items: list[pytest.Item]) -> None:
 def _place(item: pytest.Item, num_cases: int) -> tuple[int, int]:
     mark = item.get_closest_marker("xdist_group")
     if mark:
-        return GROUPS.index(mark.args[0]), 0
+        group = mark.args[0]
+        if group not in GROUPS:
+            raise pytest.UsageError(f"{item.nodeid}: group {group!r} has no place in tests/scheduling.py: {', '.join(GROUPS)}")
+        return GROUPS.index(group), 0
     return (len(GROUPS) + 1, -num_cases) if item.nodeid.startswith("tests/unit/") else (len(GROUPS), 0)
