@@ -43,6 +43,8 @@ def _place(item: pytest.Item, num_cases: int) -> tuple[int, int]:
     if mark:
         group = mark.args[0]
         if group not in GROUPS:
-            raise pytest.UsageError(f"{item.nodeid}: group {group!r} has no place in tests/scheduling.py: {', '.join(GROUPS)}")
+            raise pytest.UsageError(
+                f"{item.nodeid}: group {group!r} has no place in tests/scheduling.py: {', '.join(GROUPS)}"
+            )
         return GROUPS.index(group), 0
     return (len(GROUPS) + 1, -num_cases) if item.nodeid.startswith("tests/unit/") else (len(GROUPS), 0)

@@ -43,7 +43,11 @@ def record_failure(
         processes: The ranks of this node that ended with an exit code other than 0.
         watch: What watched over the ranks; it knows whom it ended, and why.
         spare: A folder of reports that the run folder could not take.
+
+    Raises:
+        LeaseLost: this process no longer owns the folder, so its failure is not that of the run.
     """
+    folder.check_owned()
     failures = with_consequences(_failures(folder, spare, processes, watch.killed))
     failures = [blame_disk(failure, folder.path) for failure in failures]
     if found := watch.found():

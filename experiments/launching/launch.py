@@ -209,7 +209,6 @@ def _failures(folder: RunFolder, spare: Path | None, rdzv_endpoint: str, watch: 
         message = f"the nodes could not meet at {rdzv_endpoint}: {short_line(str(error))}; check host and port"
         raise UserError(message) from None
     except ChildFailedError as error:
-        folder.check_owned()
         raise RankFailure(record_failure(folder, error.failures, watch, spare=spare)) from None
 
 

@@ -124,6 +124,14 @@ def break_connections(port: int) -> None:
     """
     with suppress(OSError):  # no /proc: the kernel's limit holds
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.getpeername()[1] == port:
-                    connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # closed meanwhile, or not connected
+                if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                    _shut_down_towards(port, int(name))
+
+
+def _shut_down_towards(port: int, descriptor: int) -> None:
+    """Shut down a socket if it is a TCP connection to a port; the descriptor stays open for who has it."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+        if is_tcp and connection.getpeername()[1] == port:
+            connection.shutdown(socket.SHUT_RDWR)

@@ -79,11 +79,17 @@ def send(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def lose_nodes(site: Site, job: str) -> None:
-    """Have SLURM lose the nodes of a job, whose processes stay: nobody is left there to end them."""
+def lose_nodes(site: Site, job: str, stopping: list[int]) -> None:
+    """Have SLURM lose the nodes of a job, whose processes stay: nobody is left there to end them.
+
+    Args:
+        stopping: Processes of the job that stand still from then on; none may be stopped before. The kernel sends
+            SIGHUP and SIGCONT to a group of processes that is orphaned while one of them is stopped.
+    """
     nodes = site.job(job)["NodeList"]
     names = site.ask("scontrol", "show", "hostnames", nodes).split()
     send(site.watchers(job) + [site.daemon(name) for name in names], signal.SIGKILL)
+    send(stopping, signal.SIGSTOP)
     site.ask("scontrol", "update", f"nodename={nodes}", "state=down", "reason=lost")
 
 
@@ -115,8 +121,8 @@ def test_two_jobs_on_one_run_folder_are_kept_apart(site: Site, tmp_path: Path) -
         strays = ranks + processes(first, "experiments.train")
         launchers = [pid for pid in strays if pid not in ranks]
         assert len(launchers) >= 2
-        send(launchers, signal.SIGSTOP)
-        lose_nodes(site, first)
+        send(ranks, signal.SIGCONT)
+        lose_nodes(site, first, stopping=strays)
         wait_until(lambda: site.job(first)["Restarts"] == "1", "a requeue", timeout_s=WAIT_S)
         site.ask("scontrol", "update", f"jobid={first}", "StartTime=now")
         wait_until(lambda: folder.owner() not in (owner, None), "another owner", timeout_s=WAIT_S)

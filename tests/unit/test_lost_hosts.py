@@ -62,9 +62,12 @@ def test_a_host_that_has_left_is_not_lost() -> None:
 
 
 def test_a_read_of_a_store_that_is_gone_ends_when_its_connection_is_broken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    ours, theirs = socket.socketpair()  # sockets without a port are left alone
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as accepted:
             threading.Timer(0.1, break_connections, (port,)).start()
             assert client.recv(1) == b""
             assert accepted.getpeername() == client.getsockname()
+        ours.send(b"x")
+        assert theirs.recv(1) == b"x"

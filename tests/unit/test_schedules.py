@@ -105,8 +105,8 @@ def test_free_communication_leaves_the_time_of_computation(name: str) -> None:
     ("spec", "message"),
     [
         ({"name": "capped", "cap_mb": 0}, "cap_mb must be a number above 0, got 0"),
-        ({"name": "capped", "cap_mb": math.nan}, "cap_mb must be a number above 0, got nan"),
-        ({"name": "capped", "cap_mb": math.inf}, "for one group take schedule single"),
+        ({"name": "capped", "cap_mb": math.nan}, "cap_mb of capped must be a finite number, got nan"),
+        ({"name": "capped", "cap_mb": math.inf}, "cap_mb of capped must be a finite number, got inf"),
         ({"name": "dear", "cap_mb": -1.0}, "cap_mb must be a number above 0, got -1.0"),
         ({"name": "sparse_exact", "width": -1}, "width must be a whole number of at least 0, got -1"),
         ({"name": "omgs", "rule": "new"}, "rule of omgs must be one of repaired, published, got 'new'"),

@@ -350,7 +350,7 @@ def test_ends_of_another_vector_are_refused() -> None:
         ({"ends": (3, 3)}, r"ends of in_pieces must rise from above 0, got \(3, 3\)"),
         ({"ends": (0, 3)}, "must rise from above 0"),
         ({"piece_mb": 0}, "piece_mb of in_pieces must be positive, got 0"),
-        ({"piece_mb": float("nan")}, "piece_mb of in_pieces must be positive, got nan"),
+        ({"piece_mb": float("nan")}, "piece_mb of in_pieces must be a finite number or null, got nan"),
     ],
 )
 def test_pieces_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:
