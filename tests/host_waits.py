@@ -1,0 +1,108 @@
+"""How often a step of each method makes the host wait for a CUDA device, counted without one.
+
+Run ``python -m tests.host_waits`` to write the table anew after a change to the counts.
+"""
+
+import argparse
+import statistics
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from experiments.config.builders import build_reducer
+from experiments.config.compose import compose_run
+from micro.comm import Comm
+from micro.flat import Layout
+from micro.thread_ranks import SimulatedGroup
+from tests.fake_device import DEVICE, DeviceTensor, Way, fake_device
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "results/published/host_waits.md"
+METHODS = sorted(path.stem for path in (ROOT / "conf/sparsifier").glob("*.yaml"))
+WORLD_SIZE, STEPS, COUNTED = 2, 9, 3
+LAYOUT = Layout(("matrix", "vector", "last"), ((40, 50), (1500,), (500,)))
+FIXED = ["density=0.05", "optimizer.momentum=0", f"cluster.nproc_per_node={WORLD_SIZE}"]
+HEAD = f"""# What the host waits for
+
+`python -m tests.host_waits`: every method takes {STEPS} steps on {WORLD_SIZE} simulated ranks, d = {LAYOUT.numel:,},
+density 0.05, on tensors that say they are on a CUDA device and have their values on the CPU (`tests/fake_device.py`).
+No device is needed. An operation on tensors of two devices ends the step with an error; no method has one.
+
+The counts are those of a step of rank 0, medians of the last {COUNTED}. A *read* waits for a number that the host
+needs: a value, or a length that depends on the data (`nonzero`, a mask as an index, `unique`). A *write* waits until
+the device has copied numbers of the host. Either way the host waits for all that was queued before. Not counted: what
+`timed=True` waits for, which measures the parts of a step. A test fails where a method waits more often than its row
+says. The least that a method of exact lists can do is one read, of their lengths.
+
+| method | reads | writes | reads in | writes in |
+|---|---:|---:|---|---|
+"""
+
+Waits = Counter[tuple[Way, str]]
+
+
+@cache
+def _group() -> SimulatedGroup:
+    return SimulatedGroup(WORLD_SIZE)
+
+
+def waits_of(method: str) -> Waits:
+    """Return how often a step of rank 0 waits, by way and function of micro.
+
+    Raises:
+        RuntimeError: an operation mixes devices.
+    """
+    reducer = build_reducer(compose_run([f"sparsifier={method}", *FIXED]))
+
+    def steps(comm: Comm) -> list[Waits]:
+        comm.timed = False
+        randomness = torch.Generator().manual_seed(comm.rank)
+        found = []
+        with torch.no_grad(), fake_device() as waits:
+            reducer.prepare(comm, DEVICE)
+            state = reducer.start(LAYOUT, torch.float32, DEVICE)
+            for _ in range(STEPS):
+                waits.seen.clear()
+                comm.begin_step()
+                reducer.reduce_(state, DeviceTensor(torch.randn(LAYOUT.numel, generator=randomness)), comm)
+                found.append(Counter(waits.seen))
+        return found
+
+    counted = _group().run(steps)[0][-COUNTED:]
+    places = dict.fromkeys(place for step in counted for place in step)
+    return Counter({place: statistics.median_low([step[place] for step in counted]) for place in places})
+
+
+def totals(waits: Waits) -> tuple[int, int]:
+    """Return the numbers of reads and of writes."""
+    reads, writes = (sum(number for (way, _), number in waits.items() if way == kind) for kind in ("read", "write"))
+    return reads, writes
+
+
+def published() -> dict[str, tuple[int, int]]:
+    """Return the reads and writes of each method in the published table."""
+    rows = [line.split("|") for line in TABLE.read_text().splitlines() if line.startswith("| `")]
+    return {row[1].strip(" `"): (int(row[2]), int(row[3])) for row in rows}
+
+
+def row(method: str, waits: Waits) -> str:
+    """Return a method's row of the table."""
+    reads, writes = totals(waits)
+    return f"| `{method}` | {reads} | {writes} | {_places(waits, 'read')} | {_places(waits, 'write')} |\n"
+
+
+def _places(waits: Waits, kind: Way) -> str:
+    found = [(place, number) for (way, place), number in waits.items() if way == kind and number]
+    return ", ".join(f"{place}" + (f" {number}" if number > 1 else "") for place, number in found)
+
+
+def main() -> None:
+    """Write the table."""
+    argparse.ArgumentParser(prog="python -m tests.host_waits", description=__doc__).parse_args()
+    TABLE.write_text(HEAD + "".join(row(method, waits_of(method)) for method in METHODS))
+
+
+if __name__ == "__main__":
+    main()
