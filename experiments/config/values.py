@@ -148,11 +148,7 @@ def shown(value: Any) -> str:
     """Return a value as a user would write it."""
     if isinstance(value, str):
         return f"'{short(value)}'"
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if isinstance(value, bool | None)
-        else str(value)
-    )
+    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else short(str(value))
 
 
 def _integer(value: Any) -> int:

@@ -20,7 +20,7 @@ def check_outputs(configs: Iterable[TrainConfig]) -> None:
 def check_are_folders(configs: Iterable[TrainConfig]) -> None:
     """Refuse an output that is no folder, without writing. Raises: UserError."""
     for output in _outputs(configs):
-        nearest = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+        nearest = next(path for path in (output, *output.parents, *output.absolute().parents) if path.exists())
         if not nearest.is_dir():
             raise UserError(f"output={output} cannot be used: {nearest} is no folder; choose another folder")
 
