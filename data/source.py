@@ -130,7 +130,8 @@ class Batches(Protocol):
 def check_drawn(settings: str, numel: int) -> None:
     """Raise ValueError where a data set that is drawn would have more numbers than every worker can hold in memory."""
     if numel > MOST_DRAWN:
-        raise ValueError(f"{settings} describe {numel:.3g} numbers, at most {MOST_DRAWN} are allowed: lower them")
+        given = f"{numel:.3g}" if numel < 1e18 else "more than 1e18"
+        raise ValueError(f"{settings} describe {given} numbers, at most {MOST_DRAWN} are allowed: lower them")
 
 
 def channel_stats(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -44,7 +44,7 @@ def composed_values(words: list[str]) -> Values:
     values = compose_layers(chosen)
     for key, value in given:
         set_value_(values, key, value)
-    return resolved(values) if _has_interpolation(values) else values
+    return resolved(values) if _interpolated(values) else values
 
 
 def typed(values: Values, *, joined_world_size: int | None = None) -> TrainConfig:
@@ -65,12 +65,18 @@ def resolved(values: Values) -> Values:
     except OmegaConfBaseException as error:
         raise UserError(one_line(error)) from None
     assert isinstance(plain, dict)
+    left = _interpolated(plain)  # it was written as \\${...}, and whoever reads the run's config.yaml would resolve it
+    if left:
+        raise UserError(f"{left} cannot have '${{' in its text: write $NAME without braces, or leave it out")
     return {str(key): value for key, value in plain.items()}
 
 
-def _has_interpolation(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_interpolation, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_interpolation, value))
-    return isinstance(value, str) and "${" in value
+def _interpolated(value: Any, key: str = "") -> str | None:
+    """Return the dotted key of the first text with an interpolation, None without any."""
+    if isinstance(value, str):
+        return key if "${" in value else None
+    inner = (
+        value.items() if isinstance(value, dict) else [("", each) for each in value] if isinstance(value, list) else ()
+    )
+    found = (_interpolated(each, f"{key}.{name}".strip(".")) for name, each in inner)
+    return next((each for each in found if each), None)

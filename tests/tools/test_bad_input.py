@@ -36,8 +36,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def words_of(command: str) -> list[str]:
-    """Return the words of a row, with what LONG, DEEP, DIGITS, NUL and BYTE stand for."""
+    """Return the words of a row, with what LONG, DEEP, DIGITS, HUGE, NUL and BYTE stand for."""
     replaced = command.replace("LONG", "a" * 5000).replace("DEEP", "a/" * 2500).replace("DIGITS", "9" * 5000)
+    replaced = replaced.replace("HUGE", str(10**400))
     return [word.replace("NUL", "\0").replace("BYTE", "\udce9") for word in shlex.split(replaced)]
 
 
