@@ -1,12 +1,13 @@
 """The hot loops: accumulate, scan and compact, count by magnitude, and exact top-k on top of them.
 
-On a CPU with numba installed the loops are compiled; anywhere else the pure-torch reference runs, and both give the
-same indices. numba is imported when a loop first runs. A scan reads what it searches once.
+On a CPU with numba installed the loops are compiled, on NVIDIA's GPUs Triton's kernels do the work; anywhere else the
+pure-torch reference runs, and all give the same indices. numba and triton are imported when a loop first runs.
 """
 
 import math
+import warnings
 from functools import cache
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +31,16 @@ class _Loops(Protocol):
     def magnitude_counts(self, x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor: ...
 
 
+class _TritonLoops(_Loops, Protocol):
+    """What Triton's kernels offer beyond that."""
+
+    def takes(self, *tensors: Tensor) -> bool: ...
+
+    def check(self, device: torch.device) -> None: ...
+
+    def largest(self, x: Tensor, k: int, sample: int) -> Tensor: ...
+
+
 def compiled(x: Tensor) -> bool:
     """Tell whether the compiled loops serve this tensor (float32, contiguous, on a CPU, numba installed)."""
     fits = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous()
@@ -46,8 +57,45 @@ def _with_numba() -> _Loops | None:
     return cpu
 
 
+def on_gpu(*tensors: Tensor) -> bool:
+    """Tell whether Triton's kernels serve these tensors (contiguous, on an NVIDIA GPU of capability 8.0 or more)."""
+    if not all(_is_gpu(x.device) for x in tensors):
+        return False
+    loops = _with_triton()
+    return loops is not None and loops.takes(*tensors) and all(_runs(x.device) for x in tensors)
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
+@cache
+def _with_triton() -> "_TritonLoops | None":
+    """Return Triton's kernels, or None without triton, which torch's wheels for CUDA bring."""
+    try:
+        from micro.kernels import triton
+    except ImportError:
+        return None
+    return triton
+
+
+@cache
+def _runs(device: torch.device) -> bool:
+    """Tell whether a kernel runs on this device; it needs a C compiler, for one."""
+    try:
+        cast(_TritonLoops, _with_triton()).check(device)
+    except Exception as error:  # whatever Triton, the driver or the C compiler raise
+        warnings.warn(
+            f"torch does the work of micro's kernels on {device}, where they do not run: {error}", stacklevel=2
+        )
+        return False
+    return True
+
+
 def _for(*tensors: Tensor) -> _Loops:
     """Return the module whose loops serve these tensors."""
+    if on_gpu(*tensors):
+        return cast(_TritonLoops, _with_triton())
     return _with_numba() or reference if all(map(compiled, tensors)) else reference
 
 
@@ -117,7 +165,11 @@ def largest(x: Tensor, k: int) -> Tensor:
     few. Where too few are above, the scan is repeated with a lower estimate.
     """
     numel = x.numel()
-    if k == 0 or k >= numel or numel <= 2 * SAMPLE or 4 * k > numel or not compiled(x):
+    if k == 0 or k >= numel or numel <= 2 * SAMPLE or 4 * k > numel:
+        return reference.largest(x, k)
+    if on_gpu(x):
+        return cast(_TritonLoops, _with_triton()).largest(x, k, SAMPLE)
+    if not compiled(x):
         return reference.largest(x, k)
     sample = x[:: numel // SAMPLE].abs()
     expected = sample.numel() * k / numel

@@ -1,0 +1,82 @@
+"""Candidates of a step in buffers of a fixed size: their number stays on the device, so that no host waits for it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from micro.kernels import reference
+
+NUM_BINS = 32  # counts by magnitude
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a step collected, all of it on the device of the vectors.
+
+    Attributes:
+        indices: (capacity,) int32, ascending, then ``numel`` of the vector where nothing is.
+        values: (capacity,) what stands at the indices; 0 where nothing is.
+        found: (1,) int32 number of elements that passed. Where it exceeds the capacity, some of them are missing,
+            and which ones may differ from run to run.
+        first_bad: (1,) int32 index of the first sum that is not finite or too large, ``numel`` where there is none.
+        bins: (NUM_BINS,) int32 counts of all that passed, by ranges of magnitude.
+    """
+
+    indices: Tensor
+    values: Tensor
+    found: Tensor
+    first_bad: Tensor
+    bins: Tensor
+
+    @classmethod
+    def empty(cls, capacity: int, residual: Tensor) -> "Candidates":
+        """Return buffers for ``capacity`` candidates from ``residual`` (numel,)."""
+        counts = torch.zeros(NUM_BINS + 2, dtype=torch.int32, device=residual.device)
+        indices = torch.full((capacity,), residual.numel(), dtype=torch.int32, device=residual.device)
+        return cls(indices, residual.new_zeros(capacity), counts[:1], counts[1:2], counts[2:])
+
+    def clear_(self, numel: int) -> None:
+        """Set everything to what holds where nothing was found in a vector of ``numel``."""
+        self.indices.fill_(numel)
+        self.first_bad.fill_(numel)
+        for counted in (self.values, self.found, self.bins):
+            counted.zero_()
+
+    def sort_(self) -> None:
+        """Order the candidates by index; programs of a GPU append theirs in any order."""
+        indices, order = torch.sort(self.indices)
+        self.values.copy_(self.values.index_select(0, order))
+        self.indices.copy_(indices)
+
+
+def plan(start: int, stop: int, lowest_bits: int, shift: int, device: torch.device) -> Tensor:
+    """Return (4,) int32 what is to be collected: everything in [start, stop) with at least a certain magnitude.
+
+    Args:
+        lowest_bits: the magnitude, as the bits of a float32; it is at least 1.
+        shift: 2**shift bit patterns share a bin; the highest bin takes what lies above it too.
+    """
+    return torch.tensor([start, stop, lowest_bits, shift], dtype=torch.int32).to(device)
+
+
+def absorb_and_collect_(residual: Tensor, grad: Tensor, plan: Tensor, candidates: Candidates) -> None:
+    """Add ``grad`` (numel,) to ``residual`` (numel,), set it to zero, and collect what ``plan`` describes of the sums.
+
+    The residual stays finite as `micro.kernels.absorb_` says. This is the form in plain torch, which the kernels of a
+    GPU are compared with.
+    """
+    numel = grad.numel()
+    candidates.clear_(numel)
+    first_bad = reference.absorb_(residual, grad)
+    if first_bad is not None:
+        candidates.first_bad.fill_(first_bad)
+    start, stop, lowest_bits, shift = plan.tolist()  # host sync: the reference
+    threshold = float(plan[2:3].view(torch.float32))
+    places, magnitudes = reference.above(residual[start:stop], threshold)
+    kept = places[: candidates.indices.numel()] + start
+    candidates.indices[: kept.numel()] = kept
+    candidates.values[: kept.numel()] = residual[kept.long()]
+    candidates.found.fill_(places.numel())
+    bins = (magnitudes.to(torch.float32).view(torch.int32) - lowest_bits >> shift).clamp_(0, NUM_BINS - 1)
+    candidates.bins.copy_(torch.bincount(bins, minlength=NUM_BINS))

@@ -1,0 +1,198 @@
+"""Triton's kernels, run by its interpreter on the CPU, equal the reference."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.interpreted import kernels as interpreted  # isort: skip  # before what imports triton
+
+from micro import ErrorFeedback, kernels
+from micro.kernels import candidates, reference
+from micro.kernels.candidates import NUM_BINS, Candidates
+from micro.kernels.triton import scanning
+from tests.products import grid
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
+
+LENGTHS = [0, 1, 15, 17, 1024, 2077]  # around the 16 elements of aligned loads and the 1,024 of a program
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+ONE_HALF = 0x3F000000  # as bits of a float32
+
+
+@pytest.fixture(autouse=True)
+def interpreting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Triton know what it is used for: it imports more of itself when it first runs a kernel."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def normal(numel: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def vectors(numel: int, dtype: torch.dtype, *, bad: bool = False) -> tuple[Tensor, Tensor]:
+    """Return a residual and a gradient, with NaN, Inf and a number that is too large in it where there is room."""
+    residual, grad = normal(numel, torch.promote_types(dtype, torch.float32)), normal(numel, dtype, seed=1)
+    if bad and numel:
+        residual[numel // 3] = 0.75 * reference.limit(residual.dtype)
+        grad[numel // 3] = min(0.75 * reference.limit(residual.dtype), torch.finfo(dtype).max)
+        grad[numel // 2] = -math.inf
+        grad[-1] = math.nan
+    return residual, grad
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and torch.equal(x, y)
+
+
+@grid(numel=LENGTHS, dtype=DTYPES, bad=[False, True])
+def test_absorb(numel: int, dtype: torch.dtype, bad: bool) -> None:
+    residual, grad = vectors(numel, dtype, bad=bad)
+    expected, source = residual.clone(), grad.clone()
+    assert interpreted.absorb_(residual, grad) == reference.absorb_(expected, source)
+    assert same(residual, expected)
+    assert not grad.any()
+
+
+@grid(numel=LENGTHS, dtype=DTYPES, threshold=[0.0, 1.5, 1e39, math.nan])
+def test_above(numel: int, dtype: torch.dtype, threshold: float) -> None:
+    x = normal(numel, dtype)
+    x[::7], x[3::29], x[5::31] = 0.0, math.nan, -math.inf
+    expected = reference.above(x, threshold)
+    assert all(map(same, interpreted.above(x, threshold), expected))
+
+
+@grid(numel=LENGTHS, dtype=DTYPES, bins=[(0, 20, 2040), (ONE_HALF, 18, 32), (0x3F812345, 0, 7), (1, 26, 4)])
+def test_magnitude_counts(numel: int, dtype: torch.dtype, bins: tuple[int, int, int]) -> None:
+    x = normal(numel, dtype)
+    x[::7], x[3::29], x[5::31] = 0.0, math.nan, -math.inf
+    assert same(interpreted.magnitude_counts(x, *bins), reference.magnitude_counts(x, *bins))
+
+
+def test_a_program_of_the_histogram_takes_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "SCAN_PROGRAMS", 2)
+    x = normal(5000)
+    assert same(interpreted.magnitude_counts(x, 0, 20, 2040), reference.magnitude_counts(x, 0, 20, 2040))
+
+
+def slices(numel: int) -> list[tuple[int, int]]:
+    return [(0, numel), (numel // 3, numel // 3 + numel // 2), (numel, numel), (numel - numel // 5, numel)]
+
+
+@grid(numel=LENGTHS, dtype=DTYPES, bad=[False, True], part=[0, 1, 2, 3], lowest=[1, ONE_HALF, 0x7F000000])
+def test_absorb_and_collect(numel: int, dtype: torch.dtype, bad: bool, part: int, lowest: int) -> None:
+    residual, grad = vectors(numel, dtype, bad=bad)
+    expected, source = residual.clone(), grad.clone()
+    found, wanted = Candidates.empty(numel + 5, residual), Candidates.empty(numel + 5, residual)
+    plan = candidates.plan(*slices(numel)[part], lowest, 18, residual.device)
+    for _ in range(2):  # a second step finds nothing of the first in the buffers
+        interpreted.absorb_and_collect_(residual, grad, plan, found)
+        candidates.absorb_and_collect_(expected, source, plan, wanted)
+        grad.copy_(normal(numel, dtype, seed=2))
+        source.copy_(grad)
+        assert same(residual, expected)
+        for name in Candidates.__slots__:
+            assert same(getattr(found, name), getattr(wanted, name)), name
+
+
+def test_candidates_beyond_the_capacity_are_counted_and_nothing_is_overwritten() -> None:
+    residual, grad = vectors(3000, torch.float32)
+    memory = torch.full((128,), 77, dtype=torch.int32)
+    found = Candidates(memory[:100], torch.empty(100), *(torch.empty(n, dtype=torch.int32) for n in (1, 1, NUM_BINS)))
+    interpreted.absorb_and_collect_(residual, grad, candidates.plan(0, 3000, ONE_HALF, 18, grad.device), found)
+    passing = residual.abs() >= 0.5
+    assert int(found.found) == int(passing.sum()) == int(found.bins.sum())
+    assert found.indices.unique().numel() == 100
+    assert found.indices.sort().values.equal(found.indices)
+    assert passing[found.indices.long()].all()
+    assert same(found.values, residual[found.indices.long()])
+    assert (memory[100:] == 77).all()
+
+
+@grid(numel=[0, 1, 17, 1024, 1100], dtype=DTYPES)
+def test_scatter_add_skips_what_lies_outside(numel: int, dtype: torch.dtype) -> None:
+    vector, values = normal(2000).mul(4).round().to(dtype), normal(numel, seed=1).mul(4).round().to(dtype)
+    # Whole numbers: the interpreter cuts sums off where GPUs round them to the nearest bfloat16.
+    indices = torch.randperm(2000, generator=torch.Generator().manual_seed(2))[:numel].to(torch.int32)
+    indices[::3], indices[1::5] = 2000, -1
+    expected = vector.clone()
+    reference.scatter_add_(expected, indices, values)
+    interpreted.scatter_add_(vector, indices, values)
+    assert same(vector, expected)
+
+
+@grid(numel=[1, 2, 17, 4096, 9000], dtype=DTYPES, shift=[0.0, 100.0])
+def test_statistics(numel: int, dtype: torch.dtype, shift: float) -> None:
+    x = (normal(numel) + shift).to(dtype)
+    x[::7] = 0.0
+    found, expected = interpreted.statistics(x), reference.statistics(x)
+    rounding = 1e-12 if dtype == torch.float64 else 2e-6
+    for name in expected.__slots__:
+        left, right = getattr(found, name), getattr(expected, name)
+        scale = float(expected.largest) * rounding if name in ("mean", "deviation") else 0.0
+        torch.testing.assert_close(left, right, rtol=rounding, atol=scale, equal_nan=True)
+
+
+@grid(make=[torch.ones, torch.zeros, normal, lambda n: torch.arange(n).float()], k=[1, 100, 2000])
+def test_largest_is_exact_whatever_the_sample_says(make: object, k: int) -> None:
+    x = make(9000)  # type: ignore[operator]
+    assert same(interpreted.largest(x, k, 500), reference.largest(x, k))
+    x[:: 9000 // 500] = 1e-3  # the sample shows nothing of the rest
+    assert same(interpreted.largest(x, k, 500), reference.largest(x, k))
+
+
+@pytest.fixture
+def cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the kernels serve tensors of the CPU, which the interpreter runs."""
+    kernels._runs.cache_clear()
+    monkeypatch.setattr(kernels, "_is_gpu", lambda device: True)
+    yield
+    kernels._runs.cache_clear()
+
+
+@pytest.mark.usefixtures("cpu_as_gpu")
+def test_kernels_are_chosen_for_tensors_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("absorb_", "above", "magnitude_counts", "largest"):
+        monkeypatch.setattr(reference, name, None)
+    memory = ErrorFeedback().start(50, torch.bfloat16, torch.device("cpu"))
+    acc, first_bad = ErrorFeedback().accumulate_(memory, torch.ones(50, dtype=torch.bfloat16), world_size=1)
+    assert acc.tolist() == [1.0] * 50
+    assert first_bad is None
+    assert kernels.above(acc.to(torch.float16), 0.5).tolist() == list(range(50))
+    assert kernels.magnitude_counts(acc, first_bit_pattern=0, shift=23, num_bins=256).tolist()[127] == 50
+
+
+@pytest.mark.usefixtures("cpu_as_gpu")
+def test_top_k_of_a_gpu_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SAMPLE", 400)
+    assert same(kernels.largest(normal(4000), 30), reference.largest(normal(4000), 30))
+
+
+@pytest.mark.usefixtures("cpu_as_gpu")
+def test_what_the_kernels_do_not_take_the_reference_does() -> None:
+    x = normal(100)
+    for other in (x[::2], x.to(torch.float8_e5m2), x.as_subclass(Flat)):
+        assert not kernels.on_gpu(other)
+    assert kernels.above(x[::2], 1.0).tolist() == reference.above(x[::2], 1.0)[0].tolist()
+
+
+class Flat(Tensor):
+    pass
+
+
+@pytest.mark.usefixtures("cpu_as_gpu")
+def test_a_device_on_which_no_kernel_runs_is_named_once_and_served_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(interpreted, "check", fail)
+    with pytest.warns(UserWarning, match="torch does the work of micro's kernels on cpu.*no C compiler") as heard:
+        found = [kernels.above(torch.ones(5), 0.5).tolist() for _ in range(2)]
+    assert found == [[0, 1, 2, 3, 4]] * 2
+    assert len(heard) == 1
+
+
+def test_tensors_of_a_cpu_never_meet_triton() -> None:
+    assert not kernels.on_gpu(torch.ones(5))
