@@ -52,8 +52,8 @@ def _no_process() -> Iterator[None]:
     def start(self: Any, *given: Any, **settings: Any) -> None:
         command = given[0] if given else settings["args"]
         self.returncode, self.args = 1, command  # for its __repr__ and __del__
-        if command[0] == "git":  # asked for the revision of the code: no worker
-            raise FileNotFoundError("git")
+        if command[0] in ("git", "uname"):  # asked for the revision of the code, and the machine: no worker
+            raise FileNotFoundError(command[0])
         raise Started(str(command))
 
     start_of_python = subprocess.Popen.__init__

@@ -13,7 +13,9 @@ import torch
 from experiments.config.errors import UserError
 from experiments.runs.checkpoint_parts import PartDigest, torn
 from experiments.runs.disks import reason
+from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import CHECKPOINT_FILE
+from experiments.runs.whole_rows import extents_from
 
 FORMAT = 1
 
@@ -27,15 +29,17 @@ class Checkpoint:
         step: Steps done when it was saved, which is the number of the next step.
         world_size: Number of its parts.
         run: Name of the run it belongs to.
+        records: What was recorded of the steps and epochs until then; None in one of an earlier version.
     """
 
     path: Path
     step: int
     world_size: int
     run: str
+    records: Records | None = None
 
 
-def description(run: str, step: int, parts: Sequence[PartDigest]) -> dict[str, Any]:
+def description(run: str, step: int, parts: Sequence[PartDigest], records: Records | None) -> dict[str, Any]:
     """Return the content of ``CHECKPOINT.json`` for the parts of all ranks, in the order of ranks."""
     return {
         "format": FORMAT,
@@ -43,6 +47,7 @@ def description(run: str, step: int, parts: Sequence[PartDigest]) -> dict[str, A
         "step": step,
         "world_size": len(parts),
         "parts": [part._asdict() for part in parts],
+        "records": records and {kind: extent._asdict() for kind, extent in records.items()},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
     }
@@ -105,8 +110,9 @@ def _parse(description: dict[str, Any], path: Path) -> tuple[Checkpoint, list[Pa
     try:
         parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in description["parts"]]
         step, world_size, run = int(description["step"]), int(description["world_size"]), str(description["run"])
+        records = extents_from(description.get("records"))
     except (ValueError, KeyError, TypeError):
         raise torn(path, "not the description of a checkpoint") from None
     if len(parts) != world_size:
         raise torn(path, f"{len(parts)} parts of {world_size} ranks")
-    return Checkpoint(path=path.parent, step=step, world_size=world_size, run=run), parts
+    return Checkpoint(path=path.parent, step=step, world_size=world_size, run=run, records=records), parts

@@ -69,7 +69,7 @@ def read_part(path: Path, digest: PartDigest) -> dict[str, Any]:
 
 def torn(path: Path, what: str) -> TornCheckpoint:
     """Return the error that names the file of a checkpoint that cannot be used, and the reason."""
-    return TornCheckpoint(f"cannot use checkpoint {path.parent}: {path.name}: {what}; remove the folder")
+    return TornCheckpoint(f"cannot use checkpoint {path.parent}: {path.name}: {what}")
 
 
 def _check_plain(value: Any, name: str) -> None:

@@ -1,8 +1,8 @@
 """Save a run at intervals, stop it at a signal, and resume it from a checkpoint: the same on all ranks."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.checkpoint_folder import Checkpoint
 from experiments.runs.checkpoint_parts import PartDigest
 from experiments.runs.checkpoints import Checkpoints, open_checkpoint
+from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 from micro.checkpoints.resizing import average
@@ -52,6 +53,7 @@ class Saved:
         ranks: the state of each rank of this process, in order.
         random: state of this process's random generators, None if they are seeded again.
         world_size: of the run that saved it.
+        ends: where the rows that were recorded until then end in each file of records; empty for another run's.
         passed_over: for each newer checkpoint that could not be used, one line with the reason.
     """
 
@@ -60,7 +62,26 @@ class Saved:
     ranks: list[dict[str, Any]]
     random: dict[str, Tensor] | None
     world_size: int
+    ends: Mapping[Path, int] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
+
+
+class NoWholeCheckpoint(UserError):
+    """A run that has checkpoints, none of which can be used.
+
+    Args:
+        reasons: one line for each.
+    """
+
+    def __init__(self, path: Path, reasons: Sequence[str]) -> None:
+        super().__init__(path, reasons)
+        self.path, self.reasons = path, reasons
+
+    def __str__(self) -> str:
+        return (
+            f"no checkpoint of {self.path} can be used: {'; '.join(self.reasons)}; "
+            f"remove {self.path / 'checkpoints'} to start from step 0"
+        )
 
 
 class Workers(Protocol):
@@ -118,11 +139,12 @@ class Checkpointer:
         self._leave_note(step + 1)
         return note if note != "continue" else self._by_steps(step)
 
-    def save(self, position: Position, shared: dict[str, Any]) -> None:
+    def save(self, position: Position, shared: dict[str, Any], records: Records | None = None) -> None:
         """Save every rank's state.
 
         Args:
             shared: the state that is equal on all ranks; rank 0's is saved.
+            records: what rank 0 has recorded until now; others give None.
 
         Raises:
             UserError: on all ranks, if one rank could not write, or another process has taken over the folder.
@@ -133,27 +155,52 @@ class Checkpointer:
         except UserError:
             self._as_owner(lambda: self._files.discard(draft))
             raise
-        self._as_owner(lambda: self._files.publish(draft, position.step, [part for parts in written for part in parts]))
+        digests = [part for parts in written for part in parts]
+        self._as_owner(lambda: self._files.publish(draft, position.step, digests, records))
         self._saved_at = time.monotonic()
 
     def newest(self) -> Saved | None:
-        """Return the newest checkpoint that every rank can read, the same on all ranks; None if there is none."""
-        candidates, passed_over = self._on_main(lambda: (self._files.candidates(), self._files.problems()))
-        for checkpoint in candidates:
+        """Return the newest checkpoint that every rank can read, the same on all ranks; None if there never was one.
+
+        The rows that were recorded until then are whole.
+
+        Raises:
+            NoWholeCheckpoint: there are some, and none can be used.
+        """
+        candidates, passed_over = self._on_main(self._with_rows)
+        for checkpoint, ends in candidates:
             saved, problem = _attempt(lambda chosen=checkpoint: _read(chosen, self._workers))  # type: ignore[misc]
             problems = [str(found) for found in self._workers.agree(problem) if found]
             if saved and not problems:
-                return replace(saved, passed_over=tuple(passed_over))
+                return replace(saved, ends=ends, passed_over=tuple(passed_over))
             passed_over.append(problems[0])
+        if passed_over:
+            raise NoWholeCheckpoint(self._folder.path, passed_over)
         return None
+
+    def _with_rows(self) -> tuple[list[tuple[Checkpoint, dict[Path, int]]], list[str]]:
+        """Return the checkpoints whose rows are whole, with the end of those rows; and why others cannot be used."""
+        found, problems = [], self._files.problems()
+        for checkpoint in self._files.candidates():
+            ends, problem = _attempt(lambda at=checkpoint: self._folder.check_rows(at.step, at.records))  # type: ignore[misc]
+            if ends is None:
+                problems.append(f"{checkpoint.path.name}: {problem}")
+            else:
+                found.append((checkpoint, ends))
+        return found, problems
 
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints of steps after ``step``, from which the run resumes."""
         self._as_owner(lambda: self._files.remove_after(step))
 
-    def remove_all(self) -> None:
-        """Remove the checkpoints of a finished run."""
-        self._as_owner(self._files.remove_all)
+    def finish(self, check: Callable[[], None]) -> None:
+        """Remove the checkpoints of a finished run, if ``check``, which rank 0 calls before, raises nothing."""
+
+        def check_and_remove() -> None:
+            check()
+            self._files.remove_all()
+
+        self._as_owner(check_and_remove)
 
     def _write(self, draft: Path, shared: dict[str, Any]) -> list[PartDigest]:
         random = random_state(self._workers.device)

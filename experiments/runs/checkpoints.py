@@ -24,6 +24,7 @@ from experiments.runs.checkpoint_folder import (
     read_description,
 )
 from experiments.runs.checkpoint_parts import PartDigest, TornCheckpoint, read_part, write_part
+from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 _DRAFT, _OLD = ".draft-", ".old-"  # prefixes of folders that are not yet, or no longer, checkpoints
@@ -79,7 +80,9 @@ class Checkpoints:
         """
         return write_part(part_path(draft, rank), state)
 
-    def publish(self, draft: Path, step: int, parts: Sequence[PartDigest]) -> Checkpoint:
+    def publish(
+        self, draft: Path, step: int, parts: Sequence[PartDigest], records: Records | None = None
+    ) -> Checkpoint:
         """Make the draft a checkpoint and remove all but the newest; rank 0 calls this when all parts are written.
 
         An unusable checkpoint of the same step stays until the new one is complete. Checkpoints of later steps are
@@ -87,6 +90,7 @@ class Checkpoints:
 
         Args:
             parts: What ``write_part`` returned on each rank, in the order of ranks.
+            records: What was recorded of the steps and epochs until now.
 
         Raises:
             UserError: It cannot be written, or a part is not on this disk; the draft is removed.
@@ -94,7 +98,7 @@ class Checkpoints:
         path = self._free_path(step)
         try:
             _check_parts(draft, parts, self._world_size)
-            write_json(draft / CHECKPOINT_FILE, description(self._run, step, parts))
+            write_json(draft / CHECKPOINT_FILE, description(self._run, step, parts, records))
             draft.rename(path)
             flush_folder(self._folder)
         except OSError as error:
@@ -103,7 +107,7 @@ class Checkpoints:
         except UserError:
             self.discard(draft)
             raise
-        published = Checkpoint(path=path, step=step, world_size=self._world_size, run=self._run)
+        published = Checkpoint(path=path, step=step, world_size=self._world_size, run=self._run, records=records)
         self._remove_all_but_newest(published)
         return published
 

@@ -12,9 +12,16 @@ from experiments.runs.status import State, state_of
 
 
 def removable(folders: Iterable[RunFolder], *, finished_too: bool = False) -> list[RunFolder]:
-    """Return the folders of runs that failed or were stopped, and with ``finished_too`` also of finished ones."""
-    states = {State.FAILED, State.STOPPED, *([State.DONE] if finished_too else [])}
-    return [folder for folder in folders if state_of(folder) in states]
+    """Return the folders of runs that failed, were stopped or are damaged; with ``finished_too`` all that ended.
+
+    A run that was finished, and is damaged, counts as finished: it may hold the only weights.
+    """
+    states = {State.FAILED, State.STOPPED, State.DAMAGED}
+    return [folder for folder in folders if _is_removable(folder, states, finished_too)]
+
+
+def _is_removable(folder: RunFolder, states: set[State], finished_too: bool) -> bool:
+    return finished_too if folder.is_done() else state_of(folder) in states
 
 
 def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:

@@ -1,7 +1,8 @@
 """Records as JSON lines, written so that a crash at any moment loses no complete row.
 
 A row is complete when its newline is in the file. A killed writer leaves at most one incomplete row, which readers
-skip and the next writer removes. NaN and infinity are written as ``null``; pandas turns ``null`` in a column of
+skip and the next writer removes. Its last key is a sum of it and of the rows before it (row_chain.py), which readers
+verify and take out (whole_rows.py). NaN and infinity are written as ``null``; pandas turns ``null`` in a column of
 numbers back into NaN.
 """
 
@@ -16,8 +17,9 @@ from typing import Any
 
 from experiments.runs.atomic_files import RecordError, cannot_write, to_json
 from experiments.runs.disks import reason
+from experiments.runs.row_chain import NO_ROWS, ROWS_ARE_MISSING, chained, own_sum, without_sum
+from experiments.runs.whole_rows import DamagedRows, Extent, Row, row_or_nothing, whole_rows
 
-Row = dict[str, Any]
 _TAIL_BYTES = 1 << 16  # how far back LastRow looks for the last row
 
 
@@ -27,18 +29,25 @@ class RecordWriter:
     Args:
         path: The file; it is made if it is missing, in a folder that exists. An incomplete last row is
             removed.
+        after_gap: Earlier rows are lost, so that readers find the first new row not to follow the last one.
 
     Raises:
         RecordError: The file cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, after_gap: bool = False) -> None:
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            _cut_incomplete_row(self._descriptor)
+            self._num_rows, last = _cut_incomplete_row(self._descriptor)
         except OSError as error:
             raise cannot_write(path, error) from None
+        self._sum = ROWS_ARE_MISSING if after_gap else own_sum(last) or NO_ROWS
+
+    @property
+    def extent(self) -> Extent:
+        """How many rows the file has, and the sum of the last of them."""
+        return Extent(self._num_rows, f"{self._sum:08x}")
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write ``row``, whole or not at all.
@@ -50,7 +59,7 @@ class RecordWriter:
             RecordError: The disk is full, or the file cannot be written for another reason.
             TypeError: A value is not plain, for instance a tensor.
         """
-        data = to_json(row).encode() + b"\n"
+        data, own = chained(to_json(row).encode(), self._sum)
         try:
             written = os.write(self._descriptor, data)
         except OSError as error:
@@ -58,6 +67,7 @@ class RecordWriter:
         if written < len(data):
             self._cut_last(written)
             raise cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), needed=len(data))
+        self._sum, self._num_rows = own, self._num_rows + 1
 
     def sync(self) -> None:
         """Flush the rows to the disk, so that they survive a loss of power.
@@ -109,7 +119,8 @@ class LastRow:
         except OSError:
             return self._row
         if len(lines) > 1:
-            self._row = _row_or_nothing(lines[-2]) or self._row  # a display ignores a line that is no record
+            row = row_or_nothing(lines[-2]) or self._row  # a display ignores a line that is no record
+            self._row = without_sum(row)
         return self._row
 
 
@@ -128,49 +139,52 @@ class NewRows:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [without_sum(json.loads(line)) for line in whole.splitlines()]
 
 
 def read_records(path: Path) -> list[Row]:
-    """Return the rows of a file of JSON lines; an incomplete last row is skipped.
+    """Return the rows of a file of JSON lines, verified; an incomplete last row is skipped.
 
     Raises:
-        RecordError: The file cannot be read, or a complete line is not a JSON object.
+        DamagedRows: A row is not as it was written, or rows before it are missing.
+        RecordError: The file cannot be read.
     """
+    span = whole_rows(path)
+    if span.problem:
+        raise DamagedRows(span.problem)
+    return [without_sum(json.loads(line)) for line in _complete_lines(path, span.end)]
+
+
+def read_remaining_records(path: Path) -> list[Row]:
+    """Return the rows of a damaged file that can be read, whatever is between them. Raises: RecordError."""
+    rows = map(row_or_nothing, _complete_lines(path))
+    return [without_sum(row) for row in rows if row is not None]
+
+
+def _complete_lines(path: Path, end: int = -1) -> list[bytes]:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(end).split(b"\n")[:-1]
     except OSError as error:
         raise RecordError(f"cannot read records: {path}: {reason(error)}") from None
-    complete = data.split(b"\n")[:-1]
-    return [parse_row(line, path, number) for number, line in enumerate(complete, start=1)]
 
 
-def parse_row(line: bytes, path: Path, number: int) -> Row:
-    """Return the row in line ``number`` of a file. Raises: RecordError where it is not a JSON object."""
-    row = _row_or_nothing(line)
-    if row is None:
-        raise RecordError(f"{path}, line {number} is not a record; remove the line, or run again")
-    return row
-
-
-def _row_or_nothing(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _cut_incomplete_row(descriptor: int, *, block: int = 1 << 16) -> None:
-    """Shorten the file to the end of its last complete row."""
+def _cut_incomplete_row(descriptor: int, *, block: int = 1 << 20) -> tuple[int, bytes]:
+    """Shorten the file to the end of its last complete row; return the number of its rows, and the last of them."""
+    num_rows, end, before, last = 0, 0, 0, b""
     size = os.fstat(descriptor).st_size
-    end = size
-    while end > 0:
-        start = max(0, end - block)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            end = start + newline + 1
-            break
-        end = start
+    offset = 0
+    while offset < size:
+        data = os.pread(descriptor, block, offset)
+        if newlines := data.count(b"\n"):
+            num_rows += newlines
+            final = data.rfind(b"\n")
+            inner = data.rfind(b"\n", 0, final)
+            before = offset + inner + 1 if inner >= 0 else end
+            end = offset + final + 1
+        offset += len(data)
     if end < size:
         os.ftruncate(descriptor, end)
+    if end:
+        last = os.pread(descriptor, end - before, before)
+    return num_rows, last

@@ -1,29 +1,36 @@
-"""Rewind a file of records to an earlier step: later rows move to another file, and none is lost."""
+"""Rewind the records of a run to an earlier step: later rows move to another file, and none is lost."""
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
-from experiments.runs.atomic_files import RecordError, atomic_file, cannot_write
-from experiments.runs.disks import reason
-from experiments.runs.json_lines import parse_row
+from experiments.runs.atomic_files import atomic_file, cannot_write
+from experiments.runs.whole_rows import DamagedRows, Extent, Span, check_rows, whole_rows
+
+Records = Mapping[str, Extent]  # of steps and of epochs
 
 
-def find_later(path: Path, is_later: Callable[[int], bool]) -> int | None:
-    """Return the offset of the first row whose ``step`` is later, or of an incomplete last row; None without either.
+def rows_before(steps: Path, epochs: Path, step: int, records: Records | None) -> tuple[Span, Span]:
+    """Return the rows of steps and of epochs of the first ``step`` steps.
+
+    Args:
+        records: What a checkpoint of that step holds of them; None for one of an earlier version.
 
     Raises:
-        RecordError: The file cannot be read, or a row is not a record.
+        DamagedRows: A row of them is missing or damaged.
+        RecordError: A file cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return _offset_of_later(file, path, is_later)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RecordError(f"cannot read records: {path}: {reason(error)}") from None
+    if records is not None:
+        return check_rows(steps, records["steps"]), check_rows(epochs, records["epochs"])
+    found = _until(steps, lambda index: index >= step)
+    if found.step < step - 1:
+        many = f"{step} steps were done" if step > 1 else "a step was done"
+        raise DamagedRows(found.problem or f"{steps} ends before step {found.step + 1}, and {many}")
+    finished = _until(epochs, lambda num_done: num_done > step)
+    if finished.problem:
+        raise DamagedRows(finished.problem)
+    return found, finished
 
 
 def move_tail(path: Path, start: int, destination: Path) -> None:
@@ -56,26 +63,5 @@ def replace_by_copy(path: Path) -> None:
         raise cannot_write(path, error) from None
 
 
-def _offset_of_later(file: BinaryIO, path: Path, is_later: Callable[[int], bool]) -> int | None:
-    start, num_rows = 0, 0
-    while block := file.readlines(1 << 20):  # whole rows; steps ascend, so a block ends with its latest row
-        if _moves(block[-1], path, num_rows + len(block), is_later):
-            break
-        start += sum(map(len, block))
-        num_rows += len(block)
-    for number, line in enumerate(block, start=num_rows + 1):
-        if _moves(line, path, number, is_later):
-            return start
-        start += len(line)
-    return None
-
-
-def _moves(line: bytes, path: Path, number: int, is_later: Callable[[int], bool]) -> bool:
-    return not line.endswith(b"\n") or is_later(_step_of(line, path, number))
-
-
-def _step_of(line: bytes, path: Path, number: int) -> int:
-    step = parse_row(line, path, number).get("step")
-    if isinstance(step, int):
-        return step
-    raise RecordError(f"{path}, line {number} has no step; remove the line, or run again")
+def _until(path: Path, is_later: Callable[[int], bool]) -> Span:
+    return whole_rows(path, is_later=is_later) if path.exists() else Span()

@@ -12,7 +12,7 @@ from experiments.runs.atomic_files import cannot_write, remove_drafts, write_jso
 from experiments.runs.folder_lock import FolderInUse, cannot_use, follow_owner, is_locked, lock_folder, owner_of
 from experiments.runs.lease import Lease, check_lease
 from experiments.runs.owner import Owner
-from experiments.runs.rewinding import find_later, move_tail, replace_by_copy
+from experiments.runs.rewinding import Records, move_tail, replace_by_copy, rows_before
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 
@@ -153,8 +153,21 @@ class RunFolder:
         """Return whether a process owns the folder at this moment."""
         return is_locked(self.path)
 
-    def rewind(self, step: int) -> Path | None:
-        """Rewind the records to the moment when ``step`` steps were done; 0 removes all rows.
+    def check_rows(self, step: int, records: Records | None) -> dict[Path, int]:
+        """Return where the rows of the first ``step`` steps end in each file, in bytes; they are whole.
+
+        Args:
+            records: What a checkpoint of that step holds of them; None for one of an earlier version.
+
+        Raises:
+            DamagedRows: A row of them is missing or damaged.
+            RecordError: A file cannot be read.
+        """
+        steps, epochs = rows_before(self.steps_path, self.epochs_path, step, records)
+        return {self.steps_path: steps.end, self.epochs_path: epochs.end}
+
+    def rewind(self, ends: Mapping[Path, int] | None = None) -> Path | None:
+        """Rewind the records to an earlier moment, given by what ``check_rows`` returned; None removes all rows.
 
         Later rows of steps and epochs move to ``attempts/<n>/``: to the folder of the attempt that ``claim`` moved, or
         else to a new one. After a crash each file is either unchanged or complete.
@@ -163,15 +176,12 @@ class RunFolder:
             The folder to which rows were moved, None if there were no later rows.
 
         Raises:
-            RecordError: A file cannot be read or written, or a row is not a record.
+            RecordError: A file cannot be read or written.
             LeaseLost: This process no longer owns the folder.
         """
         self.check_owned()
-        later = {
-            self.steps_path: find_later(self.steps_path, lambda index: index >= step),
-            self.epochs_path: find_later(self.epochs_path, lambda num_done: num_done > step or step == 0),
-        }
-        moving = {path: start for path, start in later.items() if start is not None}
+        found = {path: (ends or {}).get(path, 0) for path in (self.steps_path, self.epochs_path) if path.exists()}
+        moving = {path: end for path, end in found.items() if end < path.stat().st_size}
         if not moving:
             return None
         try:
@@ -203,7 +213,7 @@ class RunFolder:
         return attempt
 
     def _has_checkpoint(self) -> bool:
-        return any(self.checkpoints_path.glob(f"step-*/{CHECKPOINT_FILE}"))
+        return any(path.is_dir() for path in self.checkpoints_path.glob("step-*"))  # one that is damaged, too
 
     def _next_attempt(self) -> Path:
         self.attempts_path.mkdir(exist_ok=True)

@@ -1,34 +1,64 @@
-"""The state of a run, read from its folder alone."""
+"""The state of a run, read from its folder alone: the one judge that all commands ask."""
 
 import re
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
-from experiments.config.errors import one_line
+from experiments.config.errors import UserError, one_line
 from experiments.runs.atomic_files import load_json
+from experiments.runs.ending import DamagedRun, check_done
 from experiments.runs.json_lines import LastRow
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
+from experiments.runs.whole_rows import extents_from
 
 
 class State(StrEnum):
-    """The states of a run; a stopped one can be resumed."""
+    """The states of a run; a stopped one can be resumed, and a damaged one has lost something."""
 
     DONE = "done"
     RUNNING = "running"
+    DAMAGED = "damaged"
     FAILED = "failed"
     STOPPED = "stopped"
     NEW = "not started"
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run's folder is.
+
+    Attributes:
+        problem: what is missing or damaged, in one line; empty where nothing is.
+        is_verified: whether its records have sums, and fit them; those of earlier versions have none.
+    """
+
+    state: State
+    problem: str = ""
+    is_verified: bool = True
+
+
+def judge(folder: RunFolder) -> Verdict:
+    """Return what the folder of a run is, which may not exist.
+
+    A finished run is done only if all of it is there as it was written. An unfinished one is damaged if it has
+    checkpoints, and none whose files and rows are there; the content of a checkpoint is verified where it is read.
+    """
+    if folder.is_done():
+        return _judge_finished(folder, _signature(folder))
+    if folder.is_locked():
+        return Verdict(State.RUNNING)
+    if problem := _why_not_resumable(folder, _signature(folder)):
+        return Verdict(State.DAMAGED, problem)
+    if folder.failure_path.exists() or _reports(folder):
+        return Verdict(State.FAILED)
+    return Verdict(State.STOPPED if folder.config_path.exists() else State.NEW)
+
+
 def state_of(folder: RunFolder) -> State:
     """Return the state of the run in ``folder``, which may not exist."""
-    if folder.is_done():
-        return State.DONE
-    if folder.is_locked():
-        return State.RUNNING
-    if folder.failure_path.exists() or _reports(folder):
-        return State.FAILED
-    return State.STOPPED if folder.config_path.exists() else State.NEW
+    return judge(folder).state
 
 
 def saved_step(folder: RunFolder) -> int | None:
@@ -66,3 +96,55 @@ def run_log(folder: RunFolder) -> Path:
 
 def _reports(folder: RunFolder) -> list[Path]:
     return sorted(folder.errors_path.glob("rank*.json"))
+
+
+def _signature(folder: RunFolder) -> tuple[object, ...]:
+    """Return what changes when a file that a verdict depends on does, so that no verdict is reached twice."""
+    parts = sorted(folder.checkpoints_path.glob("step-*/*"))
+    files = (folder.done_path, folder.config_path, folder.manifest_path, folder.steps_path, folder.epochs_path, *parts)
+    return tuple(_stamp(path) for path in files)
+
+
+def _stamp(path: Path) -> tuple[str, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return path.name, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=4096)
+def _judge_finished(folder: RunFolder, signature: tuple[object, ...]) -> Verdict:
+    try:
+        return Verdict(State.DONE, is_verified=check_done(folder))
+    except DamagedRun as error:
+        return Verdict(State.DAMAGED, str(error))
+
+
+@lru_cache(maxsize=4096)
+def _why_not_resumable(folder: RunFolder, signature: tuple[object, ...]) -> str:
+    """Return why no checkpoint can be used, empty if one can, or if there is none."""
+    problems = []
+    for path in sorted((path for path in folder.checkpoints_path.glob("step-*") if path.is_dir()), reverse=True):
+        try:
+            _check_checkpoint(folder, path)
+        except UserError as error:
+            problems.append(f"{path.name}: {error}")
+        else:
+            return ""
+    return f"no checkpoint can be used: {'; '.join(problems)}" if problems else ""
+
+
+def _check_checkpoint(folder: RunFolder, path: Path) -> None:
+    """Check the sizes of a checkpoint's parts, and that the rows until then are whole. Raises: UserError."""
+    described = load_json(path / CHECKPOINT_FILE)
+    try:
+        step, records = int(described["step"]), extents_from(described.get("records"))
+        sizes = [int(part["size"]) for part in described["parts"]]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{CHECKPOINT_FILE} is damaged") from None
+    for rank, size in enumerate(sizes):
+        part = _stamp(path / f"rank{rank}.pt")
+        if part is None or part[2] != size:
+            raise UserError(f"rank{rank}.pt is {'missing' if part is None else f'{part[2]} bytes long, not {size}'}")
+    folder.check_rows(step, records)

@@ -4,6 +4,7 @@ from rich.console import Console
 
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import folder_of
+from experiments.runs.status import State, state_of
 from experiments.sweeps.live_table import LiveTable
 from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.outcome import Outcome
@@ -22,7 +23,7 @@ def run_all(configs: list[TrainConfig], console: Console, *, jobs: str = "auto",
     Raises:
         UserError: ``jobs`` is out of its range.
     """
-    waiting = [config for config in configs if not folder_of(config).is_done()]
+    waiting = [config for config in configs if state_of(folder_of(config)) != State.DONE]
     at_once = num_at_once(waiting, jobs)
     if at_once == 1:
         return run_one_by_one(configs, console, on_error)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import failure_log
+from experiments.runs.status import State, failure_log, state_of
 
 ON_ERROR = ("continue", "stop")  # what a sweep does after a run failed
 
@@ -50,4 +50,4 @@ class Outcome:
     def count_left(self, folders: list[RunFolder]) -> None:
         """Count the runs that neither failed nor are finished."""
         failed = {failure.run for failure in self.failures}
-        self.num_left = sum(folder.path.name not in failed and not folder.is_done() for folder in folders)
+        self.num_left = sum(folder.path.name not in failed and state_of(folder) != State.DONE for folder in folders)

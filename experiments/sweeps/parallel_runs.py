@@ -17,6 +17,7 @@ from experiments.launching.worker_process import WorkerFailure, WorkerProcess
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.status import State, state_of
 from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS
 from experiments.sweeps.held_runs import HeldRuns
 from experiments.sweeps.live_table import LiveTable
@@ -87,7 +88,7 @@ class ParallelSweep:
         while self._may_start():
             config = self._waiting.popleft()
             folder = folder_of(config)
-            if folder.is_done():
+            if state_of(folder) == State.DONE:
                 self._outcome.num_elsewhere += 1
                 self._table.done_elsewhere(folder.path.name)
                 continue

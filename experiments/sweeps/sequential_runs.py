@@ -9,6 +9,7 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import folder_of
+from experiments.runs.status import State, state_of
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.sweeps.attempt import attempt, saving_at_interrupt
 from experiments.sweeps.held_runs import HeldRuns
@@ -24,7 +25,8 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
     A run that another process holds is left for the end, and then waited for.
     """
     progress, outcome = SweepProgress(len(configs), console), Outcome()
-    finished_before = {folder_of(config).path for config in configs if folder_of(config).is_done()}
+    folders = [folder_of(config) for config in configs]
+    finished_before = {folder.path for folder in folders if state_of(folder) == State.DONE}
     waiting, held = deque(configs), HeldRuns(lambda line: print_plain(console, line))
     with saving_at_interrupt() as interrupted:
         while waiting or held:
@@ -32,7 +34,7 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
                 waiting.extend([] if waiting else held.wait())
                 config = waiting.popleft()
                 folder = folder_of(config)
-                if folder.is_done():
+                if state_of(folder) == State.DONE:
                     progress.skip()
                     if folder.path not in finished_before:
                         outcome.num_elsewhere += 1
@@ -57,7 +59,7 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
                 break
             if why and (on_error == "stop" or outcome.has_disk_error):
                 break
-    outcome.count_left([folder_of(config) for config in configs])
+    outcome.count_left(folders)
     return outcome
 
 

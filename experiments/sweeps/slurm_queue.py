@@ -8,6 +8,7 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import cannot_write, write_atomic
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import State, state_of
 from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
 from experiments.sweeps.num_jobs import num_processes
 
@@ -32,7 +33,7 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
     lines: list[str] = []
     for array in arrays:
         queued = _in_queue_if_any(array) if dry_run else in_queue(Path(array.config.output))
-        done = {run for run in array.runs if RunFolder(Path(array.config.output) / run).is_done()}
+        done = {run for run in array.runs if _is_done(array, run)}
         missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
         state = f"{len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
         if not missing:
@@ -42,6 +43,10 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
         else:
             lines.append(f"{_submit(array, missing, lines)} of {len(array.runs)} runs: {state}; {array.script_path}")
     return "\n".join(lines)
+
+
+def _is_done(array: Array, run: str) -> bool:
+    return state_of(RunFolder(Path(array.config.output) / run)) == State.DONE
 
 
 def in_queue(output: Path) -> set[str]:

@@ -12,11 +12,18 @@ from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
 from experiments.runs.json_lines import LastRow
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.status import State, failure_reason, last_step, saved_step, state_of
+from experiments.runs.status import State, failure_reason, judge, last_step, saved_step, state_of
 from experiments.sweeps.outcome import FailedRun
 from experiments.tracking.progress import is_terminal
 
-_STYLES = {State.DONE: "green", State.RUNNING: "cyan", State.FAILED: "red", State.STOPPED: "yellow", State.NEW: "dim"}
+_STYLES = {
+    State.DONE: "green",
+    State.RUNNING: "cyan",
+    State.DAMAGED: "red",
+    State.FAILED: "red",
+    State.STOPPED: "yellow",
+    State.NEW: "dim",
+}
 _WIDE = 10_000  # width in characters outside a terminal, so that a row stays one line
 Kind = tuple[str, str, str, str, str]
 
@@ -36,20 +43,22 @@ def plan_table(name: str, configs: list[TrainConfig]) -> Table:
     table = Table(title=Text(f"{name}: {len(configs)} runs", style="table.title"), show_footer=True)
     for heading in ("model", "dataset", "method", "density", "workers"):
         table.add_column(heading, overflow="fold")
-    for heading in ("done", "to resume", "to run", "running"):
-        if sums[heading] or heading != "running":
-            table.add_column(heading, str(sums[heading]), justify="right")
+    shown = ["done", "to resume", "to run"]
+    shown += [heading for heading in ("running", "damaged") if sums[heading]]
+    for heading in shown:
+        table.add_column(heading, str(sums[heading]), justify="right")
     for kind, counts in plans.items():
-        shown = ("done", "to resume", "to run", *(["running"] if sums["running"] else []))
         table.add_row(*kind, *(str(counts[heading] or "") for heading in shown))
     return table
 
 
 def status_table(configs: list[TrainConfig]) -> Table:
-    """Return a row for each run: its state, the steps recorded, and its measure, failure or checkpoint."""
+    """Return a row for each run: its state, the steps recorded, and its measure, failure, damage or checkpoint."""
     folders = [folder_of(config) for config in configs]
     counts = Counter(state_of(folder) for folder in folders)
-    table = Table("run", "state", "step", "", title=count_states(counts))
+    num_unverified = sum(not judge(folder).is_verified for folder in folders)
+    note = f"{num_unverified} not verified: written by an earlier version" if num_unverified else None
+    table = Table("run", "state", "step", "", title=count_states(counts), caption=note)
     for folder in folders:
         state = state_of(folder)
         name = Text(folder.path.name, overflow="fold")
@@ -81,8 +90,11 @@ def removal_table(folders: list[RunFolder]) -> Table:
 
 
 def describe(folder: RunFolder) -> str:
-    """Return a short description of a run: its measure, who runs it, why it failed, or where it resumes."""
-    state = state_of(folder)
+    """Return a short description of a run: its measure, who runs it, its damage, why it failed, where it resumes."""
+    verdict = judge(folder)
+    state = verdict.state
+    if state == State.DAMAGED:
+        return verdict.problem
     if state in (State.DONE, State.RUNNING):
         owner = folder.owner() if state == State.RUNNING else None
         measured = in_words(LastRow(folder.epochs_path).read())
@@ -102,7 +114,7 @@ def _kind(config: TrainConfig) -> Kind:
 
 def _plan(folder: RunFolder) -> str:
     state = state_of(folder)
-    if state in (State.DONE, State.RUNNING):
+    if state in (State.DONE, State.RUNNING, State.DAMAGED):
         return str(state)
     return "to run" if saved_step(folder) is None else "to resume"
 

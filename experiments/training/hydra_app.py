@@ -22,7 +22,7 @@ from experiments.launching.meeting import check_master
 from experiments.launching.rank_environment import check_shape, read_rank_environment
 from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.status import failure_reason, state_of
+from experiments.runs.status import State, failure_reason, judge, state_of
 from experiments.training.hydra_errors import hydra_errors
 
 _failures: list[str] = []
@@ -33,7 +33,7 @@ def run_by_hydra(words: list[str], *, multirun: bool) -> int:
     with hydra_errors(words):
         folders = _checked_folders(words) if multirun else []
         _run()
-    unfinished = [] if _failures else [folder for folder in folders if not folder.is_done()]
+    unfinished = [] if _failures else [folder for folder in folders if state_of(folder) != State.DONE]
     for line in [*_failures, *(f"{folder.path.name}: {_why(folder)}" for folder in unfinished)]:
         print(f"error: {line}", file=sys.stderr)
     return int(bool(_failures or unfinished))
@@ -57,7 +57,8 @@ def _checked_folders(words: list[str]) -> list[RunFolder]:
 
 
 def _why(folder: RunFolder) -> str:
-    return failure_reason(folder) or f"is {state_of(folder)}, not done; see the output of its launcher"
+    verdict = judge(folder)
+    return verdict.problem or failure_reason(folder) or f"is {verdict.state}, not done; see the output of its launcher"
 
 
 @hydra.main(config_path=str(CONF), config_name="train", version_base="1.3")

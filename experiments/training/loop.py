@@ -10,6 +10,8 @@ from experiments.config.schema import TrainConfig
 from experiments.config.start_up import collect_as_usual
 from experiments.launching.beats import activity
 from experiments.runs.checkpointing import Checkpointer, Position, Saved, read_start_from, set_random_state
+from experiments.runs.ending import check_ending
+from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.recording import Recorder, step_row
@@ -33,7 +35,7 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None = None
     ) -> None:
-        self._config, self._workers = config, workers
+        self._config, self._workers, self._folder = config, workers, folder
         self._optimizer = build_optimizer(config.optimizer, workers.task.model, config.lr)
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
@@ -42,7 +44,7 @@ class Trainer:
             self._load(self.resumed_from)
         self._checkpointer.remove_after(self.position.step)
         if workers.is_main:
-            folder.rewind(self.position.step)
+            folder.rewind(self.resumed_from.ends if self.resumed_from else None)
         self._recorder = Recorder(folder) if workers.is_main else None
 
     def run(self) -> dict[str, Any] | None:
@@ -64,8 +66,17 @@ class Trainer:
                     return None
                 self.step(first.epoch, index)
             row = self._evaluate()
-        self._checkpointer.remove_all()
+        self._checkpointer.finish(self._check_ending)
         return row or {}
+
+    @property
+    def records(self) -> Records:
+        """What rank 0 has recorded; empty on other ranks."""
+        return self._recorder.extents if self._recorder else {}
+
+    def _check_ending(self) -> None:
+        activity.begin("the check of the records")
+        check_ending(self._folder, self.records, step=self.position.step)
 
     def close(self) -> None:
         """Close the files of records."""
@@ -124,7 +135,7 @@ class Trainer:
         activity.begin(f"the checkpoint before step {self.position.step}")
         if self._recorder:
             self._recorder.sync()  # a run cannot resume from a checkpoint whose rows are lost
-        self._checkpointer.save(self.position, self._shared())
+        self._checkpointer.save(self.position, self._shared(), self.records)
 
     def _shared(self) -> dict[str, Any]:
         """Return the state that is equal on all ranks; batch-norm statistics are those of rank 0, as in DDP."""

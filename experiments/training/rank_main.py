@@ -16,6 +16,7 @@ from experiments.config.schema import TrainConfig, from_yaml
 from experiments.launching.beats import activity
 from experiments.launching.store_server import serve_store
 from experiments.runs.atomic_files import write_json
+from experiments.runs.ending import write_done
 from experiments.runs.manifest import collect_manifest
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
@@ -52,7 +53,8 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
             if config.save_weights:
                 save_weights(weights, folder.weights_path)
             digest = weights_digest(weights)
-            folder.mark_done(last | {"weights_sha256": digest, "wall_s": time.perf_counter() - started})
+            end = last | {"weights_sha256": digest, "wall_s": time.perf_counter() - started}
+            write_done(folder, end, trainer.records)
     return last is not None
 
 

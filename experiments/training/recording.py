@@ -5,6 +5,7 @@ from typing import Any
 import micro
 from experiments.runs.json_lines import RecordWriter
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.whole_rows import Extent
 from experiments.training.workers import Reduced
 
 
@@ -27,6 +28,11 @@ class Recorder:
         """Flush all rows to the disk."""
         self._steps.sync()
         self._epochs.sync()
+
+    @property
+    def extents(self) -> dict[str, Extent]:
+        """How many rows of steps and of epochs there are, and the sums of the last ones."""
+        return {"steps": self._steps.extent, "epochs": self._epochs.extent}
 
     def close(self) -> None:
         """Close the files."""

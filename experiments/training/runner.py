@@ -20,6 +20,7 @@ from experiments.runs.atomic_files import disk_errors, load_json, write_atomic
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.lease import VARIABLE as LEASE
 from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.status import judge
 from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_process import mirrored
@@ -65,7 +66,7 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
     with ExitStack() as owned:
         owned.enter_context(disk_errors(folder.path))
         if _claim_first(config, folder, owned):
-            if folder.is_done():
+            if _is_done(folder):
                 return False
             _prepare(config, folder)
             owned.enter_context(mirrored(config.tracking, folder))
@@ -74,6 +75,15 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
         _print_resume(folder)
         if not folder.is_done():
             raise _stopped(folder)
+    return True
+
+
+def _is_done(folder: RunFolder) -> bool:
+    """Return whether a run is finished. Raises: UserError: it was, and its folder is no longer whole."""
+    if not folder.is_done():
+        return False
+    if problem := judge(folder).problem:
+        raise UserError(f"the run was finished, and is damaged: {problem}; remove {folder.path} to start anew")
     return True
 
 
@@ -154,9 +164,10 @@ def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack)
     """Claim and prepare the folder of a run; return whether it was finished before, or the error."""
     try:
         owned.enter_context(folder.claim())
-        if not folder.is_done():
+        if not _is_done(folder):
             _prepare(config, folder)
-        return folder.is_done()
+            return False
+        return True
     except UserError as error:
         return error
 

@@ -79,6 +79,12 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
         with first.claim():
             waits.set()
             wait_until(second.is_done, "the run that is free", timeout_s=200)
+            for name, row in {
+                "config.yaml": "density: 1",
+                "steps.jsonl": '{"step": 0}',
+                "epochs.jsonl": '{"step": 1}',
+            }.items():
+                (first.path / name).write_text(f"{row}\n")
             first.mark_done({})
 
     thread = threading.Thread(target=other_sweep)

@@ -32,6 +32,7 @@ class Run:
         self.folder = RunFolder(Path(config.output) / run_name(config))
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.touch()
+        self.folder.manifest_path.touch()
         workers = SimulatedWorkers(config, load_task(config, CPU))
         try:
             self.trainer = Trainer(config, workers, self.folder)

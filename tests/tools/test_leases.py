@@ -207,7 +207,7 @@ def test_an_owner_that_was_superseded_writes_no_more(tmp_path: Path) -> None:
         run.steps_path.write_text('{"step": 0}\n{"step": 1}\n')
         run.check_owned()
         superseded(run)
-        for write in (run.check_owned, lambda: run.mark_done({}), lambda: run.rewind(0)):
+        for write in (run.check_owned, lambda: run.mark_done({}), lambda: run.rewind()):
             with pytest.raises(LeaseLost, match="was taken over by pid 7 on node7") as caught:
                 write()
     assert not run.is_done()

@@ -36,8 +36,9 @@ def composed(*grid: list[str], words: list[str] = WORDS) -> list[TrainConfig]:
 
 
 def make(path: Path, files: dict[str, object]) -> RunFolder:
-    """Write a run folder: JSON for values, text as it is."""
-    for name, content in {"config.yaml": "", **files}.items():
+    """Write a run folder: JSON for values, text as it is; with DONE it has what a finished run needs at least."""
+    rows = {"steps.jsonl": '{"step": 0}\n', "epochs.jsonl": '{"step": 1}\n'} if "DONE" in files else {}
+    for name, content in {"config.yaml": "density: 1\n", **rows, **files}.items():
         file = path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -46,9 +47,10 @@ def make(path: Path, files: dict[str, object]) -> RunFolder:
 
 FAILURE = {"rank": 1, "message": "killed by SIGKILL", "log": "ranks/rank1/stderr.log"}
 REPORT = {"rank": 0, "type": "NonFiniteGradient", "message": "fc.weight is\nnot finite"}
+SAVED = {"step": 12, "parts": [], "records": {kind: {"rows": 0, "sum": "00000000"} for kind in ("steps", "epochs")}}
 FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
     "done": (
-        {"DONE": {}, "failure.json": FAILURE, "epochs.jsonl": '{"accuracy": 0.5}\n'},
+        {"DONE": {}, "failure.json": FAILURE, "epochs.jsonl": '{"step": 1, "accuracy": 0.5}\n'},
         State.DONE,
         "accuracy 0.5",
     ),
@@ -56,11 +58,16 @@ FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
     "reported": ({"errors/rank0.json": REPORT}, State.FAILED, "NonFiniteGradient: fc.weight is not finite"),
     "torn": ({"failure.json": '{"rank"'}, State.FAILED, ""),
     "stopped": (
-        {"checkpoints/step-000000012/CHECKPOINT.json": {}, "checkpoints/step-000000009/CHECKPOINT.json": {}},
+        {"checkpoints/step-000000012/CHECKPOINT.json": SAVED, "checkpoints/step-000000009/CHECKPOINT.json": {}},
         State.STOPPED,
         "resumes from step 12",
     ),
-    "killed": ({"checkpoints/step-000000012/rank0.pt": ""}, State.STOPPED, "no checkpoint: starts from step 0"),
+    "killed": ({"checkpoints/.draft-step-000000012/rank0.pt": ""}, State.STOPPED, "no checkpoint: starts from step 0"),
+    "damaged": (
+        {"checkpoints/step-000000012/rank0.pt": "", "errors/rank0.json": REPORT},
+        State.DAMAGED,
+        "no checkpoint can be used: step-000000012: CHECKPOINT.json is damaged",
+    ),
 }
 
 
@@ -233,13 +240,13 @@ def test_a_run_of_another_process_is_left_for_the_end_and_waited_for(
     def attempt(config: TrainConfig, folder: RunFolder, watcher: object) -> None:
         with folder.claim():
             attempted.append(folder.path.name)
-            folder.mark_done({})
+            make(folder.path, {"DONE": {}})
 
     def while_waiting(seconds: float) -> None:
         if event == "Ctrl-C":
             raise KeyboardInterrupt
         if event == "finished":
-            folders[0].mark_done({})
+            make(folders[0].path, {"DONE": {}})
         other.close()
 
     monkeypatch.setattr(sequential_runs, "attempt", attempt)
@@ -272,7 +279,7 @@ def test_several_at_once_wait_for_a_run_of_another_process_without_a_process(
         if event == "Ctrl-C":
             signal.raise_signal(signal.SIGINT)
         else:
-            folder.mark_done({})
+            make(folder.path, {"DONE": {}})
 
     monkeypatch.setattr(LiveTable, "draw", draw)
     monkeypatch.setattr(held_runs, "_POLL_S", 0.0)

@@ -153,6 +153,7 @@ def test_what_a_checkpoint_says_of_itself(tmp_path: Path) -> None:
         "step": 1234,
         "world_size": 2,
         "parts": [(checkpoint.path / f"rank{rank}.pt").stat().st_size for rank in range(2)],
+        "records": None,
         "time": "",
         "torch": torch.__version__,
     }

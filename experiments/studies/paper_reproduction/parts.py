@@ -18,6 +18,7 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import disk_errors, load_json, write_json
 from experiments.runs.disks import try_to_write
 from experiments.runs.run_folder import folder_of
+from experiments.runs.status import State, state_of
 from experiments.studies.paper_reproduction.papers import Paper, Part
 
 STAMPS = "parts"  # folder of the stamps
@@ -116,7 +117,8 @@ def _waits_for_files(part: Part) -> bool:
 
 def _is_done(part: Part, out: Path, commands: Commands) -> bool:
     if part.trains:
-        return not _waits_for_files(part) and all(folder_of(run).is_done() for run in commands.runs_of(part))
+        runs = [folder_of(run) for run in commands.runs_of(part)]
+        return not _waits_for_files(part) and all(state_of(folder) == State.DONE for folder in runs)
     stamp = load_json(_stamp(part, out))
     if not all((part.folder / name).exists() for name in stamp.get("files", ())):
         return False
