@@ -129,13 +129,17 @@ class Comm(ABC):
 
         Nothing is padded: each rank sends exactly its list to each other rank.
         """
+        return list(self.gather_joined(mine, counts, kind).split(list(counts)))
+
+    def gather_joined(self, mine: Tensor, counts: Sequence[int], kind: Kind) -> Tensor:
+        """Return the lists of `gather_lists` as one (sum(counts),), one after the other in rank order."""
         if self.world_size == 1:
-            return [mine]
+            return mine
         received = mine.new_empty(sum(counts))
         with self._counted(kind, mine.device, "gather_lists", _num_bytes(mine)):
             if sum(counts):  # known everywhere, so all ranks skip together
                 self._exchange(received, mine.repeat(self.world_size), list(counts), [mine.numel()] * self.world_size)
-        return list(received.split(list(counts)))
+        return received
 
     def scatter_parts(self, mine: Tensor, sizes: Sequence[int], kind: Kind) -> Tensor:
         """Send part j of ``mine`` (``sizes[j]`` elements) to rank j; return those received (world_size, own size)."""

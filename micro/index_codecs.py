@@ -1,6 +1,7 @@
 """The forms in which indices travel."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,12 +18,13 @@ class IndexCodec(Part, ABC):
     """A lossless form of ascending, unique indices on the wire.
 
     What is sent has as many bytes as the number of indices and the length of their range say, so receivers need no
-    further message. No indices take no bytes.
+    further message. No indices take no bytes. ``by_range`` says that a shorter range may make it shorter.
     """
 
     kind: ClassVar[str] = "indices"
     home: ClassVar[str] = "micro.index_codecs"
     group: ClassVar[str] = "micro.index_codecs"
+    by_range: ClassVar[bool] = True
 
     def check_density(self, density: float) -> None:
         """Raise ValueError where another form is shorter at this density whatever the indices are."""
@@ -39,12 +41,25 @@ class IndexCodec(Part, ABC):
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the (count,) int32 indices that ``encode`` was given."""
 
+    def decode_joined(self, wire: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Return several lists that lie one after the other, as one (sum(counts),) int32.
+
+        Args:
+            wire: lists as ``encode`` returned them, each of so many indices less where its range starts.
+            spans: (start, stop) of the range of each list.
+        """
+        ranges = [stop - start for start, stop in spans]
+        sizes = [self.num_bytes(count, span) for count, span in zip(counts, ranges, strict=True)]
+        lists = map(self.decode, wire.split(sizes), counts, ranges)
+        return torch.cat([found + start for found, (start, _) in zip(lists, spans, strict=True)])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int32(IndexCodec):
     """Indices travel as int32: four bytes each."""
 
     name: ClassVar[str] = "int32"
+    by_range: ClassVar[bool] = False
 
     def num_bytes(self, count: int, span: int) -> int:
         """Return four bytes for each index."""
@@ -57,6 +72,14 @@ class Int32(IndexCodec):
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the indices themselves."""
         return from_bytes(wire, torch.int32)
+
+    def decode_joined(self, wire: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the indices of all lists, which are read as one."""
+        indices = from_bytes(wire, torch.int32)
+        if not any(start for start, _ in spans):
+            return indices
+        starts = torch.tensor([start for start, _ in spans], dtype=torch.int32, device=wire.device)
+        return indices + starts.repeat_interleave(torch.tensor(counts, device=wire.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,19 @@ def equal_slice(numel: int, world_size: int, part: int) -> tuple[int, int]:
 
 def equal_sizes(numel: int, world_size: int) -> list[int]:
     """Return the lengths of the ``world_size`` equal slices."""
-    return [stop - start for start, stop in (equal_slice(numel, world_size, part) for part in range(world_size))]
+    return [stop - start for start, stop in equal_slices(numel, world_size)]
+
+
+@lru_cache(maxsize=256)  # called at every step
+def equal_slices(numel: int, world_size: int) -> tuple[tuple[int, int], ...]:
+    """Return (start, stop) of all ``world_size`` equal slices in turn."""
+    return tuple(equal_slice(numel, world_size, part) for part in range(world_size))
+
+
+def cyclic_slices(numel: int, step: int, world_size: int) -> tuple[tuple[int, int], ...]:
+    """Return the `cyclic_slice` of every rank, in rank order."""
+    slices, first = equal_slices(numel, world_size), step % world_size
+    return slices[first:] + slices[:first]
 
 
 def cyclic_slice(numel: int, step: int, rank: int, world_size: int) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -64,6 +65,11 @@ class SparseValues:
 
     indices: Tensor
     values: Tensor
+
+    def split(self, counts: Sequence[int]) -> "tuple[SparseValues, ...]":
+        """Return neighbouring entries, as many each as ``counts`` say."""
+        sizes = list(counts)
+        return tuple(map(SparseValues, self.indices.split(sizes), self.values.split(sizes)))
 
     def where(self, keep: Tensor) -> "SparseValues":
         """Return the entries at which ``keep`` (k,) is True."""
@@ -171,10 +177,12 @@ def summed(parts: Sequence[SparseValues]) -> SparseValues:
     """Return the sum of one part or more: the union of their indices, the values of each added in the order given."""
     if len(parts) == 1:
         return parts[0]
-    indices = union(part.indices for part in parts)
+    together = torch.cat([part.indices for part in parts])
+    indices = torch.unique(together)
     values = parts[0].values.new_zeros(indices.numel())
-    for part in parts:  # one after the other, so that sums are the same bits everywhere; each has an index only once
-        values.index_add_(0, torch.searchsorted(indices, part.indices), part.values)
+    places = torch.searchsorted(indices, together).split([part.indices.numel() for part in parts])
+    for place, part in zip(places, parts, strict=True):  # in turn, so that sums are the same bits everywhere
+        values.index_add_(0, place, part.values)  # each part has an index only once
     return SparseValues(indices, values)
 
 
@@ -184,7 +192,9 @@ def overflown(parts: Sequence[SparseValues], scale: float) -> Tensor | None:
     A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end.
     """
     scaled = [part.values if scale == 1 else part.values * scale for part in parts]
-    if bool(torch.isfinite(torch.stack([values.sum() for values in scaled])).all()):  # host sync: what is applied
+    sums = [values.sum() for values in scaled]
+    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum()
+    if math.isfinite(float(total)):  # host sync: what is applied
         return None
     bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]
     indices = torch.cat(bad)

@@ -121,19 +121,29 @@ def gather_counts(selection: Selection, comm: Comm) -> tuple[int, ...]:
 
 def gather_indices(
     selection: Selection, counts: tuple[int, ...], overlap: Overlap, numel: int, codec: IndexCodec, comm: Comm
-) -> list[Tensor]:
-    """Return the indices that each rank chose, in rank order; a single list where all hold, or get, the same."""
+) -> Tensor:
+    """Return what each rank chose, one list after the other in rank order; one list where all hold, or get, the same.
+
+    Each list is ascending, and (counts[rank],) long.
+    """
     if overlap is Overlap.SAME or comm.world_size == 1:
-        return [selection.indices]
+        return selection.indices
     if overlap is Overlap.LEADER:
-        return [_from_leader(selection, counts, numel, codec, comm)]
-    spans = selection.spans or ((0, numel),) * comm.world_size
+        return _from_leader(selection, counts, numel, codec, comm)
+    spans = (selection.spans if codec.by_range else None) or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
     sizes = [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
-    blobs = comm.gather_lists(mine, sizes, "indices")
-    lists = [codec.decode(blob, c, b - a) for blob, c, (a, b) in zip(blobs, counts, spans, strict=True)]
-    return [found + a if a else found for found, (a, _) in zip(lists, spans, strict=True)]
+    return codec.decode_joined(comm.gather_joined(mine, sizes, "indices"), counts, spans)
+
+
+def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype, comm: Comm) -> Tensor:
+    """Return every rank's values, of which it gives the ``encoded`` ones, one list after the other in rank order."""
+    sizes = [codec.num_bytes(count, dtype) for count in counts]
+    received = comm.gather_joined(encoded, sizes, "values")
+    if codec.lossless:  # values as they are: what follows each other is one list
+        return codec.decode(received, sum(counts), dtype)
+    return torch.cat([codec.decode(*part, dtype) for part in zip(received.split(sizes), counts, strict=True)])
 
 
 def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec: IndexCodec, comm: Comm) -> Tensor:
@@ -166,7 +176,7 @@ def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bo
 def _mean_raw(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
     flag = values.new_full((1,), 0.0 if is_finite else 1.0)
     mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
-    return mean[:-1], values, not bool(mean[-1] > 0)  # host sync: the policy for NaN acts on the host
+    return mean[:-1], values, not float(mean[-1]) > 0  # host sync: the policy for NaN acts on the host
 
 
 def mean_encoded(

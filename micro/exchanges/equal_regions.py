@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Wire, count_of, gather_header, gather_indices
+from micro.exchanges.base import Exchange, NoState, Wire, count_of, gather_header, gather_indices, gather_values
 from micro.exchanges.regions import Transport
-from micro.partition import equal_slice
+from micro.partition import equal_slices
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
@@ -73,16 +73,15 @@ class EqualRegions:
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """The (start, stop) of every rank's region."""
-        n = self.transport.comm.world_size
-        return tuple(equal_slice(self.numel, n, rank) for rank in range(n))
+        return equal_slices(self.numel, self.transport.comm.world_size)
 
     def gather_pairs(self, total: SparseValues, counts: list[int]) -> tuple[SparseValues, list[SparseValues]]:
         """Return the mean of all regions, and what rounding added to this rank's ``total``; pairs travel."""
         selection = Selection(total.indices, spans=self.spans)
         comm, form = self.transport.comm, self.transport.wire.indices
-        lists = gather_indices(selection, tuple(counts), Overlap.DISJOINT, self.numel, form, comm)
+        indices = gather_indices(selection, tuple(counts), Overlap.DISJOINT, self.numel, form, comm)
         mean, unsent = self._means(total, counts)
-        return SparseValues(torch.cat(lists), mean), unsent
+        return SparseValues(indices, mean), unsent
 
     def gather_dense(self, total: SparseValues) -> tuple[SparseValues, list[SparseValues]]:
         """Return the mean of all regions, and what rounding added to this rank's ``total``; every element travels."""
@@ -99,9 +98,8 @@ class EqualRegions:
         comm, codec, dtype = self.transport.comm, self.transport.wire.values, total.values.dtype
         n = comm.world_size
         encoded = codec.encode(total.values / n, (*self.transport.key, n))
-        wires = comm.gather_lists(encoded, [codec.num_bytes(count, dtype) for count in counts], "values")
-        means = [codec.decode(blob, count, dtype) for blob, count in zip(wires, counts, strict=True)]
+        means = gather_values(encoded, counts, codec, dtype, comm)
         if codec.lossless:
-            return torch.cat(means), []
-        rounding = n * means[comm.rank] - total.values
-        return torch.cat(means), [SparseValues(total.indices, rounding)]
+            return means, []
+        rounding = n * means.split(counts)[comm.rank] - total.values
+        return means, [SparseValues(total.indices, rounding)]

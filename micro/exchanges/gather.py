@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Wire, gather_header, gather_indices
+from micro.exchanges.base import Exchange, NoState, Wire, gather_header, gather_indices, gather_values
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
 
 
@@ -45,19 +45,25 @@ class Gather(Exchange[NoState]):
         codec, dtype, counts = wire.values, acc.dtype, header.counts
         encoded = codec.encode(acc.index_select(0, selection.indices), (step.seed, step.index, comm.rank))
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
-        blobs = comm.gather_lists(encoded, [codec.num_bytes(count, dtype) for count in counts], "values")
-        values = (codec.decode(blob, count, dtype) for blob, count in zip(blobs, counts, strict=True))
-        if len(indices) == 1:  # shared by all ranks: the values are one vector
-            parts: tuple[SparseValues, ...] = (SparseValues(indices[0], reduce(torch.add, values) / comm.world_size),)
-            num_updated = indices[0].numel()
+        values = gather_values(encoded, counts, codec, dtype, comm)
+        if overlap is Overlap.SAME or comm.world_size == 1:  # the values of all ranks are of one list
+            total = reduce(torch.add, values.split(list(counts)))
+            parts: tuple[SparseValues, ...] = (SparseValues(indices, total / comm.world_size),)
         else:
-            means = (SparseValues(i, v / comm.world_size) for i, v in zip(indices, values, strict=True))
-            parts = self.parts_of_update(tuple(means))
-            found = [part.indices for part in parts]
-            num_updated = sum(map(len, found)) if overlap is Overlap.DISJOINT else union(found).numel()
+            parts = self.parts_of_update(SparseValues(indices, values / comm.world_size), counts, overlap)
+        if len(parts) == 1 or overlap is Overlap.DISJOINT:
+            num_updated = sum(part.indices.numel() for part in parts)
+        else:
+            num_updated = union(part.indices for part in parts).numel()
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
-    def parts_of_update(self, pairs: tuple[SparseValues, ...]) -> tuple[SparseValues, ...]:
-        """Return the parts whose sum is the update, given what each rank sent, divided by the number of ranks."""
-        return pairs
+    def parts_of_update(
+        self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap
+    ) -> tuple[SparseValues, ...]:
+        """Return the parts whose sum is the update.
+
+        Args:
+            pairs: what all ranks sent, divided by the number of ranks, in rank order; ``counts`` of them are of each.
+        """
+        return (pairs,) if overlap is Overlap.DISJOINT else pairs.split(counts)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from micro.exchanges.gather import Gather
-from micro.sparse import SparseValues
+from micro.sparse import Overlap, SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +27,18 @@ class PublishedGather(Gather):
     is_default: ClassVar[bool] = False
     splits: ClassVar[bool] = False
 
-    def parts_of_update(self, pairs: tuple[SparseValues, ...]) -> tuple[SparseValues, ...]:
+    def parts_of_update(
+        self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap
+    ) -> tuple[SparseValues, ...]:
         """Return the equal slices of all ranks' pairs."""
-        return tuple(_equal_slices(pairs))
+        return tuple(_equal_slices(pairs, len(counts)))
 
 
-def _equal_slices(parts: tuple[SparseValues, ...]) -> Iterator[SparseValues]:
+def _equal_slices(pairs: SparseValues, world_size: int) -> Iterator[SparseValues]:
     """Yield the pairs of all ranks cut into as many equal slices, the last of an index's pairs in each slice."""
-    indices, values = torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
-    size = indices.numel() // len(parts)
-    places = torch.arange(size, device=indices.device)
-    for start in (size * part for part in range(len(parts))):
-        unique, group = torch.unique(indices[start : start + size], return_inverse=True)
+    size = pairs.indices.numel() // world_size
+    places = torch.arange(size, device=pairs.indices.device)
+    for start in (size * part for part in range(world_size)):
+        unique, group = torch.unique(pairs.indices[start : start + size], return_inverse=True)
         last = places.new_zeros(unique.numel()).scatter_reduce_(0, group, places, "amax")
-        yield SparseValues(unique, values[start + last])
+        yield SparseValues(unique, pairs.values[start + last])

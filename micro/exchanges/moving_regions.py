@@ -152,7 +152,7 @@ class MovingRegions(Exchange[OktopkState]):
             spans = ((0, numel),) * comm.world_size
         chosen = Selection(mine.indices, spans=spans)
         indices = gather_indices(chosen, tuple(held), Overlap.ANY, numel, transport.wire.indices, comm)
-        return SparseValues(torch.cat(indices), torch.cat(comm.gather_lists(mine.values, held, "values")))
+        return SparseValues(indices, comm.gather_joined(mine.values, held, "values"))
 
 
 def _spread(

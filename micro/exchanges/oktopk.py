@@ -62,7 +62,7 @@ class Oktopk(MovingRegions):
             return sums, header
         inside = torch.nonzero(bins == cut).view(-1)
         sizes = [row[cut] for row in histogram]
-        near = torch.cat(comm.gather_lists(magnitudes.index_select(0, inside), sizes, "counts"))
+        near = comm.gather_joined(magnitudes.index_select(0, inside), sizes, "counts")
         chosen = kernels.largest(near, missing)  # regions ascend with ranks, so ties go to the lowest index
         smallest = near.index_select(0, chosen).min().double().view(1)
         ends = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=near.device)

@@ -66,8 +66,8 @@ def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep
     """Return the k largest of all ranks' sums, and set the threshold to the smallest of them."""
     comm, header = now.transport.comm, now.gather_header(count_of(sums))
     held = [count for (count,) in header.extras]
-    indices = torch.cat(comm.gather_lists(sums.indices, held, "counts"))
-    values = torch.cat(comm.gather_lists(sums.values, held, "counts"))
+    indices = comm.gather_joined(sums.indices, held, "counts")
+    values = comm.gather_joined(sums.values, held, "counts")
     chosen = kernels.largest(values, k)
     total = SparseValues(indices.index_select(0, chosen), values.index_select(0, chosen))
     state.threshold = float(total.values.abs().min()) if sum(held) else None  # host sync: once in tau' steps

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, gather_counts, gather_indices, mean_of
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class Union(Exchange[NoState]):
     ) -> Exchanged:
         """Return the mean of all ranks at the union of what they chose."""
         counts = gather_counts(selection, comm)
-        lists = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
-        disjoint = overlap is Overlap.DISJOINT
-        indices = lists[0] if len(lists) == 1 else torch.cat(lists) if disjoint else union(lists)
+        indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
+        if overlap is Overlap.ANY and comm.world_size > 1:
+            indices = torch.unique(indices)
         key = (step.seed, step.index, comm.rank)
         mean, sent, is_finite = mean_of(acc.index_select(0, indices), wire.values, key, comm, is_finite=is_finite)
         return Exchanged(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.partition import cyclic_slice
+from micro.partition import cyclic_slices
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import Agreed
 from micro.selectors.micro_rules.base import Search, ThresholdRule
@@ -35,11 +35,9 @@ class _RotatingSlices(Selector[Any]):
 
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the indices of this rank's slice that pass the step's threshold."""
-        n = comm.world_size
-        spans = tuple(cyclic_slice(acc.numel(), step.index, rank, n) for rank in range(n))
-        sizes = tuple(stop - start for start, stop in spans)
+        spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
         start, stop = spans[comm.rank]
-        found = self.threshold_rule.search(state, Search(acc[start:stop], sizes, step, comm))
+        found = self.threshold_rule.search(state, Search(acc[start:stop], acc.numel(), spans, step, comm))
         return Selection(found.indices + start, counts=found.counts, spans=spans, threshold=found.threshold)
 
 

@@ -105,9 +105,8 @@ class MovingBlocks(Selector[ExDynaState]):
             self.move_blocks(state, grid)
         partitions = block_spans(state.blocks, grid.block_size, numel)
         spans = tuple(partitions[(step.index + rank) % n] for rank in range(n))
-        sizes = tuple(stop - start for start, stop in spans)
         start, stop = spans[comm.rank]
-        found = self.search(state, Search(acc[start:stop], sizes, step, comm))
+        found = self.search(state, Search(acc[start:stop], numel, spans, step, comm))
         self._update_loads(state, [found.counts[(part - step.index) % n] for part in range(n)])
         return Selection(found.indices + start, counts=found.counts, spans=spans, threshold=found.threshold)
 

@@ -55,6 +55,15 @@ def test_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(table["numel"]) == {2000}
 
 
+def test_ranks(tmp_path: Path) -> None:
+    table = bench(
+        tmp_path, "ranks", *("--numel", "4096", "--ranks", "2,64", "--methods", "micro,cltk,dsa", "--steps", "2")
+    )
+    assert table["method"].tolist() == ["micro", "micro", "cltk", "cltk", "dsa", "dsa"]
+    assert table["ranks"].tolist() == [2, 64] * 3
+    assert (table[["ms", "ratio"]] > 0).all(axis=None)
+
+
 def test_loading(tmp_path: Path) -> None:
     table = bench(tmp_path, "loading", "--steps", "2", *MLP)
     assert table["batch_size"].tolist() == [4]

@@ -63,6 +63,20 @@ def test_indices_come_back_from_exactly_the_bytes_that_were_told(codec: IndexCod
     assert torch.equal(found, indices)
 
 
+@every_codec
+@pytest.mark.parametrize("counts", [(4, 0, 9, 1), (0, 0), (3,), (0, 50, 50)])
+def test_lists_that_follow_each_other_come_back_as_one(codec: IndexCodec, counts: tuple[int, ...]) -> None:
+    spans = [(60 * place, 60 * place + 50 + place) for place in range(len(counts))]
+    lists = [draw(count, stop - start, count) for count, (start, stop) in zip(counts, spans, strict=True)]
+    wires = [
+        codec.encode(torch.tensor(found, dtype=torch.int32), stop - start)
+        for found, (start, stop) in zip(lists, spans, strict=True)
+    ]
+    joined = codec.decode_joined(torch.cat(wires), counts, spans)
+    assert joined.dtype == torch.int32
+    assert joined.tolist() == [start + i for found, (start, _) in zip(lists, spans, strict=True) for i in found]
+
+
 @grid(codec=CODECS, place=["front", "back"])
 def test_indices_all_at_one_end(codec: IndexCodec, place: str) -> None:
     span, count = 10_000, 50

@@ -2,7 +2,7 @@
 
 import pytest
 
-from micro.partition import cyclic_slice, equal_sizes, equal_slice
+from micro.partition import cyclic_slice, cyclic_slices, equal_sizes, equal_slice
 
 CASES = [(0, 1), (1, 1), (10, 1), (10, 3), (12, 4), (3, 5), (0, 4), (257, 8), (1000, 64)]
 
@@ -23,7 +23,9 @@ def test_the_first_slices_are_one_longer(numel: int, world_size: int) -> None:
 @pytest.mark.parametrize(("numel", "world_size"), CASES)
 def test_slices_of_a_step_are_exclusive_and_complete(numel: int, world_size: int) -> None:
     for step in (0, 1, world_size, 12_345):
-        slices = sorted(cyclic_slice(numel, step, rank, world_size) for rank in range(world_size))
+        of_ranks = [cyclic_slice(numel, step, rank, world_size) for rank in range(world_size)]
+        assert list(cyclic_slices(numel, step, world_size)) == of_ranks
+        slices = sorted(of_ranks)
         assert [index for start, stop in slices for index in range(start, stop)] == list(range(numel))
 
 

@@ -64,75 +64,114 @@ class Agreed(ThresholdRule[AgreedState]):
         known = state.lowest_bits is not None
         if not known:
             _reset_candidates(state, search)
-        candidates, magnitudes, counts = _collect(state, search)
+        found = _collect(state, search)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
-        if known and _total(counts) < k:
+        if known and found.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             _reset_candidates(state, search)
-            candidates, magnitudes, counts = _collect(state, search)
-        cut = _Cut.at(counts, k)
-        kept = _kept(state, magnitudes, cut, cut.shares[search.comm.rank])
+            found = _collect(state, search)
+        cut = _Cut.at(found, k)
+        kept = _kept(found, cut, search.comm.rank)
         threshold = _between(state, cut)
-        taken = tuple(sum(row[cut.bin + 1 :]) + share for row, share in zip(counts, cut.shares, strict=True))
-        _prepare_next(state, threshold, cut, _total(counts), k)
-        return Found(candidates.index_select(0, kept), taken, threshold)
+        _prepare_next(state, threshold, cut, found.num_candidates, k)
+        return Found(found.indices.index_select(0, kept), cut.taken, threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """What passes the lower threshold in this rank's slice, and how much of it all ranks have.
+
+    Attributes:
+        indices, magnitudes, bins: (m,) of this rank; int32, float32, int32.
+        counts: (world_size, NUM_CANDIDATE_BINS) int32, of every rank by bin; in the host's memory.
+        totals: of all ranks by bin.
+    """
+
+    indices: Tensor
+    magnitudes: Tensor
+    bins: Tensor
+    counts: Tensor
+    totals: list[int]
+
+    @property
+    def num_candidates(self) -> int:
+        """Number of candidates of all ranks."""
+        return sum(self.totals)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The bin in which the k-th magnitude lies, the share of it that is kept, and each rank's part of that."""
+    """The bin in which the k-th magnitude lies, and what is kept of it.
+
+    Attributes:
+        bin: its number; all above it is kept.
+        fraction: the part of it that is kept.
+        shares: (world_size,) int64, how many of it each rank keeps.
+        taken: how many each rank keeps in all.
+    """
 
     bin: int
     fraction: float
-    shares: list[int]
+    shares: Tensor
+    taken: tuple[int, ...]
 
     @classmethod
-    def at(cls, counts: list[list[int]], k: int) -> "_Cut":
-        totals = [sum(column) for column in zip(*counts, strict=True)]
-        above, last = 0, len(totals) - 1
-        while last > 0 and above + totals[last] < k:
-            above += totals[last]
+    def at(cls, found: _Candidates, k: int) -> "_Cut":
+        above, last = 0, len(found.totals) - 1
+        while last > 0 and above + found.totals[last] < k:
+            above += found.totals[last]
             last -= 1
-        inside = totals[last]
+        inside = found.totals[last]
         missing = min(k - above, inside)
-        return cls(last, missing / inside if inside else 1.0, _apportion(missing, [row[last] for row in counts]))
+        shares = _apportion(missing, found.counts[:, last], inside)
+        taken = found.counts[:, last + 1 :].sum(1).add_(shares).tolist()
+        return cls(last, missing / inside if inside else 1.0, shares, tuple(taken))
 
 
-def _apportion(missing: int, counts: list[int]) -> list[int]:
-    """Split ``missing`` over ranks in proportion to ``counts``, by largest remainder; low ranks first among equals."""
-    total = sum(counts)
-    if not total:
-        return [0] * len(counts)
-    shares = [missing * count // total for count in counts]
-    by_remainder = sorted(range(len(counts)), key=lambda rank: (-(missing * counts[rank] % total), rank))
-    for rank in by_remainder[: missing - sum(shares)]:
-        shares[rank] += 1
+def _apportion(missing: int, counts: Tensor, total: int) -> Tensor:
+    """Split ``missing`` over ranks in proportion to ``counts`` (world_size,), whose sum is ``total``.
+
+    By largest remainder; low ranks first among equals. The product of two numbers of elements fits into int64.
+    """
+    if missing == total:
+        return counts
+    products = counts.to(torch.int64) * missing
+    shares = products // total
+    left = missing - int(shares.sum())
+    if left:
+        shares[torch.argsort(products % total, descending=True, stable=True)[:left]] += 1
     return shares
 
 
-def _collect(state: AgreedState, search: Search) -> tuple[Tensor, Tensor, list[list[int]]]:
-    """Return this rank's candidates, their magnitudes, and every rank's counts by bin (n x NUM_CANDIDATE_BINS)."""
+def _collect(state: AgreedState, search: Search) -> _Candidates:
+    """Return this rank's candidates, and every rank's counts of them by bin: one all-gather."""
     assert state.lowest_bits is not None
-    candidates, magnitudes = kernels.above_with_magnitudes(search.slice, _magnitude(state.lowest_bits))
+    indices, magnitudes = kernels.above_with_magnitudes(search.slice, _magnitude(state.lowest_bits))
     magnitudes = magnitudes.to(torch.float32)
-    mine = torch.bincount(_bins(state, magnitudes), minlength=NUM_CANDIDATE_BINS).to(torch.int32)
-    counts: list[list[int]] = search.comm.gather_rows(mine).tolist()  # host sync: counts shape the next message
-    return candidates, magnitudes, counts
+    bins = ((magnitudes.view(torch.int32) - state.lowest_bits) >> state.shift).clamp_(0, NUM_CANDIDATE_BINS - 1)
+    mine = torch.bincount(bins, minlength=NUM_CANDIDATE_BINS).to(torch.int32)
+    counts = search.comm.gather_rows(mine).cpu()  # host sync: counts shape the next message
+    return _Candidates(indices, magnitudes, bins, counts, counts.sum(0).tolist())
 
 
-def _bins(state: AgreedState, magnitudes: Tensor) -> Tensor:
-    assert state.lowest_bits is not None
-    return ((magnitudes.view(torch.int32) - state.lowest_bits) >> state.shift).clamp_(0, NUM_CANDIDATE_BINS - 1)
+def _kept(found: _Candidates, cut: _Cut, rank: int) -> Tensor:
+    """Return the ascending places, among the candidates, of this rank's largest above and inside the cut's bin.
 
-
-def _kept(state: AgreedState, magnitudes: Tensor, cut: _Cut, share: int) -> Tensor:
-    """Return the ascending places among the candidates of all above the cut's bin and the ``share`` largest in it."""
-    bins = _bins(state, magnitudes)
-    inside = torch.nonzero(bins == cut.bin).view(-1)
-    chosen = inside.index_select(0, kernels.largest(magnitudes.index_select(0, inside), share))
-    keep = bins > cut.bin
-    keep[chosen] = True
-    return torch.nonzero(keep).view(-1)
+    Of equal magnitudes the lowest index is kept.
+    """
+    share = int(cut.shares[rank])
+    if not share:
+        return torch.nonzero(found.bins > cut.bin).view(-1)
+    inside = found.magnitudes[found.bins == cut.bin]
+    smallest = torch.kthvalue(inside, inside.numel() - share + 1).values
+    kept = torch.nonzero(found.magnitudes >= smallest).view(-1)
+    surplus = kept.numel() - cut.taken[rank]
+    if not surplus:
+        return kept
+    ties = torch.nonzero(found.magnitudes.index_select(0, kept) == smallest).view(-1)
+    keep = torch.ones_like(kept, dtype=torch.bool)
+    keep[ties[-surplus:]] = False
+    return kept[keep]
 
 
 def _reset_candidates(state: AgreedState, search: Search) -> None:
@@ -175,10 +214,6 @@ def _prepare_next(state: AgreedState, threshold: float, cut: _Cut, num_candidate
     next_lowest = threshold * math.exp(-room)
     highest = threshold * math.exp(2 * room)  # as far above in log count as twice the room below
     _resolve(state, _float_bits(next_lowest), _float_bits(highest))
-
-
-def _total(counts: list[list[int]]) -> int:
-    return sum(map(sum, counts))
 
 
 def _magnitude(bits: int) -> float:

@@ -19,20 +19,22 @@ class Search:
 
     Attributes:
         slice: this rank's part of the accumulator (m,), m may be 0.
-        sizes: the lengths of all ranks' slices.
+        numel: the length of all slices together.
+        spans: the (start, stop) of all ranks' slices.
         step: the same on all ranks.
         comm: the ranks.
     """
 
     slice: Tensor
-    sizes: tuple[int, ...]
+    numel: int
+    spans: tuple[tuple[int, int], ...]
     step: Step
     comm: Comm
 
     @property
     def wants_all(self) -> bool:
         """Whether every element is to be selected, also those that are zero here: other ranks' may not be."""
-        return self.step.target_count >= sum(self.sizes)
+        return self.step.target_count >= self.numel
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Found:
 
 def everything(search: Search) -> Found:
     """Return all indices of this rank's slice; nothing travels, for all ranks know the counts."""
-    return Found(torch.arange(search.slice.numel(), dtype=torch.int32, device=search.slice.device), search.sizes, 0.0)
+    indices = torch.arange(search.slice.numel(), dtype=torch.int32, device=search.slice.device)
+    return Found(indices, tuple(stop - start for start, stop in search.spans), 0.0)
 
 
 class ThresholdRule(ABC, Generic[S]):
