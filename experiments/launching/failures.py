@@ -109,10 +109,13 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def kind_of_exit(exit_code: int) -> Kind:
-    """Return the kind of failure of a process that ended with a code other than 0."""
+    """Return the kind of failure of a process that ended with a code other than 0.
+
+    The agent ends the other ranks with SIGTERM after one has failed.
+    """
     if exit_code >= 0:
         return Kind.EXIT
-    return Kind.STOPPED if -exit_code in (signal.SIGTERM, signal.SIGINT) else Kind.KILLED
+    return Kind.STOPPED if -exit_code == signal.SIGTERM else Kind.KILLED
 
 
 def describe_exit(exit_code: int, log: Path) -> str:

@@ -48,19 +48,24 @@ class HostRules:
     """Judge which host is gone.
 
     Args:
-        hosts: all hosts by their number; number 0 need not be the one that has the store.
+        hosts: those that are known, by their number; this one is among them, and number 0 need not have the store.
         own: the number of this host.
         keeper: the name or address of the host that has the store.
         limit_s: seconds after which a host is gone.
+        now: the time at which the hosts met, in seconds of a clock that never goes back.
     """
 
-    def __init__(self, hosts: Mapping[int, Host], *, own: int, keeper: str, limit_s: float) -> None:
-        self._hosts, self._own, self._keeper, self.limit_s = hosts, own, keeper, limit_s
+    def __init__(self, hosts: Mapping[int, Host], *, own: int, keeper: str, limit_s: float, now: float) -> None:
+        self._hosts, self._own, self._keeper, self.limit_s = dict(hosts), own, keeper, limit_s
         self._signs: dict[int, tuple[str, float]] = {}
-        self._answered: float | None = None
+        self._answered = now
+
+    def meet(self, hosts: Mapping[int, Host]) -> None:
+        """Take in hosts that have told their name and address; the others are not judged."""
+        self._hosts = {**self._hosts, **hosts}
 
     def note(self, now: float, numbers: Mapping[int, str]) -> None:
-        """Take in the numbers that the store returned at a time in seconds of a clock that never goes back."""
+        """Take in the numbers that the store has returned, of hosts that are known."""
         self._answered = now
         for host, number in numbers.items():
             if self._signs.get(host, ("", 0.0))[0] != number:
@@ -72,8 +77,6 @@ class HostRules:
         Args:
             reaches: whether this host reaches another at this moment.
         """
-        if self._answered is None:
-            return None
         if now - self._answered >= self.limit_s:
             return self._store_is_gone(now - self._answered, reaches)
         silent = [
@@ -134,7 +137,8 @@ class HostWatch:
         self._port = int(port)
         self._prefix, self._own, self._num_hosts, self._ranks, self._end = prefix, own, num_hosts, ranks, end
         self._limit_s, self._interval_s = timeout_s / 2, beat_interval_s(timeout_s)
-        self._rules: HostRules | None = None
+        mine = Host(socket.gethostname(), "", ranks)
+        self._rules = HostRules({own: mine}, own=own, keeper=self._keeper, limit_s=self._limit_s, now=time.monotonic())
         self._over = threading.Event()
         for work in (self._talk, self._judge):
             threading.Thread(target=work, daemon=True).start()
@@ -146,16 +150,16 @@ class HostWatch:
     def _talk(self) -> None:
         with suppress(RuntimeError, OSError, ValueError):  # the host that has the store has ended its work, or failed
             store = self._connect()
-            number = 0
+            number, met = 0, set[int]()
             while not self._over.wait(self._interval_s):
                 number += 1
                 store.set(self._key("beat", self._own), str(number))
-                numbers = {host: store.get(self._key("beat", host)).decode() for host in range(self._num_hosts)}
-                assert self._rules is not None
+                met |= self._meet(store, set(range(self._num_hosts)) - met)
+                numbers = {host: store.get(self._key("beat", host)).decode() for host in met}
                 self._rules.note(time.monotonic(), numbers)
             store.set(self._key("beat", self._own), _LEFT)
             return
-        if self._rules is not None and not self._is_late():
+        if not self._is_late():
             self._over.set()  # the connection was closed, so the host is there: its ranks say what happened
 
     def _is_late(self) -> bool:
@@ -165,16 +169,19 @@ class HostWatch:
         limit = timedelta(seconds=self._limit_s)
         store = TCPStore(self._keeper, self._port, is_master=False, wait_for_workers=False, timeout=limit)
         mine = Host(socket.gethostname(), _address_towards(self._keeper, self._port), self._ranks)
-        store.set(self._key("host", self._own), json.dumps(asdict(mine)))
         store.set(self._key("beat", self._own), "0")
-        found = {number: _host(store.get(self._key("host", number))) for number in range(self._num_hosts)}
-        self._rules = HostRules(found, own=self._own, keeper=self._keeper, limit_s=self._limit_s)
+        store.set(self._key("host", self._own), json.dumps(asdict(mine)))
         return store
+
+    def _meet(self, store: TCPStore, missing: set[int]) -> set[int]:
+        """Return those of the missing hosts that are there by now, without waiting for any."""
+        found = {host for host in missing if store.check([self._key("host", host)])}
+        self._rules.meet({host: _host(store.get(self._key("host", host))) for host in found})
+        return found
 
     def _judge(self) -> None:
         while not self._over.wait(self._interval_s):
-            lost = self._rules.look(time.monotonic(), self._reaches) if self._rules else None
-            if lost:
+            if lost := self._rules.look(time.monotonic(), self._reaches):
                 self._over.set()
                 self._end(lost)
 

@@ -17,7 +17,7 @@ from tests.soak.damage import run_folders
 
 MAX_LINES = 6  # that a command prints on standard error, beside its progress
 _STOPPED = {75, 128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP, 128 + signal.SIGQUIT}
-_USUAL = re.compile(r"step \d+/\d+, |^resumed from step |^checkpoint not used: |^stopped by a signal |^\s*$")
+_USUAL = re.compile(r"step \d+/\d+(, |$)|^resumed from step |^checkpoint not used: |^stopped by a signal |^\s*$")
 _DRAFTS = (".*.tmp", ".draft-*", ".old-*")
 
 

@@ -48,11 +48,15 @@ def test_a_time_out_is_the_fault_of_the_rank_that_did_not_come(folder: RunFolder
     assert "memory" not in folder.failure_path.read_text()
 
 
-def test_a_rank_that_died_is_blamed_whomever_the_others_waited_for(folder: RunFolder) -> None:
+@pytest.mark.parametrize(
+    ("number", "end"), [(9, "SIGKILL, as the kernel does when memory runs out"), (2, "SIGINT"), (1, "SIGHUP")]
+)
+def test_a_rank_that_died_is_blamed_whomever_the_others_waited_for(folder: RunFolder, number: int, end: str) -> None:
     report(folder, 0, "[gloo] Connection closed by peer", collective=True)
-    cause = record_failure(folder, {0: process(1), 1: process(-9)}, watch(missed=STALL))  # type: ignore[arg-type]
+    ended = {0: process(1), 1: process(-number)}
+    cause = record_failure(folder, ended, watch(missed=STALL))  # type: ignore[arg-type]
     assert (cause.rank, cause.kind) == (1, Kind.KILLED)
-    assert cause.message.endswith("as the kernel does when memory runs out")
+    assert cause.message == f"killed by {end}"
 
 
 @pytest.mark.parametrize(("is_host", "kind"), [(False, Kind.STALLED), (True, Kind.LOST_HOST)])

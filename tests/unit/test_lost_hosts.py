@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from experiments.launching import host_watch
 from experiments.launching.host_watch import Host, HostRules, LostHost
 from experiments.launching.launch_watch import break_connections
 
@@ -15,7 +16,7 @@ HOSTS = {number: Host(f"node{number + 1}", f"10.0.0.{number + 1}", (2 * number, 
 def watch(own: int, lost: int, *, num_hosts: int = 3, cut_s: float = 100.0, back_s: float = 1e9) -> LostHost | None:
     """Return what a host finds when another, or itself, is cut off between two moments; host 0 has the store."""
     hosts = {number: HOSTS[number] for number in range(num_hosts)}
-    rules = HostRules(hosts, own=own, keeper="node1", limit_s=LIMIT_S)
+    rules = HostRules(hosts, own=own, keeper="node1", limit_s=LIMIT_S, now=0.0)
     numbers = dict.fromkeys(hosts, "0")
     for now in range(0, 400, 5):
         is_cut = cut_s <= now < back_s
@@ -49,13 +50,53 @@ def test_the_host_that_is_gone_is_named(own: int, lost: int, num_hosts: int, ran
     assert found.rank == rank
 
 
+def test_a_host_that_is_cut_off_before_it_has_met_the_others_knows_it() -> None:
+    rules = HostRules({1: HOSTS[1]}, own=1, keeper="node1", limit_s=LIMIT_S, now=10.0)
+    assert rules.look(55.0, lambda host: False) is None
+    found = rules.look(60.0, lambda host: False)
+    assert found == LostHost(
+        2, "this host, node2, is cut off from the others: node1, where the hosts met, has not answered for 50 s"
+    )
+
+
+def test_a_host_that_the_others_have_not_met_is_not_waited_for() -> None:
+    rules = HostRules({0: HOSTS[0]}, own=0, keeper="node1", limit_s=LIMIT_S, now=0.0)
+    for now in range(0, 400, 5):
+        if now == 200:
+            rules.meet({1: HOSTS[1]})
+        rules.note(now, dict.fromkeys((0, 1) if now >= 200 else (0,), str(now)))
+        assert rules.look(now, lambda host: True) is None
+
+
+def test_a_watch_whose_store_never_answers_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, ended, never = list[LostHost](), threading.Event(), threading.Event()
+
+    def end(lost: LostHost) -> None:
+        found.append(lost)
+        ended.set()
+
+    def no_answer(*_: object, **__: object) -> None:
+        never.wait(10)
+        raise ConnectionError
+
+    monkeypatch.setattr(host_watch, "TCPStore", no_answer)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # refuses connections, as a host does whose store has ended
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+        host_watch.HostWatch(endpoint, "run", own=1, num_hosts=2, ranks=(2, 3), timeout_s=0.4, end=end)
+        assert ended.wait(10)
+    never.set()
+    assert found[0].rank == 2
+    assert "is cut off from the others: 127.0.0.1, where the hosts met, has not answered" in found[0].message
+
+
 @pytest.mark.parametrize("own", range(3))
 def test_an_outage_that_is_shorter_than_the_limit_loses_nobody(own: int) -> None:
     assert watch(own, 2, back_s=145.0) is None
 
 
 def test_a_host_that_has_left_is_not_lost() -> None:
-    rules = HostRules(HOSTS, own=0, keeper="node1", limit_s=LIMIT_S)
+    rules = HostRules(HOSTS, own=0, keeper="node1", limit_s=LIMIT_S, now=0.0)
     for now in range(0, 400, 5):
         rules.note(now, {0: str(now), 1: str(now), 2: "left" if now > 50 else str(now)})
         assert rules.look(now, lambda host: False) is None
