@@ -82,7 +82,7 @@ class HostRules:
         silent = [
             host
             for host, (number, since) in self._signs.items()
-            if host != self._own and number != _LEFT and now - since >= self.limit_s
+            if host != self._own and number != _LEFT and self._answered - since >= self.limit_s
         ]
         if not silent:
             return None

@@ -50,6 +50,16 @@ def test_the_host_that_is_gone_is_named(own: int, lost: int, num_hosts: int, ran
     assert found.rank == rank
 
 
+def test_a_host_that_was_late_before_the_store_fell_silent_is_not_blamed_for_that() -> None:
+    rules = HostRules(dict(list(HOSTS.items())[:2]), own=1, keeper="node1", limit_s=LIMIT_S, now=0.0)
+    rules.note(5.0, {0: "1", 1: "1"})
+    rules.note(20.0, {0: "1", 1: "2"})
+    assert rules.look(60.0, lambda host: False) is None
+    found = rules.look(70.0, lambda host: False)
+    assert found is not None
+    assert found.message.startswith("this host, node2, is cut off from the others")
+
+
 def test_a_host_that_is_cut_off_before_it_has_met_the_others_knows_it() -> None:
     rules = HostRules({1: HOSTS[1]}, own=1, keeper="node1", limit_s=LIMIT_S, now=10.0)
     assert rules.look(55.0, lambda host: False) is None
