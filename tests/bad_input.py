@@ -1,7 +1,7 @@
 """Wrong commands of every entry point, with the words that their one line must have; exit code 2 for all.
 
-``...`` stands for any words between. LONG is a word of 5,000 letters, DEEP a path and DIGITS a number of that length; HUGE is 10^400;
-NUL and BYTE are bytes that no path and no text has.
+``...`` stands for any words between. LONG is a word of 5,000 letters, DEEP a path and DIGITS a number of that length;
+HUGE is 10^400; NUL and BYTE are bytes that no path and no text has.
 """
 
 WRONG: dict[str, str] = {
@@ -46,7 +46,7 @@ WRONG: dict[str, str] = {
     "train dataset=synthetic dataset.settings.num_train=-1": "'num_train' is not a key of dataset.settings, which has",
     "train dataset=synthetic dataset.settings.channels=HUGE": "describe more than 1e18 numbers, at most",
     "train 'cluster.slurm.setup=[\\${seed}]'": "cluster.slurm.setup cannot have '${' in its text: write $NAME",
-    "train \"output='\\\\${seed}'\"": "output cannot have '${' in its text: write $NAME without braces, or leave it out",
+    "train \"output='\\\\${seed}'\"": "output cannot have '${' in its text: write $NAME without braces, or leave",
     "train dataset=synthetic dataset.settings.num_classes=0": "num_classes must be an integer of at least 1, got 0",
     "train sparsifier=": "sparsifier must be one of ... got ''",
     "train sparsifier.name=": "sparsifier.name must be a word of at most 100 letters, digits and _.+-, got ''",
