@@ -144,6 +144,23 @@ class AllValues(SparseValues):
         return undo
 
 
+class AllBut(AllValues):
+    """Values at every index, given by what they leave of the vector that they are taken from.
+
+    Args:
+        rest: (numel,) the vector less the values; the vector has this memory from when they are taken from it on.
+    """
+
+    def __init__(self, rest: Tensor) -> None:
+        super().__init__(rest, spare=rest)
+
+    def take_from_(self, vector: Tensor) -> Callable[[], object]:
+        """Make ``vector`` (numel,) the rest; return what makes it what it was, bit for bit."""
+        before = vector.detach()
+        vector.set_(self.values)  # type: ignore[call-overload]  # a tensor is as good as a storage
+        return partial(vector.set_, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Exchanged:
     """What an exchange achieved.

@@ -40,9 +40,32 @@ class Codec(Part, ABC):
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return what ``encode`` made of ``count`` values as finite numbers (count,) of ``dtype``."""
 
-    def decode_into_(self, wire: Tensor, values: Tensor) -> None:
-        """Fill ``values`` (count,) with what ``decode`` returns of as many."""
-        values.copy_(self.decode(wire, values.numel(), values.dtype))
+    def encode_into_(
+        self, values: Tensor, key: Key, wire: Tensor, rest: Tensor | None = None, *, weight: float = 0.0
+    ) -> None:
+        """Fill ``wire`` (num_bytes,) with what ``encode`` returns, and ``rest`` with what is left of the values.
+
+        Args:
+            rest: (count,) becomes ``values - decoded``, or has ``weight`` times that added where it is not zero; it may
+                be the values' own memory.
+        """
+        wire.copy_(self.encode(values, key))
+        if rest is not None:
+            left = values - self.decode(wire, values.numel(), values.dtype)
+            rest.add_(left, alpha=weight) if weight else rest.copy_(left)
+
+    def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> None:
+        """Fill ``values`` (count,) with the sum of what R messages hold, in their order, divided by ``divisor``.
+
+        Args:
+            wires: (R, num_bytes or more) uint8.
+        """
+        count = values.numel()
+        for row, wire in enumerate(wires[:, : self.num_bytes(count, values.dtype)]):
+            decoded = self.decode(wire, count, values.dtype)
+            values.copy_(decoded) if row == 0 else values.add_(decoded)
+        if divisor != 1:
+            values.div_(divisor)
 
 
 def to_bytes(x: Tensor) -> Tensor:

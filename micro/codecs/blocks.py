@@ -47,6 +47,25 @@ def largest_magnitudes(values: Tensor, block: int) -> Tensor:
     return of_blocks(lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1), block, values)
 
 
+def sums(terms: Tensor) -> Tensor:
+    """Return the sum of every row (b,) of ``terms`` (b, size), which are used up.
+
+    The upper half is added to the lower until one is left, so that the compiled loops and every device get the same
+    bits.
+    """
+    count = terms.shape[1]
+    while count > 1:
+        half = 1 << ((count - 1).bit_length() - 1)
+        terms[:, : count - half] += terms[:, half:count]
+        count = half
+    return terms[:, 0].clone()
+
+
+def roots(squares: Tensor) -> Tensor:
+    """Return the square roots of float32 ``squares``, correctly rounded, which torch's own are not on every device."""
+    return squares.double().sqrt_().float()
+
+
 def multiply_(vector: Tensor, factors: Tensor, block: int) -> Tensor:
     """Multiply every block of ``vector`` by its factor, in place."""
     for view, factor in _with(vector, factors, block):
@@ -69,8 +88,8 @@ def least_squares(values: Tensor, levels: Tensor, block: int) -> Tensor:
     What is left of a block is then never larger than the block, whatever the levels are: with the residual kept, such
     a code is sound.
     """
-    inner = of_blocks(lambda x, c: (x * c).sum(1), block, values, levels)
-    squares = of_blocks(lambda c: c.square().sum(1), block, levels)
+    inner = of_blocks(lambda x, c: sums(x * c), block, values, levels)
+    squares = of_blocks(lambda c: sums(c * c), block, levels)
     return inner / squares.clamp_min(torch.finfo(torch.float32).tiny)
 
 

@@ -1,33 +1,39 @@
 """Sixteen bits a value: IEEE half precision, and bfloat16."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from micro.codecs.base import Codec, Key, from_bytes, to_bytes
+from micro.codecs.base import Key, from_bytes, to_bytes
+from micro.codecs.fused import FusedCodec
 
 
-class _Cast(Codec):
+class _Cast(FusedCodec):
     wire_dtype: ClassVar[torch.dtype]
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return two bytes for each value."""
         return 2 * count
 
-    def encode(self, values: Tensor, key: Key) -> Tensor:
+    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return the values rounded to the nearest, cut at the largest finite number."""
         largest = torch.finfo(self.wire_dtype).max
         return to_bytes(values.to(self.wire_dtype).clamp(-largest, largest))
 
-    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the rounded values as ``dtype``."""
         return from_bytes(wire, self.wire_dtype).to(dtype)
 
-    def decode_into_(self, wire: Tensor, values: Tensor) -> None:
-        """Fill ``values`` in one pass."""
-        values.copy_(from_bytes(wire, self.wire_dtype))
+    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
+        """Fill ``wire`` and ``rest``."""
+        loops.encode_cast(values, wire, rest, is_half=self.wire_dtype is torch.float16)
+
+    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
+        """Fill ``values``."""
+        loops.decode_cast(wires, values, divisor, is_half=self.wire_dtype is torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

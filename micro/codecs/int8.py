@@ -1,20 +1,22 @@
 """Eight bits a value: whole multiples of a step that neighbouring values share."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Codec, Key
-from micro.randomness import generator
+from micro.codecs.base import Key
+from micro.codecs.fused import FusedCodec
+from micro.randomness import uniform, words
 
 LEVELS = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int8(Codec):
+class Int8(FusedCodec):
     """Values travel as whole multiples, -127 to 127, of 1/127 of the largest magnitude of their block.
 
     Bytes: one for each value, four for each block's step.
@@ -43,21 +45,26 @@ class Int8(Codec):
         """Return a byte for each value and four for each block."""
         return count + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode(self, values: Tensor, key: Key) -> Tensor:
+    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return the steps of the blocks, then the multiples."""
-        if not values.numel():
-            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         steps = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST) / LEVELS
         multiples = blocks.divided(values, steps, self.block)
         if self.stochastic:
-            drawn = torch.rand(values.numel(), generator=generator(*key))
-            multiples.add_(drawn.to(values.device)).floor_()
+            multiples.add_(uniform(words(*key), values.numel(), values.device)).floor_()
         else:
             multiples.round_()
         return blocks.join(steps, multiples.clamp_(-LEVELS, LEVELS).to(torch.int8).view(torch.uint8), highest=LEVELS)
 
-    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the multiples times their steps."""
         steps, codes = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(codes.view(torch.int8).to(torch.float32), steps, self.block).to(dtype)
+
+    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
+        """Fill ``wire`` and ``rest``."""
+        loops.encode_int8(values, wire, rest, words(*key) if self.stochastic else None, block=self.block)
+
+    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
+        """Fill ``values``."""
+        loops.decode_int8(wires, values, divisor, block=self.block)

@@ -1,13 +1,16 @@
 """Natural compression: sign and power of two."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Codec, Key, from_bytes, to_bytes
+from micro.codecs.base import Key, from_bytes, to_bytes
+from micro.codecs.fused import FusedCodec
+from micro.randomness import words
 
 MANTISSA = 23  # bits of a single-precision number below its exponent
 NEGATIVE = 128
@@ -17,7 +20,7 @@ HEADER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Natural(Codec):
+class Natural(FusedCodec):
     """Values travel as sign and power of two, eight bits: 127 powers that end at the largest of the message, and zero.
 
     A value is rounded to the nearer power; the squared error is at most 1/9 of the squared norm, without noise.
@@ -37,10 +40,8 @@ class Natural(Codec):
         """Return a byte for each value and four for the message."""
         return HEADER_BYTES + count if count else 0
 
-    def encode(self, values: Tensor, key: Key) -> Tensor:
+    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return the exponent below the smallest power's, then sign and exponent of each value."""
-        if not values.numel():
-            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         exponents = _rounded(values.view(torch.int32) & 0x7FFFFFFF, self._dither(values, key))
         below = (exponents.max() - NUM_POWERS).clamp_min(0)
@@ -49,14 +50,20 @@ class Natural(Codec):
         codes |= (values < 0).to(torch.int32) * NEGATIVE
         return torch.cat([to_bytes(below.view(1)), codes.to(torch.uint8)])
 
-    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the powers with their signs."""
-        if not count:
-            return wire.new_empty(0, dtype=dtype)
         below, codes = from_bytes(wire[:HEADER_BYTES], torch.int32), wire[HEADER_BYTES:].to(torch.int32)
         exponents = codes & NUM_POWERS
         powers = (exponents + below).mul_(exponents > 0) << MANTISSA
         return powers.view(torch.float32).mul_(1 - 2 * (codes >> 7)).to(dtype)
+
+    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
+        """Fill ``wire`` and ``rest``."""
+        loops.encode_natural(values, wire, rest, words(*key) if self.rule == "published" else None)
+
+    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
+        """Fill ``values``."""
+        loops.decode_natural(wires, values, divisor)
 
     def _dither(self, values: Tensor, key: Key) -> Tensor | int:
         """Return what is added to the mantissas: where that carries, the exponent goes up."""

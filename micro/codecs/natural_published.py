@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from micro.codecs.base import Key
-from micro.codecs.natural import MANTISSA, Natural
-from micro.randomness import generator
+from micro.codecs.natural import Natural
+from micro.randomness import mantissas, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,5 +26,4 @@ class PublishedNatural(Natural):
     is_default: ClassVar[bool] = False
 
     def _dither(self, values: Tensor, key: Key) -> Tensor | int:
-        drawn = torch.randint(1 << MANTISSA, values.shape, generator=generator(*key), dtype=torch.int32)
-        return drawn.to(values.device)
+        return mantissas(words(*key), values.numel(), values.device)

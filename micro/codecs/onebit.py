@@ -1,18 +1,20 @@
 """One bit a value: one of two means of its block."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
-from micro.codecs.base import Codec, Key
+from micro.codecs.base import Key
+from micro.codecs.fused import FusedCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneBit(Codec):
+class OneBit(FusedCodec):
     """Values travel as one bit: a negative one counts for the mean of its block's negatives, another for the others'.
 
     The means leave the smallest error that two numbers can, so that with a residual this is sound; without one it is
@@ -38,16 +40,14 @@ class OneBit(Codec):
         """Return a bit for each value, in whole bytes, and eight bytes for each block."""
         return num_packed_bytes(count, 1) + 2 * blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode(self, values: Tensor, key: Key) -> Tensor:
+    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return the means of the blocks, those of the negatives last, then a bit for each value: 1 for negative."""
-        if not values.numel():
-            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         negative = values < 0
-        means = [_means(values.clamp_min(0), ~negative, self.block), _means(values.clamp_max(0), negative, self.block)]
+        means = [_means(values, ~negative, self.block), _means(values, negative, self.block)]
         return blocks.join(torch.cat(means), pack(negative, 1))
 
-    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return one of the two means of each value's block."""
         num_blocks = blocks.num_blocks(count, self.block)
         means, packed = blocks.parted(wire, 2 * num_blocks)
@@ -55,12 +55,20 @@ class OneBit(Codec):
         upper = blocks.multiply_(1 - negative, means[:num_blocks], self.block)
         return upper.add_(blocks.multiply_(negative, means[num_blocks:], self.block)).to(dtype)
 
+    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
+        """Fill ``wire`` and ``rest``."""
+        loops.encode_signs(values, wire, rest, block=self.block, has_two=True)
 
-def _means(parts: Tensor, chosen: Tensor, block: int) -> Tensor:
-    """Return the mean of the ``chosen`` values of every block, where all others are zero; 0 where none is chosen."""
+    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
+        """Fill ``values``."""
+        loops.decode_signs(wires, values, divisor, block=self.block, has_two=True)
+
+
+def _means(values: Tensor, chosen: Tensor, block: int) -> Tensor:
+    """Return the mean of the ``chosen`` values of every block; 0 where none is chosen."""
 
     def mean(rows: Tensor, mask: Tensor) -> Tensor:
         counts = mask.sum(1, dtype=torch.float32)
-        return (rows / counts.clamp_min(1)[:, None]).sum(1)  # divided first: a sum might leave the range
+        return blocks.sums((rows / counts.clamp_min(1)[:, None]).masked_fill_(~mask, 0.0))  # a sum might overflow
 
-    return blocks.of_blocks(mean, block, parts, chosen)
+    return blocks.of_blocks(mean, block, values, chosen)

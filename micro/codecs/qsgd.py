@@ -1,19 +1,21 @@
 """QSGD: a few levels of each bucket's norm, rounded at random."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
-from micro.codecs.base import Codec, Key
-from micro.randomness import generator
+from micro.codecs.base import Key
+from micro.codecs.fused import FusedCodec
+from micro.randomness import uniform, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QSGD(Codec):
+class QSGD(FusedCodec):
     """Values travel as whole levels, -s to s with s = 2**(bits-1) - 1, of a scale of their bucket, rounded at random.
 
     The highest level is the bucket's largest magnitude, so that all levels are in use; they are decoded by the factor
@@ -53,26 +55,33 @@ class QSGD(Codec):
         """Return the bits of the values, in whole bytes, and four bytes for each bucket."""
         return num_packed_bytes(count, self.bits) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode(self, values: Tensor, key: Key) -> Tensor:
+    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return what a level of each bucket is worth, then the levels."""
-        if not values.numel():
-            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
         shares = blocks.divided(values, largest, self.block)  # of magnitude 1 at most: their squares can be added
         scales = self._scales(shares)
         levels = blocks.divided(shares, scales, self.block).mul_(self.num_levels)
-        levels.add_(torch.rand(values.numel(), generator=generator(*key)).to(values.device)).floor_()
+        levels.add_(uniform(words(*key), values.numel(), values.device)).floor_()
         levels.clamp_(-self.num_levels, self.num_levels)
         worth = self._worth(shares, levels, scales)
         codes = pack(levels.add_(self.num_levels), self.bits)
         return blocks.join(worth * largest, codes, highest=self.num_levels)
 
-    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the levels times what they are worth."""
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         levels = unpack(packed, count, self.bits).to(torch.float32).sub_(self.num_levels)
         return blocks.multiply_(levels, worth, self.block).to(dtype)
+
+    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
+        """Fill ``wire`` and ``rest``."""
+        settings = {"block": self.block, "bits": self.bits, "is_least_squares": self.rule == "repaired"}
+        loops.encode_levels(values, wire, rest, words(*key), **settings)
+
+    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
+        """Fill ``values``."""
+        loops.decode_levels(wires, values, divisor, block=self.block, bits=self.bits)
 
     def _scales(self, shares: Tensor) -> Tensor:
         """Return the magnitude that the highest level of each bucket stands for, in units of its largest magnitude."""

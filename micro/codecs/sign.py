@@ -1,18 +1,20 @@
 """One bit a value: its sign, times the mean magnitude of its block."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
-from micro.codecs.base import Codec, Key
+from micro.codecs.base import Key
+from micro.codecs.fused import FusedCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign(Codec):
+class Sign(FusedCodec):
     """Values travel as their signs; each counts for the mean magnitude of its block.
 
     Of all factors of the signs the mean magnitude leaves the smallest error, so that with a residual this is sound;
@@ -38,21 +40,26 @@ class Sign(Codec):
         """Return a bit for each value, in whole bytes, and four bytes for each block."""
         return num_packed_bytes(count, 1) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode(self, values: Tensor, key: Key) -> Tensor:
+    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return the mean magnitudes of the blocks, then a bit for each value: 1 where it is negative."""
-        if not values.numel():
-            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         means = blocks.of_blocks(_mean_magnitude, self.block, values)
         return blocks.join(means, pack(values < 0, 1))
 
-    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return plus or minus the mean magnitude of each value's block."""
         means, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         signs = unpack(packed, count, 1).to(torch.float32).mul_(-2).add_(1)
         return blocks.multiply_(signs, means, self.block).to(dtype)
 
+    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
+        """Fill ``wire`` and ``rest``."""
+        loops.encode_signs(values, wire, rest, block=self.block, has_two=False)
+
+    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
+        """Fill ``values``."""
+        loops.decode_signs(wires, values, divisor, block=self.block, has_two=False)
+
 
 def _mean_magnitude(rows: Tensor) -> Tensor:
-    sums: Tensor = torch.linalg.vector_norm(rows / rows.shape[1], 1, dim=1)  # a sum before the division might overflow
-    return sums
+    return blocks.sums((rows / rows.shape[1]).abs_())  # a sum before the division might overflow

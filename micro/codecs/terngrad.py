@@ -1,20 +1,22 @@
 """TernGrad: minus one, zero or one times a scale, drawn at random."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Codec, Key
-from micro.randomness import generator
+from micro.codecs.base import Key
+from micro.codecs.fused import FusedCodec
+from micro.randomness import uniform, words
 
 DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TernGrad(Codec):
+class TernGrad(FusedCodec):
     """Values travel as -1, 0 or 1: their sign with a probability of their share of the block's largest magnitude.
 
     Magnitudes are cut at ``clip`` standard deviations before that.
@@ -50,22 +52,29 @@ class TernGrad(Codec):
         """Return a byte for five values and four for each block."""
         return -(-count // DIGITS) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode(self, values: Tensor, key: Key) -> Tensor:
+    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return what a code of each block is worth, then the codes."""
-        if not values.numel():
-            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
         shares = blocks.divided(values, largest, self.block)  # of magnitude 1 at most: their squares can be added
         limits = self._limits(shares)
-        drawn = torch.rand(values.numel(), generator=generator(*key)).to(values.device)
+        drawn = uniform(words(*key), values.numel(), values.device)
         codes = (blocks.divided(shares, limits, self.block).abs_() > drawn).to(torch.float32).mul_(shares.sign())
         return blocks.join(self._worth(shares, codes, limits) * largest, pack_ternary(codes))
 
-    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the codes times what they are worth."""
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(unpack_ternary(packed, count), worth, self.block).to(dtype)
+
+    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
+        """Fill ``wire`` and ``rest``."""
+        settings = {"block": self.block, "clip": self.clip, "is_least_squares": self.rule == "repaired"}
+        loops.encode_ternary(values, wire, rest, words(*key), **settings)
+
+    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
+        """Fill ``values``."""
+        loops.decode_ternary(wires, values, divisor, block=self.block)
 
     def _worth(self, shares: Tensor, codes: Tensor, limits: Tensor) -> Tensor:
         """Return what a code of each block is decoded to, in units of its largest magnitude."""
@@ -76,7 +85,9 @@ class TernGrad(Codec):
         clip = self.clip
         if clip is None:
             return blocks.largest_magnitudes(shares, self.block)
-        return blocks.of_blocks(lambda x: (clip * x.square().mean(1).sqrt()).clamp_max(1), self.block, shares)
+        return blocks.of_blocks(
+            lambda x: (blocks.roots(blocks.sums(x * x) / x.shape[1]) * clip).clamp_max_(1), self.block, shares
+        )
 
 
 def pack_ternary(codes: Tensor) -> Tensor:

@@ -169,19 +169,30 @@ def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bo
     Returns:
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
     """
-    average = _mean_raw if codec.lossless else mean_encoded
-    return average(values, codec, key, comm, is_finite=is_finite)
+    if codec.lossless:
+        return _mean_raw(values, comm, is_finite=is_finite)
+    rest, mean = torch.empty_like(values), torch.empty_like(values)
+    is_finite = mean_encoded_(values, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean)
+    return mean, values - rest, is_finite
 
 
-def _mean_raw(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
+def _mean_raw(values: Tensor, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
     flag = values.new_full((1,), 0.0 if is_finite else 1.0)
     mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
     return mean[:-1], values, not float(mean[-1]) > 0  # host sync: the policy for NaN acts on the host
 
 
-def mean_encoded(
-    values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool, memory: Tensor | None = None
-) -> tuple[Tensor, Tensor, bool]:
+def mean_encoded_(
+    values: Tensor,
+    codec: Codec,
+    key: Key,
+    comm: Comm,
+    *,
+    is_finite: bool,
+    rest: Tensor | None,
+    mean: Tensor,
+    memory: Tensor | None = None,
+) -> bool:
     """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
@@ -189,29 +200,36 @@ def mean_encoded(
     The bytes are those of an all-reduce of the encoded values.
 
     Args:
-        memory: (k,) for what this rank sent.
+        values: (k,) may be the memory of ``mean``.
+        rest: (k,) becomes what this rank did not send of its values; None: nobody wants to know.
+        mean: (k,) becomes the mean, equal bit for bit on all ranks.
+        memory: (at least `message_bytes`,) uint8 for the messages.
+
+    Returns:
+        whether all ranks' gradients were finite.
     """
     n, rank, dtype = comm.world_size, comm.rank, values.dtype
     counts = equal_sizes(values.numel(), n)
     sizes = [codec.num_bytes(count, dtype) for count in counts]
-    flag = torch.tensor([is_finite], dtype=torch.uint8, device=values.device)
-    wires = [codec.encode(part, (*key, place)) for place, part in enumerate(values.split(counts))]
-    sent = _decoded(wires, counts, codec, torch.empty_like(values) if memory is None else memory)
+    flagged_sizes = [size + 1 for size in sizes]
+    length = sum(flagged_sizes)
+    message = torch.empty(length, dtype=torch.uint8, device=values.device) if memory is None else memory[:length]
+    rests = [None] * n if rest is None else list(rest.split(counts))
+    for place, (part, piece) in enumerate(zip(values.split(counts), message.split(flagged_sizes), strict=True)):
+        codec.encode_into_(part, (*key, place), piece[:-1], rests[place])
+        piece[-1] = is_finite
     if n == 1:
-        return sent, sent, is_finite
-    flagged = torch.cat([piece for wire in wires for piece in (wire, flag)])
-    received = comm.scatter_parts(flagged, [size + 1 for size in sizes], "values")
-    total = codec.decode(received[0, :-1], counts[rank], dtype)
-    for row in received[1:]:
-        total += codec.decode(row[:-1], counts[rank], dtype)
-    encoded = codec.encode(total / n, (*key, n))
-    sent.split(counts)[rank].sub_(total.sub_(codec.decode(encoded, counts[rank], dtype), alpha=n))
-    mean = _decoded(comm.gather_lists(encoded, sizes, "values"), counts, codec, torch.empty_like(values))
-    return mean, sent, bool(received[:, -1].all())  # host sync: the policy for NaN acts on the host
+        codec.decode_mean_into_(message[None], mean)
+        return is_finite
+    received = comm.scatter_parts(message, flagged_sizes, "values")
+    own, encoded = mean.split(counts)[rank], message[: sizes[rank]]
+    codec.decode_mean_into_(received, own, n)
+    codec.encode_into_(own, (*key, n), encoded, rests[rank], weight=n)
+    for wire, part in zip(comm.gather_lists(encoded, sizes, "values"), mean.split(counts), strict=True):
+        codec.decode_mean_into_(wire[None], part)
+    return bool(received[:, -1].all())  # host sync: the policy for NaN acts on the host
 
 
-def _decoded(wires: Sequence[Tensor], counts: Sequence[int], codec: Codec, out: Tensor) -> Tensor:
-    """Decode neighbouring parts, as many values each as ``counts`` say, into ``out`` (k,), and return it."""
-    for wire, part in zip(wires, out.split(list(counts)), strict=True):
-        codec.decode_into_(wire, part)
-    return out
+def message_bytes(numel: int, codec: Codec, dtype: torch.dtype, comm: Comm) -> int:
+    """Return the bytes of the longest message that `mean_encoded_` sends of ``numel`` values."""
+    return sum(codec.num_bytes(count, dtype) + 1 for count in equal_sizes(numel, comm.world_size))

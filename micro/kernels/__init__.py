@@ -7,6 +7,7 @@ pure-torch reference runs, and all give the same indices. numba and triton are i
 import math
 import warnings
 from functools import cache
+from types import ModuleType
 from typing import Protocol, cast
 
 import torch
@@ -90,6 +91,18 @@ def _runs(device: torch.device) -> bool:
         )
         return False
     return True
+
+
+def codes_for(*values: Tensor) -> ModuleType | None:
+    """Return the module of the compiled codes, `micro.kernels.codes`, where they serve these tensors, else None."""
+    return _codes() if all(map(compiled, values)) else None
+
+
+@cache
+def _codes() -> ModuleType:
+    from micro.kernels import codes
+
+    return codes
 
 
 def _for(*tensors: Tensor) -> _Loops:

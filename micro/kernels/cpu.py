@@ -5,45 +5,22 @@ times as long, and neither numba nor torch emits anything better by itself. Stor
 own compress instruction would spare the visits, but on some of them it is microcoded and six times slower.
 """
 
-import warnings
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
+
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted
 
 LANES = 64
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
 TILE = 1 << 12  # elements that are looked at and then added while they are in the nearest cache
-MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
-INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
 LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
 ORDINARY_BITS = (127 + 84) << 23  # 2^84, see reference.is_ordinary
-
-
-def _compiled(loop: Callable[..., Any]) -> Any:
-    """Return the compiled loop, kept on disk for the next process where numba finds a folder that it can write to."""
-    try:
-        return njit(nogil=True, cache=True)(loop)
-    except RuntimeError as error:  # so numba reports a read-only installation whose user has no writable home
-        if "cannot cache" not in str(error):
-            raise
-        _warn_of_no_cache()
-        return njit(nogil=True)(loop)
-
-
-@cache
-def _warn_of_no_cache() -> None:
-    warnings.warn(
-        "micro compiles its loops anew in each process, for numba found no writable folder to keep them in: "
-        "set NUMBA_CACHE_DIR to one",
-        stacklevel=2,
-    )
 
 
 @intrinsic
@@ -78,14 +55,14 @@ def _lowest_bit(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-@_compiled
+@jitted
 def _grown(full: Any, count: Any) -> Any:
     grown = np.empty(2 * full.size + BLOCK, np.int32)
     grown[:count] = full[:count]
     return grown
 
 
-@_compiled
+@jitted
 def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
     indices, magnitudes = np.empty(capacity + BLOCK, np.int32), np.empty(capacity + BLOCK, np.int32)
     count = 0
@@ -110,7 +87,7 @@ def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
     return indices[:count], magnitudes[:count]
 
 
-@_compiled
+@jitted
 def _kth_by_run(bits: Any, lengths: Any, ranks: Any) -> Any:
     found = np.empty(lengths.size, np.int32)
     first = 0
@@ -132,7 +109,7 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
     return torch.from_numpy(_kth_by_run(bits, lengths.numpy(), ranks.numpy())).view(torch.float32)
 
 
-@_compiled
+@jitted
 def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any) -> Any:
     first_bad = -1
     for start in range(0, grad.size, TILE):
@@ -165,7 +142,7 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     return None if first_bad < 0 else first_bad
 
 
-@_compiled
+@jitted
 def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
     counts = np.zeros((2, num_bins + 1), np.int32)  # two tables: equal neighbours need not wait for each other
     for i in range(bits.size):

@@ -31,6 +31,7 @@ class BucketState:
         selector, exchange, density: the parts' own states.
         factors: matrices by parameter name, where a method approximates with them.
         spare: (numel,) memory for the next message, while all values travel; not saved.
+        wire: bytes for the messages of such steps, where values are encoded; not saved.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
 
@@ -42,6 +43,7 @@ class BucketState:
     density: Any = field(default_factory=NoState)
     factors: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
+    wire: Tensor | None = None
     broken_by: str | None = None
 
     def break_off(self, error: BaseException) -> None:

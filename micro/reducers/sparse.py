@@ -109,7 +109,7 @@ class SparseReducer(Reducer):
         if at_work.sends_all:
             sent = self._send_all(state, acc, grad, step, comm, is_finite=bad is None)
         else:
-            state.spare = None
+            state.spare = state.wire = None
             sent = self._send(at_work, state, acc, grad, step, comm, is_finite=bad is None)
         state.step += 1
         exchange_s = comm.traffic.elapsed_s - waited

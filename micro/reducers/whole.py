@@ -7,12 +7,12 @@ from torch import Tensor
 
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
-from micro.exchanges.base import mean_encoded
+from micro.exchanges.base import mean_encoded_, message_bytes
 from micro.feedback import Feedback, Undo, after
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
-from micro.sparse import AllValues
+from micro.sparse import AllBut, AllValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,23 +87,29 @@ def send_all_encoded(
 ) -> Sent:
     """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; leave of ``acc`` what that lost.
 
-    What was the residual's memory takes what is sent in the next step, and becomes the residual's again.
+    What was the residual's memory becomes it again in the next step, and the bytes of the messages are kept: from the
+    third such step on nothing of the vector's length is allocated but what is received.
 
     Args:
         acc: (numel,) what ``feedback`` returned; in most cases the residual.
         key: seeds what is random about the codec; differs from rank to rank.
         is_finite: whether this rank's gradient was.
     """
-    before, memory = acc.detach(), _message(state, acc)[:-1]
-    mean, sent, is_finite = mean_encoded(acc, codec, key, comm, is_finite=is_finite, memory=memory)
+    before, keeps = acc.detach(), bool(state.residual.numel())
+    rest = _message(state, acc)[:-1] if keeps else None
+    mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
+    state.wire = _bytes(state.wire, message_bytes(acc.numel(), codec, acc.dtype, comm), acc.device)
+    is_finite = mean_encoded_(acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire)
     overflow = _overflown(mean) if is_finite else None
     if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
         is_finite = False
-    spare = None if sent is mean else sent
-    undo = feedback.settle_(state.memory, acc, grad, AllValues(sent, spare=spare) if is_finite else None)
-    state.spare = sent if acc.data_ptr() == before.data_ptr() else before
-    unsent = write_(mean, grad) if is_finite else None
+    to_clear = grad[:0] if is_finite and mean is grad else grad
+    undo = feedback.settle_(state.memory, acc, to_clear, AllBut(rest) if is_finite and rest is not None else None)
+    if not is_finite:
+        grad.zero_()
+    state.spare = rest if acc.data_ptr() == before.data_ptr() else before
+    unsent = write_(mean, grad) if is_finite and mean is not grad else None
     if unsent is not None:
         undo = after(feedback.keep_(state.memory, AllValues(unsent)), undo)
     return Sent(
@@ -113,6 +119,13 @@ def send_all_encoded(
         is_finite=is_finite,
         in_update=None if overflow is None else int(overflow[0]),
     )
+
+
+def _bytes(memory: Tensor | None, size: int, device: torch.device) -> Tensor:
+    """Return ``memory`` where it has room for ``size`` bytes, else such that has."""
+    if memory is not None and memory.numel() >= size and memory.device == device:
+        return memory
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _message(state: BucketState, acc: Tensor) -> Tensor:

@@ -1,0 +1,29 @@
+"""Compiled random bits; `micro.randomness` says which, in torch, and has the same."""
+
+from typing import Any
+
+import numpy as np
+
+from micro.kernels.jit import jitted
+
+
+@jitted
+def mixed(word: Any) -> Any:
+    """Return 32 bits (uint32) that depend on all of ``word``'s; see micro.randomness."""
+    word = np.uint32(word ^ (word >> np.uint32(16)))
+    word = np.uint32(word * np.uint32(0x7FEB352D))
+    word = np.uint32(word ^ (word >> np.uint32(15)))
+    word = np.uint32(word * np.uint32(0x846CA68B))
+    return np.uint32(word ^ (word >> np.uint32(16)))
+
+
+@jitted
+def noise(first: Any, second: Any, place: Any) -> Any:
+    """Return the 32 random bits of ``place`` as uint32."""
+    return mixed(np.uint32(mixed(np.uint32(np.uint32(place) ^ first)) + second))
+
+
+@jitted
+def uniform(first: Any, second: Any, place: Any) -> Any:
+    """Return the random multiple of 2^-24 in [0, 1) of ``place``, float32."""
+    return np.float32(np.int32(noise(first, second, place) >> np.uint32(8))) * np.float32(2.0**-24)

@@ -1,0 +1,150 @@
+"""Compiled packing of small whole numbers; `micro.bits` says how they lie."""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from micro.kernels.jit import jitted
+
+LANES = 64
+
+
+def _odd_in_word(typingctx: Any, codes: Any, start: Any) -> Any:
+    """Return a word whose bit i tells whether the int32 code at ``start + i`` is odd."""
+    signature = types.uint64(codes, start)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = ir.VectorType(ir.IntType(32), LANES)
+        source = context.make_array(sig.args[0])(context, builder, args[0])
+        loaded = builder.load(builder.bitcast(builder.gep(source.data, [args[1]]), lanes.as_pointer()))
+        loaded.align = 4
+        odd = builder.trunc(loaded, ir.VectorType(ir.IntType(1), LANES))
+        return builder.bitcast(odd, ir.IntType(LANES))
+
+    return signature, codegen
+
+
+_set_in_word: Any = intrinsic(_odd_in_word)
+
+
+@jitted
+def pack_bits(codes: Any, packed: Any) -> Any:
+    """Pack int32 codes of one bit."""
+    whole = codes.size - codes.size % LANES
+    for start in range(0, whole, LANES):
+        word: Any = _set_in_word(codes, start)
+        for byte in range(8):
+            packed[start // 8 + byte] = (word >> np.uint64(8 * byte)) & np.uint64(255)
+    pack_any(codes[whole:], 1, packed[whole // 8 :])
+
+
+@jitted
+def pack_any(codes: Any, width: Any, packed: Any) -> Any:
+    """Pack int32 codes of ``width`` bits, up to 32."""
+    word, filled, place = np.uint64(0), 0, 0
+    for i in range(codes.size):
+        word |= np.uint64(np.uint32(codes[i])) << np.uint64(filled)
+        filled += width
+        while filled >= 8:
+            packed[place] = word & np.uint64(255)
+            word >>= np.uint64(8)
+            filled -= 8
+            place += 1
+    if filled:
+        packed[place] = word & np.uint64(255)
+
+
+@jitted
+def pack_codes(codes: Any, width: Any, packed: Any) -> Any:
+    """Fill ``packed`` (at least ceil(numel * width / 8),) uint8 with int32 codes of ``width`` bits."""
+    if width == 1:
+        pack_bits(codes, packed)
+    elif width == 8:
+        for i in range(codes.size):
+            packed[i] = codes[i]
+    elif width == 4 or width == 2:
+        each = 8 // width
+        whole = codes.size // each
+        if width == 4:
+            for i in range(whole):
+                packed[i] = codes[2 * i] | (codes[2 * i + 1] << np.int32(4))
+        else:
+            for i in range(whole):
+                low = codes[4 * i] | (codes[4 * i + 1] << np.int32(2))
+                packed[i] = low | (codes[4 * i + 2] << np.int32(4)) | (codes[4 * i + 3] << np.int32(6))
+        pack_any(codes[whole * each :], width, packed[whole:])
+    else:
+        pack_any(codes, width, packed)
+
+
+@jitted
+def unpack_any(packed: Any, width: Any, codes: Any) -> Any:
+    """Unpack int32 codes of ``width`` bits, up to 32."""
+    word, filled, place = np.uint64(0), 0, 0
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    for i in range(codes.size):
+        while filled < width:
+            word |= np.uint64(packed[place]) << np.uint64(filled)
+            filled += 8
+            place += 1
+        codes[i] = np.int32(np.uint32(word & mask))
+        word >>= np.uint64(width)
+        filled -= width
+
+
+@jitted
+def unpack_codes(packed: Any, width: Any, codes: Any) -> Any:
+    """Fill ``codes`` (numel,) int32 with what ``pack_codes`` packed."""
+    if width == 1:
+        whole = codes.size // 8
+        for i in range(whole):
+            byte = np.int32(packed[i])
+            for j in range(8):
+                codes[8 * i + j] = (byte >> np.int32(j)) & np.int32(1)
+        unpack_any(packed[whole:], 1, codes[8 * whole :])
+    elif width == 4:
+        whole = codes.size // 2
+        for i in range(whole):
+            byte = np.int32(packed[i])
+            codes[2 * i] = byte & np.int32(15)
+            codes[2 * i + 1] = byte >> np.int32(4)
+        unpack_any(packed[whole:], 4, codes[2 * whole :])
+    elif width == 8:
+        for i in range(codes.size):
+            codes[i] = packed[i]
+    else:
+        unpack_any(packed, width, codes)
+
+
+@jitted
+def pack_ternary(codes: Any, packed: Any) -> Any:
+    """Pack int32 codes 0, 1, 2 five to a byte, the first as the lowest digit; what lacks at the end is 0."""
+    whole = codes.size // 5
+    for i in range(whole):
+        high = codes[5 * i + 3] + np.int32(3) * codes[5 * i + 4]
+        low = codes[5 * i] + np.int32(3) * codes[5 * i + 1] + np.int32(9) * codes[5 * i + 2]
+        packed[i] = low + np.int32(27) * high
+    if 5 * whole < codes.size:
+        last = np.int32(0)
+        for i in range(codes.size - 1, 5 * whole - 1, -1):
+            last = last * np.int32(3) + codes[i]
+        packed[whole] = last
+
+
+@jitted
+def unpack_ternary(packed: Any, codes: Any) -> Any:
+    """Fill ``codes`` with what ``pack_ternary`` packed."""
+    whole = codes.size // 5
+    for i in range(whole):
+        rest = np.uint32(packed[i])
+        for j in range(5):
+            codes[5 * i + j] = np.int32(rest % np.uint32(3))
+            rest = np.uint32(rest // np.uint32(3))
+    if 5 * whole < codes.size:
+        rest = np.uint32(packed[whole])
+        for i in range(5 * whole, codes.size):
+            codes[i] = np.int32(rest % np.uint32(3))
+            rest = np.uint32(rest // np.uint32(3))

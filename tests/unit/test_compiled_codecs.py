@@ -1,0 +1,130 @@
+"""Codecs as compiled equal codecs in torch bit for bit: wires, what is decoded, and what is left."""
+
+import math
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro import kernels, randomness
+from micro.codecs.fused import FusedCodec
+from micro.codecs.half import BFloat16, Half
+from micro.codecs.int8 import Int8
+from micro.codecs.natural import Natural
+from micro.codecs.natural_published import PublishedNatural
+from micro.codecs.onebit import OneBit
+from micro.codecs.qsgd import QSGD
+from micro.codecs.qsgd_published import PublishedQSGD
+from micro.codecs.sign import Sign
+from micro.codecs.terngrad import TernGrad
+from micro.codecs.terngrad_published import PublishedTernGrad
+from tests.products import grid
+
+pytestmark = pytest.mark.skipif(kernels.codes_for(torch.ones(1)) is None, reason="numba is not installed")
+KEY = (1, 2, 3)
+CODECS: dict[str, FusedCodec] = {
+    "half": Half(),
+    "bfloat16": BFloat16(),
+    "int8": Int8(),
+    "int8, short blocks at random": Int8(block=7, stochastic=True),
+    "natural": Natural(),
+    "natural as published": PublishedNatural(),
+    "sign": Sign(),
+    "sign, short blocks": Sign(block=13),
+    "onebit": OneBit(),
+    "onebit, short blocks": OneBit(block=3),
+    "qsgd": QSGD(),
+    "qsgd as published": PublishedQSGD(block=100),
+    **{f"qsgd, {bits} bits": QSGD(bits=bits, block=33) for bits in (2, 3, 7, 8, 9, 16)},
+    "terngrad": TernGrad(),
+    "terngrad, uncut": TernGrad(clip=None, block=9),
+    "terngrad as published": PublishedTernGrad(block=1),
+}
+COUNTS = [0, 1, 2, 7, 64, 65, 1023, 1025, 5121, 9000]
+
+
+def normal(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def patterns(count: int) -> Tensor:
+    """Return finite numbers of all magnitudes, those without a leading digit, and both zeros among them."""
+    x = torch.randint(-(2**31), 2**31, (count,), generator=torch.Generator().manual_seed(count)).to(torch.int32)
+    x = x.view(torch.float32).nan_to_num_(nan=0.0)
+    x[::5] = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3.4e38, 65519.0, 65520.0, 2.0**-25]).repeat(count)[
+        : x[::5].numel()
+    ]
+    return x
+
+
+INPUTS = {"normal": normal, "patterns": patterns, "zeros": torch.zeros, "small": lambda count: 1e-6 * normal(count)}
+
+
+@grid(name=CODECS, kind=INPUTS, count=COUNTS)
+def test_wires_and_values_are_the_bits_that_torch_gives(name: str, kind: str, count: int) -> None:
+    codec, values = CODECS[name], INPUTS[kind](count)
+    wire = codec.encode(values, KEY)
+    assert wire.numel() == codec.num_bytes(count, torch.float32)
+    if count:
+        assert torch.equal(wire, codec.encode_in_torch(values, KEY))
+        expected = codec.decode_in_torch(wire, count, torch.float32)
+        assert torch.equal(codec.decode(wire, count, torch.float32), expected)
+        wide = codec.decode(codec.encode(values.double(), KEY), count, torch.float64)
+        assert torch.equal(wide, expected.double()), "the same numbers, of double precision"
+
+
+@grid(name=CODECS, weight=[0.0, 3.0], in_place=[False, True])
+def test_what_is_left_and_means_of_messages(name: str, weight: float, in_place: bool) -> None:
+    codec, count = CODECS[name], 2100
+    size = codec.num_bytes(count, torch.float32)
+    wires = torch.zeros(3, size + 1, dtype=torch.uint8)  # every other message begins at an odd address
+    decoded = []
+    for row, wire in enumerate(wires):
+        values = normal(count, seed=row)
+        before = values.clone()
+        rest = values if in_place else torch.ones(count)
+        expected = rest.clone()
+        codec.encode_into_(values, KEY, wire[:size], rest, weight=weight)
+        decoded.append(codec.decode_in_torch(wire[:size], count, torch.float32))
+        left = before - decoded[-1]
+        assert torch.equal(rest, expected + weight * left if weight else left)
+    mean = torch.full((count,), math.nan)
+    codec.decode_mean_into_(wires, mean, 3)
+    assert torch.equal(mean, (decoded[0] + decoded[1] + decoded[2]) / 3)
+
+
+@grid(name=CODECS, bad=[math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_do_no_harm_beyond_their_block(name: str, bad: float) -> None:
+    codec, values = CODECS[name], normal(300)
+    values[250] = bad
+    decoded = codec.decode(codec.encode(values, KEY), 300, torch.float32)
+    assert decoded.shape == (300,)
+    if name == "half":
+        assert torch.equal(decoded[:250], values[:250].half().float())
+
+
+def test_random_bits_are_the_same_in_both_forms_and_evenly_spread() -> None:
+    words = randomness.words(*KEY)
+    assert words != randomness.words(1, 2, 4)
+    drawn = randomness.uniform(words, 100_000, torch.device("cpu")).double()
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert drawn.mean() == pytest.approx(0.5, abs=4 * math.sqrt(1 / 12 / 1e5))
+    assert drawn.var() == pytest.approx(1 / 12, rel=0.02)
+    other = randomness.uniform(randomness.words(1, 2, 4), 100_000, torch.device("cpu")).double()
+    for x, y in ((drawn, other), (drawn[1:], drawn[:-1])):
+        assert abs(torch.corrcoef(torch.stack([x, y]))[0, 1]) < 4 / math.sqrt(1e5)
+
+
+def test_without_numba_a_method_sends_the_same_bits() -> None:
+    reducer = micro.SparseReducer(micro.selectors.everything.Everything(), 1.0, codec=QSGD())
+    updates = []
+    for compiled in (True, False):
+        with patch.object(kernels, "_with_numba", kernels._with_numba if compiled else lambda: None):
+            simulation = micro.Simulation(reducer, micro.Layout.flat(3000), 2)
+            updates.append([simulation.step(normal(6000, seed=step).view(2, -1)).update for step in range(3)])
+            simulation.close()
+    for one, other in zip(*updates, strict=True):
+        assert torch.equal(one, other)
