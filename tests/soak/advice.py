@@ -1,6 +1,7 @@
 """Follow what an error advises, as a user would."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,11 @@ def _remove_line(found: re.Match[str]) -> Words:
 
 
 def _remove(found: re.Match[str]) -> Words:
-    Path(found["path"]).unlink(missing_ok=True)
+    path = Path(found["path"])
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
     return []
 
 

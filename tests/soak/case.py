@@ -11,7 +11,11 @@ from experiments.config.paths import ROOT
 
 KINDS = {"simulated": 30, "local": 18, "started": 1, "torchrun": 3, "hosts": 6}  # with their shares of the cases
 FAULTS = ("signal", "pause", "freeze", "clock", "full", "removed", "twice", "torn", "cut", "slow", "vanish")
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SAVING = (signal.SIGTERM, signal.SIGUSR1)  # at which a run saves its state and ends
+SIGNALS = (
+    *(*SAVING, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGUSR2, signal.SIGALRM),  # at which a process ends that expects none
+)
 _SHARES = {
     "signal": 12,
     "pause": 3,
@@ -25,6 +29,7 @@ _SHARES = {
     "slow": 6,
     "vanish": 3,
 }
+_TORN_AT_END = 0.15  # share of the cases in which a file of the finished run is torn
 _OF_HOSTS = ("cut", "slow", "vanish")
 _OF_PROCESSES = ("signal", "pause")  # possible where processes tell no points
 TIME = "time"  # the point of a started process: it is reached after so many tenths of a second
@@ -101,10 +106,12 @@ class Plan:
     Args:
         attempts: For each of the first attempts, the faults while it runs.
         between: For each of these attempts, the files that are torn after it.
+        after: The files that are torn when the run has ended.
     """
 
     attempts: Sequence[Sequence[Fault]]
     between: Sequence[Sequence[Fault]] = field(default=())
+    after: Sequence[Fault] = field(default=())
 
 
 def methods() -> list[str]:
@@ -150,7 +157,8 @@ def draw_plan(seed: int, kinds: Collection[str], counts: Mapping[str, Mapping[st
         between.append([fault for fault in drawn if fault.kind == "torn"])
         if not attempts[-1]:  # a file is torn in a run that is not finished
             attempts[-1].append(_any_fault(draw, ["signal"], counts, setup))
-    return Plan(attempts, between)
+    after = [_any_fault(draw, ["torn"], counts, setup)] if "torn" in kinds and draw.random() < _TORN_AT_END else []
+    return Plan(attempts, between, after)
 
 
 def _is_possible(kind: str, setup: Setup) -> bool:

@@ -78,6 +78,9 @@ class Trial:
                 run.attempt([fault for fault in during if fault.kind not in impossible])
                 run.tear(after)
             run.finish(self._expected)
+            if plan.after and not result.problems:
+                run.tear(plan.after, finished=True)
+                run.finish(self._expected)
         return result
 
     def forget(self, seed: int) -> None:
@@ -153,10 +156,10 @@ class _Disturbed:
         result.story.append(f"{self._number}: {faults_told}; exit code {ended.codes}{errors}")
         return ended
 
-    def tear(self, faults: Sequence[Fault]) -> None:
-        """Tear files of a run that is not finished."""
+    def tear(self, faults: Sequence[Fault], *, finished: bool = False) -> None:
+        """Tear files of a run, if it is finished or not as ``finished`` says."""
         for fault in faults:
-            if not is_done(self._output) and (name := self._damage.tear(fault)):
+            if is_done(self._output) == finished and (name := self._damage.tear(fault)):
                 self._torn = True
                 self._result.fired["torn"] += 1
                 self._result.story.append(f"{fault}: {name}")

@@ -12,12 +12,14 @@ from experiments.runs.atomic_files import load_json
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder
 from tests.soak.attempt import Ended
-from tests.soak.case import Fault, Setup
+from tests.soak.case import SAVING, Fault, Setup
 from tests.soak.damage import run_folders
 
 MAX_LINES = 6  # that a command prints on standard error, beside its progress
 _STOPPED = {75, 128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP, 128 + signal.SIGQUIT}
-_USUAL = re.compile(r"step \d+/\d+(, |$)|^resumed from step |^checkpoint not used: |^stopped by a signal |^\s*$")
+_USUAL = re.compile(
+    r"step \d+/\d+(, |$)|^resumed from step |^checkpoint not used: |^stopped by |^left without saving|^\s*$"
+)
 _DRAFTS = (".*.tmp", ".draft-*", ".old-*")
 
 
@@ -54,9 +56,7 @@ def problems_of_attempt(ended: Ended, setup: Setup, output: Path, *, torn: bool)
     if ended.hung:
         return ["it did not end: see the stacks of its processes"]
     found = [f"left behind: {process}" for process in ended.left]
-    killed = any(
-        fault.signal in (signal.SIGKILL, signal.SIGQUIT, signal.SIGHUP, signal.SIGINT) for fault in ended.fired
-    )
+    killed = any(fault.signal not in (0, *SAVING) for fault in ended.fired)
     if ended.temporary and not killed:
         found.append(f"temporary files left: {', '.join(ended.temporary)}")
     if setup.kind != "torchrun":  # which prints what it likes
