@@ -1,4 +1,4 @@
-"""Measure what a step costs: ``python -m experiments.bench step|select|ranks|transform|loop|loading|rules|network``.
+"""Measure what a step costs: ``python -m experiments.bench NAME``.
 
 step   every method's reduction against its floor, the memory traffic that no sparse step can avoid
 select the scan for what is at or above a threshold against torch's ways to do it, and against one read of the vector
@@ -9,6 +9,8 @@ loading  what drawing a batch costs beside the step that it is for
 rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods and schedules, measured and
        predicted, with the kernel's count of bytes (needs root)
+gpu    Triton's kernels on a GPU: equal to the reference, bandwidth, reads by the host, CUDA graphs; without a GPU in
+       Triton's interpreter, and compiled for GPUs that are not there
 
 Each prints a table and writes it as csv under --out, rules and network with a figure. Times come from one run on one
 machine: compare them within a table, not across machines.
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import loading, loop, network, ranks, rules, select, step, transform
+from experiments.benchmarks import gpu, loading, loop, network, ranks, rules, select, step, transform
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
 from experiments.launching.failures import RankFailure
@@ -51,7 +53,7 @@ def parser() -> Parser:
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, select, ranks, transform, loop, loading, rules, network):
+    for benchmark in (step, select, ranks, transform, loop, loading, rules, network, gpu):
         command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)
