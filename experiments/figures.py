@@ -24,13 +24,20 @@ def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from experiments.reports.all_figures import draw_all
+    from experiments.reports.frames import load
     from experiments.reports.run_configs import parse_selection
     from experiments.reports.summary import summarise
     from experiments.reports.tables import print_tables, write_summary
     from experiments.tracking.sources import read
 
+    if options.allow_torn and options.source:
+        raise UserError(f"--allow-torn is for run folders, not for --source {options.source[0]}: leave one out")
+    selection = parse_selection(options.select)
     try:
-        frames = read(options.source or ["folders", str(options.runs)], parse_selection(options.select))
+        if options.source:
+            frames = read(options.source, selection)
+        else:
+            frames = load(options.runs, selection, allow_torn=options.allow_torn)
     except OSError as error:
         raise UserError(f"{error.filename or options.runs}: {error.strerror or error}") from None
     table = summarise(frames)
@@ -38,7 +45,7 @@ def _run(options: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
 
     def write(out: Path) -> list[Path]:
-        return [*([] if options.table else draw_all(frames, out, kinds)), *write_summary(table, out)]
+        return [*([] if options.table else draw_all(frames, out, kinds)), *write_summary(table, out, frames.notes())]
 
     try:
         written = write_or_rescue(write, options.out)
@@ -48,6 +55,8 @@ def _run(options: argparse.Namespace) -> int:
     for path in written:
         print(path)
     print_tables(table, console)
+    for note in frames.notes():
+        print(note)
     return 0
 
 
@@ -78,6 +87,9 @@ def parser() -> Parser:
         "--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default"
     )
     parser.add_argument("--table", action="store_true", help="only the table, no figures")
+    parser.add_argument(
+        "--allow-torn", action="store_true", help="draw what is left of damaged runs, and mark them; else none is drawn"
+    )
     parser.add_argument(
         "select",
         type=setting,

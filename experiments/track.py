@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import yaml
 
@@ -13,6 +12,7 @@ from experiments.config.option_types import to_path
 from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import judge
 from experiments.tracking.wandb_account import check_wandb
 from experiments.tracking.wandb_mirror import mirror
 
@@ -56,8 +56,7 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
     for path, why in ((folder.config_path, "it is no run folder"), (folder.manifest_path, "the run never began")):
         if not path.exists():
             raise UserError(f"{folder.path} has no {path.name}: {why}; name a folder such as results/runs/NAME-HASH")
-    for path in (folder.steps_path, folder.epochs_path):
-        _check_rows(path)
+    _check_whole(folder)
     try:
         own = (yaml.safe_load(folder.config_path.read_text()) or {}).get("tracking") or {}
     except (yaml.YAMLError, AttributeError):
@@ -71,12 +70,16 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
     )
 
 
-def _check_rows(path: Path) -> None:
-    """Refuse a broken record before anything is made."""
-    rows = read_records(path) if path.exists() else []
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row.get("step"), int):
-            raise UserError(f"{path}, line {number} has no step; remove the line, or run again")
+def _check_whole(folder: RunFolder) -> None:
+    """Refuse a damaged run before anything is made; say where a run of an earlier version cannot be verified."""
+    verdict = judge(folder)
+    if verdict.problem:
+        raise UserError(f"{folder.path.name} is damaged: {verdict.problem}; run it again")
+    if not verdict.is_verified:
+        print(f"not verified, written by an earlier version: {folder.path.name}")
+    for path in (folder.steps_path, folder.epochs_path):
+        if path.exists():
+            read_records(path)
 
 
 def _made(folder: RunFolder, tracking: TrackingConfig) -> str:

@@ -1,7 +1,7 @@
 """Every figure that some runs allow, drawn and written."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[
     written = []
     for group in groups(frames):
         for kind, figure, numbers in _figures(group, kinds):
-            written += save(figure, numbers, out / f"{kind}-{group.stem}", group.frames.runs["run"])
+            written += _save(figure, numbers, out / f"{kind}-{group.stem}", group.frames.runs["run"], frames)
     if "methods" in kinds:
         written += _draw_methods(frames, out)
     if "throughput" in kinds:
@@ -120,7 +120,7 @@ def _draw_methods(frames: Frames, out: Path) -> list[Path]:
             figure = draw_methods(rows, metric_of(rows["metric"]), study_name(*study))
             of_this = frames.runs[(frames.runs[STUDY] == [*study]).all(axis=1)]
             stem = out / f"methods-{model}-{dataset}-n{world_size}"
-            written += save(figure, of_study(rows), stem, of_this["run"])
+            written += _save(figure, of_study(rows), stem, of_this["run"], frames)
     return written
 
 
@@ -131,8 +131,15 @@ def _draw_throughput(frames: Frames, out: Path) -> list[Path]:
         if not numbers.empty:
             title = f"{human(str(model))} on {human(str(dataset))}: processes, the same batch on each"
             real = runs.loc[runs["cluster"] != SIMULATED, "run"]
-            written += save(draw_throughput(numbers, title), numbers, out / f"throughput-{model}-{dataset}", real)
+            stem = out / f"throughput-{model}-{dataset}"
+            written += _save(draw_throughput(numbers, title), numbers, stem, real, frames)
     return written
+
+
+def _save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str], frames: Frames) -> list[Path]:
+    """Write a figure, with the names of those of its runs that are not whole below it."""
+    names = set(runs)
+    return save(figure, numbers, stem, names, torn=names & set(frames.torn))
 
 
 def _part(frames: Frames, runs: pd.DataFrame) -> Frames:

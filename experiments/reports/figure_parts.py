@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,21 @@ def plain_ticks(axis: XAxis | YAxis) -> None:
 
 
 @style()
-def save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str] = ()) -> list[Path]:
+def save(
+    figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str] = (), *, torn: Collection[str] = ()
+) -> list[Path]:
     """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths.
 
-    The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt.
+    The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt. Those that are
+    ``torn``, so not whole, are marked there and named below the figure.
 
     Raises:
         OSError: a file cannot be written; those written before are whole.
     """
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".pdf", ".png", ".csv")]
+    if torn:
+        text = plain(f"not whole: {', '.join(sorted(torn))}")
+        figure.supxlabel(textwrap.fill(text, int(18 * figure.get_figwidth())), fontsize="x-small", color="firebrick")
     figure.draw_without_rendering()  # places the parts; once is enough for both files
     figure.set_layout_engine("none")
     write_file(paths[0], _drawn(figure, "pdf", metadata={"CreationDate": None}))
@@ -96,7 +102,7 @@ def save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str] 
     names = sorted(set(runs))
     if names:
         paths.append(stem.with_name(f"{stem.name}.runs.txt"))
-        write_file(paths[-1], "".join(f"{name}\n" for name in names))
+        write_file(paths[-1], "".join(f"{name}{' (not whole)' if name in torn else ''}\n" for name in names))
     return paths
 
 

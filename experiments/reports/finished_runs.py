@@ -1,16 +1,18 @@
 """Finished runs where training left them: their configurations and records, read from run folders."""
 
-import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import yaml
 
-from experiments.config.errors import UserError
-from experiments.runs.json_lines import Row, read_records
+from experiments.config.errors import UserError, one_line
+from experiments.runs.atomic_files import RecordError
+from experiments.runs.json_lines import Row, read_records, read_remaining_records
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import State, Verdict, judge
 
 
 class FinishedRun(Protocol):
@@ -18,16 +20,20 @@ class FinishedRun(Protocol):
 
     Attributes:
         remedy: what to do where they are broken.
+        verdict: whether all of it is there.
     """
 
     @property
     def remedy(self) -> str: ...  # noqa: D102
 
+    @property
+    def verdict(self) -> Verdict: ...  # noqa: D102
+
     def config(self) -> Mapping[str, object]:
-        """Return its configuration, nested as in config.yaml."""
+        """Return its configuration, nested as in config.yaml. Raises: UserError when it cannot be read."""
 
     def rows(self, kind: str) -> list[Row]:
-        """Return the rows of ``steps`` or ``epochs``. Raises: UserError when they cannot be read."""
+        """Return the rows of ``steps`` or ``epochs``, of a damaged run those that can be read. Raises: UserError."""
 
     def place(self, kind: str) -> str:
         """Return what to call where its configuration, steps or epochs are."""
@@ -36,46 +42,99 @@ class FinishedRun(Protocol):
 @dataclass(frozen=True, slots=True)
 class _FolderRun:
     path: Path
+    verdict: Verdict
 
     @property
     def remedy(self) -> str:
-        return f"delete the folder {self.path} and run it again"
+        return f"remove {self.path} and run it again"
 
     def config(self) -> Mapping[str, object]:
-        return yaml.safe_load((self.path / "config.yaml").read_text()) or {}
+        path = self.path / "config.yaml"
+        try:
+            found = yaml.safe_load(path.read_bytes())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"{path} cannot be read: {one_line(error)}; {self.remedy}") from None
+        if not isinstance(found, dict):
+            raise UserError(f"{path} is not a configuration; {self.remedy}")
+        return found
 
     def rows(self, kind: str) -> list[Row]:
-        rows = read_records(self.path / f"{kind}.jsonl")
-        end = {"steps": self._ending("step") - 1, "epochs": self._ending("epoch")}[kind]
-        last = rows[-1].get(kind[:-1], end) if rows else end  # a record without rows is refused where it is read
-        if end >= 0 and last != end:
-            raise UserError(f"{self.place(kind)} ends at {kind[:-1]} {last}, the run at {end}; {self.remedy}")
-        return rows
-
-    def _ending(self, key: str) -> int:
-        """Return the last step or epoch that DONE names; -1 where it names none."""
-        path = self.path / "DONE"
-        try:
-            return int(json.loads(path.read_text()).get(key, -1))
-        except (OSError, ValueError, AttributeError, TypeError):
-            raise UserError(f"{path} is not whole; {self.remedy}") from None
+        read = read_remaining_records if self.verdict.problem else read_records
+        return read(self.path / f"{kind}.jsonl")
 
     def place(self, kind: str) -> str:
         return str(self.path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl"))
 
 
 def in_folders(root: Path) -> dict[str, FinishedRun]:
-    """Return the finished runs under a folder by name; prints which are left out."""
-    folders = [RunFolder(path.parent) for path in sorted(root.glob("*/config.yaml"))]
-    done = [folder.path for folder in folders if folder.is_done()]
+    """Return the finished runs under a folder by name, damaged ones too; prints which are left out."""
+    folders = [RunFolder(path) for path in sorted({path.parent for path in _marks(root)})]
+    done = [folder for folder in folders if folder.is_done()]
     unfinished = [_unfinished_name(folder) for folder in folders if not folder.is_done()]
     if not done:
         also = f" ({len(unfinished)} unfinished)" if unfinished else ""
         raise UserError(f"{root} holds no finished run{also}; make some with: python -m experiments.train")
     if unfinished:
         print(f"left out, not finished: {', '.join(unfinished)}")
-    return {folder.name: _FolderRun(folder) for folder in done}
+    return {folder.path.name: _FolderRun(folder.path, judge(folder)) for folder in done}
+
+
+def readable(found: Mapping[str, FinishedRun], *, allow_torn: bool) -> dict[str, FinishedRun]:
+    """Return the runs whose configurations can be read.
+
+    Raises:
+        UserError: one cannot be read, and ``allow_torn``, to leave it out, is not set.
+    """
+    problems = {name: problem for name, run in found.items() if (problem := _unreadable(run, allow_torn))}
+    if not allow_torn:
+        refuse(problems, len(found))
+    for name, problem in problems.items():
+        print(f"left out, cannot be read: {name}: {problem}", file=sys.stderr)
+    if len(problems) == len(found):
+        raise UserError("of none of the finished runs enough can be read; run them again")
+    return {name: run for name, run in found.items() if name not in problems}
+
+
+def torn(found: Mapping[str, FinishedRun], names: Iterable[str], *, allow_torn: bool) -> dict[str, str]:
+    """Return the damaged ones among some runs, with what is wrong with each.
+
+    Raises:
+        UserError: there are some, and ``allow_torn`` is not set.
+    """
+    problems = {name: found[name].verdict.problem for name in names if found[name].verdict.problem}
+    if not allow_torn:
+        refuse(problems, len(found))
+    return problems
+
+
+def refuse(problems: Mapping[str, str], num_runs: int) -> None:
+    """Raise UserError where there is a damaged run; of several each has a line."""
+    if not problems:
+        return
+    choice = "remove its folder and run it again, or draw what can be read with --allow-torn"
+    if len(problems) == 1:
+        ((name, problem),) = problems.items()
+        raise UserError(f"{name} is damaged: {problem}; {choice}")
+    for name, problem in problems.items():
+        print(f"error: {name} is damaged: {problem}", file=sys.stderr)
+    raise UserError(f"{len(problems)} of {num_runs} finished runs are damaged; {choice}")
+
+
+def _marks(root: Path) -> Iterable[Path]:
+    yield from root.glob("*/config.yaml")
+    yield from root.glob("*/DONE")
+
+
+def _unreadable(run: FinishedRun, allow_torn: bool) -> str:
+    """Return why a run cannot be read at all, empty if it can."""
+    try:
+        run.config()
+        empty = [kind for kind in ("steps", "epochs") if allow_torn and run.verdict.problem and not run.rows(kind)]
+    except (UserError, RecordError) as error:
+        return run.verdict.problem or str(error)
+    return f"no row of {' and '.join(empty)} is left" if empty else ""
 
 
 def _unfinished_name(folder: RunFolder) -> str:
-    return f"{folder.path.name} (failed)" if folder.failure_path.exists() else folder.path.name
+    names = {State.FAILED: " (failed)", State.DAMAGED: " (damaged)"}
+    return folder.path.name + names.get(judge(folder).state, "")

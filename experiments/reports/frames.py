@@ -4,13 +4,13 @@ They are read from run folders here, and from W&B in tracking/sources.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from experiments.config.errors import UserError
-from experiments.reports.finished_runs import FinishedRun, in_folders
+from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.run_configs import Selection, run_frame, selected_configs
 
@@ -38,11 +38,25 @@ class Frames:
     runs of one experiment differ in more than the seed; it then names that difference, ``lr=0.1``. The density of
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
+
+    ``torn`` has what is wrong with each run that is not whole; ``unverified`` are those of earlier versions, whose rows
+    have no sums.
     """
 
     runs: pd.DataFrame
     steps: pd.DataFrame
     epochs: pd.DataFrame
+    torn: Mapping[str, str] = field(default_factory=dict)
+    unverified: tuple[str, ...] = ()
+
+    def notes(self) -> list[str]:
+        """Return a line for each run that is not whole, and one for those that are not verified."""
+        lines = [f"not whole: {run}: {problem}" for run, problem in self.torn.items()]
+        if self.unverified:
+            lines.append(
+                f"not verified, written by an earlier version: {len(self.unverified)} of {len(self.runs)} runs"
+            )
+        return lines
 
 
 def runs(root: Path | str) -> pd.DataFrame:
@@ -60,30 +74,37 @@ def epochs(root: Path | str) -> pd.DataFrame:
     return load(root).epochs
 
 
-def load(root: Path | str, selection: Selection | None = None) -> Frames:
+def load(root: Path | str, selection: Selection | None = None, *, allow_torn: bool = False) -> Frames:
     """Read every finished run under ``root`` whose configuration fits ``selection``.
 
+    Args:
+        allow_torn: read what is left of damaged runs, too.
+
     Raises:
-        UserError: no finished run, a selection that fits none, a broken configuration or record.
+        UserError: no finished run, a selection that fits none, a damaged run.
     """
-    return tidy(in_folders(Path(root)), selection)
+    return tidy(in_folders(Path(root)), selection, allow_torn=allow_torn)
 
 
-def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -> Frames:
+def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None, *, allow_torn: bool = False) -> Frames:
     """Read the runs, by their names, whose configuration fits ``selection``; one that is there twice is left out.
 
     A number of a configuration that is whole is an integer, whether 1 or 1.0 was written. The columns that are not
     known by name come last, in the order of the alphabet.
 
     Raises:
-        UserError: a selection that fits none, a broken configuration or record.
+        UserError: a selection that fits none, or a damaged run without ``allow_torn``.
     """
+    found = readable(found, allow_torn=allow_torn)
     table = run_frame(selected_configs(found, selection or {}))
+    damaged = torn(found, table["run"], allow_torn=allow_torn)
     identity = table.drop(columns=["rule", "epochs", "accumulate"])
     return Frames(
         runs=table,
         steps=_records(found, identity, "steps", STEP_NUMBERS, _read).pipe(_complete_steps),
         epochs=_records(found, identity.assign(rule=table["rule"]), "epochs", EPOCH_NUMBERS, _read_epochs),
+        torn=damaged,
+        unverified=tuple(run for run in table["run"] if not found[run].verdict.is_verified),
     )
 
 

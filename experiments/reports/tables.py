@@ -1,7 +1,7 @@
 """Summaries of runs as tables: on a terminal, in Markdown, as CSV."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -36,8 +36,8 @@ def print_tables(table: pd.DataFrame, console: Console) -> None:
         console.print(_rich_table(f"{title}: ms per step, medians", TIMES, rows))
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """Write a frame of ``summarise`` as one Markdown table per model, dataset and world size."""
+def markdown(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
+    """Write a frame of ``summarise`` as one Markdown table per model, dataset and world size, notes below them."""
     blocks = []
     for study, rows in table.groupby(EXPERIMENT[:3]):
         metric = metric_of(rows["metric"])
@@ -48,13 +48,13 @@ def markdown(table: pd.DataFrame) -> str:
             f"{_note(metric)}; ms per step, medians",
             markdown_table([name for name, _ in columns], lines),
         ]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join([*blocks, *notes]) + "\n"
 
 
-def write_summary(table: pd.DataFrame, out: Path) -> list[Path]:
-    """Write a frame of ``summarise`` as summary.csv and summary.md; returns the paths."""
+def write_summary(table: pd.DataFrame, out: Path, notes: Sequence[str] = ()) -> list[Path]:
+    """Write a frame of ``summarise`` as summary.csv and, with notes, summary.md; returns the paths."""
     paths = [write_csv(table, out / "summary.csv"), out / "summary.md"]
-    write_file(paths[-1], markdown(table))
+    write_file(paths[-1], markdown(table, notes))
     return paths
 
 

@@ -20,6 +20,7 @@ from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.frames import Frames, load, tidy
 from experiments.reports.run_configs import Selection
 from experiments.runs.json_lines import Row
+from experiments.runs.status import State, Verdict
 from experiments.tracking.wandb_account import require_key, require_wandb
 
 NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -37,6 +38,10 @@ class _Mirror:
     @property
     def remedy(self) -> str:
         return _REMEDY
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict(State.DONE)
 
     def config(self) -> Mapping[str, object]:
         return {key: value for key, value in self.mirrored_config.items() if key not in ("_wandb", "manifest")}

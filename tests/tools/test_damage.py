@@ -135,15 +135,113 @@ def test_a_run_does_not_go_on_without_its_records(unfinished: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_finished_run_that_is_damaged_is_not_already_done(
+def test_a_finished_run_without_its_records_is_damaged_for_every_command(
     finished: Path, tmp_path: Path, damage: str, kind: str
 ) -> None:
     folder = copied(finished, tmp_path)
     spoilt(folder, damage, kind)
-    called = train(tmp_path / "runs")
-    assert called.code != 0
-    assert "already done" not in called.out
-    assert_matches(expected(damage, kind, {"steps": NUM_STEPS, "epochs": 4}[kind]), error_of(called))
+    assert_damaged(folder, expected(damage, kind, {"steps": NUM_STEPS, "epochs": 4}[kind]))
+    called = draw(tmp_path, "--allow-torn", "--table")
+    if damage in ("deleted", "emptied"):
+        assert called.code == 2
+        assert f"left out, cannot be read: {folder.path.name}: " in called.err
+        assert "of none of the finished runs enough can be read" in error_of(called)
+    else:
+        assert called.code == 0
+        assert f"not whole: {folder.path.name}: " in called.out
+        assert "not whole: " in (tmp_path / "figures" / "summary.md").read_text()
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+OTHER_FILES: dict[str, tuple[Damage, str]] = {
+    "torn DONE": (lambda path: (path / "DONE").write_bytes((path / "DONE").read_bytes()[:40]), "DONE is not whole"),
+    "empty DONE": (lambda path: (path / "DONE").write_bytes(b""), "DONE is not whole"),
+    "DONE of another kind": (lambda path: (path / "DONE").write_bytes(b"[]"), "DONE is not whole"),
+    "changed DONE": (lambda path: change_json(path / "DONE", accuracy=1.0), "DONE was changed after it was written"),
+    "torn configuration": (
+        lambda path: (path / "config.yaml").write_bytes((path / "config.yaml").read_bytes()[:45] + b"{"),
+        "config.yaml was changed after the run",
+    ),
+    "no configuration": (lambda path: (path / "config.yaml").unlink(), "config.yaml is missing"),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", OTHER_FILES)
+def test_a_finished_run_without_its_other_files_is_damaged_for_every_command(
+    finished: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = copied(finished, tmp_path)
+    spoil, said = OTHER_FILES[damage]
+    spoil(folder.path)
+    assert_damaged(folder, said, is_tracked="config" not in damage and "manifest" not in damage)
+
+
+def assert_damaged(folder: RunFolder, said: str, *, is_tracked: bool = True) -> None:
+    """Every command calls a finished run damaged, says why in one line, and changes nothing."""
+    output = folder.path.parent
+    trained = train(output)
+    assert trained.code != 0
+    assert "already done" not in trained.out
+    assert_matches(said, error_of(trained))
+    drawn = draw(output.parent)
+    assert drawn.code == 2
+    assert_matches(said, error_of(drawn))
+    assert not (output.parent / "figures").exists()
+    tracked = call(["track", str(folder.path)])
+    assert tracked.code == 2
+    assert_matches(said if is_tracked else "has no|is damaged", error_of(tracked))
+    (status,) = [line for line in study("status", output).out.splitlines() if folder.path.name in line]
+    assert " damaged " in status
+    assert_matches(said, status)
+    assert "nothing to remove" in study("clean", output, "--yes").out
+    assert folder.is_done()
+
+
+def draw(place: Path, *words: str) -> Called:
+    return call(["figures", "--runs", str(place / "runs"), "--out", str(place / "figures"), *words])
+
+
+def study(verb: str, output: Path, *words: str) -> Called:
+    """Call a verb of experiments.sweep for a study of the run alone."""
+    path = output.parent / "study.yaml"
+    common = ["cluster=simulated", "cluster.world_size=3", "density=0.05", f"output={output}"]
+    path.write_text(json.dumps({"overrides": [*common, *WORDS, *CHECKPOINTS], "grid": {"seed": [0]}}))
+    return call(["sweep", verb, str(path), *words])
+
+
+def test_a_damaged_run_that_does_not_fit_the_selection_stops_no_figure(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    other = shutil.copytree(folder.path, tmp_path / "runs" / "other")
+    config = (other / "config.yaml").read_text().replace("\nseed: 0", "\nseed: 1")
+    (other / "config.yaml").write_text(config)
+    assert_matches("other is damaged: .*config.yaml was changed", error_of(draw(tmp_path, "--table")))
+    assert draw(tmp_path, "--table", "seed=0").code == 0
+
+
+def test_figures_name_the_runs_that_are_not_whole(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    lines_of(folder.steps_path, lambda rows: rows[:-1])
+    assert draw(tmp_path, "--allow-torn", "--only", "convergence").code == 0
+    (named,) = (tmp_path / "figures").glob("*.runs.txt")
+    assert named.read_text() == f"{folder.path.name} (not whole)\n"
+
+
+def test_a_run_of_an_earlier_version_is_read_and_said_to_be_not_verified(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    for path in (folder.steps_path, folder.epochs_path):
+        lines_of(path, lambda rows: [re.sub(rb', "sum": "[0-9a-f]{8}"', b"", row) for row in rows])
+    done = json.loads(folder.done_path.read_text())
+    folder.done_path.write_text(json.dumps({key: done[key] for key in done if key not in ("records", "files", "sum")}))
+    assert train(tmp_path / "runs").out.startswith("already done")
+    assert "not verified, written by an earlier version: 1 of 1 runs" in draw(tmp_path, "--table").out
+    assert "1 not verified" in study("status", tmp_path / "runs").out
+    shutil.rmtree(tmp_path / "figures")
+    lines_of(folder.steps_path, lambda rows: [*rows[:3], *rows[5:]])
+    assert_damaged(folder, "line 4 has step 5: the rows of step 3 to 4 are missing before it")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -355,7 +355,7 @@ def test_a_study_that_is_nowhere_finite_is_drawn_all_the_same(tmp_path: Path) ->
 def test_epochs_that_measured_nothing_are_named(tmp_path: Path) -> None:
     path = write_run(tmp_path, "micro") / "epochs.jsonl"
     _write_rows(path, [{"epoch": 2, "step": 60, "time_s": 1.0, "train_loss": 2.0}])
-    with pytest.raises(UserError, match=r"epochs\.jsonl: none of accuracy, perplexity, .* was measured; delete"):
+    with pytest.raises(UserError, match=r"epochs\.jsonl: none of accuracy, perplexity, .* was measured; remove"):
         frames.load(tmp_path)
 
 
@@ -466,10 +466,14 @@ def test_an_empty_record_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kept", "said"),
     [
-        ("steps.jsonl", 0.5, r"steps\.jsonl ends at step \d+, the run at 59; delete the folder .* and run it again$"),
-        ("epochs.jsonl", 0.5, r"epochs\.jsonl ends at epoch 0, the run at 2; delete"),
-        ("DONE", 0.5, r"DONE is not whole; delete the folder"),
-        ("DONE", 0.0, r"DONE is not whole; delete the folder"),
+        (
+            "steps.jsonl",
+            0.5,
+            r"steps\.jsonl ends at step \d+, the run at 59; remove its folder and run it again, or .* --allow-torn$",
+        ),
+        ("epochs.jsonl", 0.5, r"epochs\.jsonl ends at epoch 0, the run at 2; remove"),
+        ("DONE", 0.5, r"DONE is not whole; remove its folder"),
+        ("DONE", 0.0, r"DONE is not whole; remove its folder"),
     ],
 )
 def test_a_torn_file_of_a_finished_run_is_told_by_its_name(tmp_path: Path, name: str, kept: float, said: str) -> None:
