@@ -120,6 +120,7 @@ class HostWatch:
         ranks: of this host.
         timeout_s: the time limit of the run's collectives.
         end: called once, when a host is gone.
+        left: called every few seconds once all other hosts have ended their work.
     """
 
     def __init__(
@@ -132,10 +133,12 @@ class HostWatch:
         ranks: tuple[int, ...],
         timeout_s: float,
         end: Callable[[LostHost], None],
+        left: Callable[[], None],
     ) -> None:
         self._keeper, _, port = endpoint.rpartition(":")
         self._port = int(port)
-        self._prefix, self._own, self._num_hosts, self._ranks, self._end = prefix, own, num_hosts, ranks, end
+        self._prefix, self._own, self._num_hosts, self._ranks = prefix, own, num_hosts, ranks
+        self._end, self._left = end, left
         self._limit_s, self._interval_s = timeout_s / 2, beat_interval_s(timeout_s)
         mine = Host(socket.gethostname(), "", ranks)
         self._rules = HostRules({own: mine}, own=own, keeper=self._keeper, limit_s=self._limit_s, now=time.monotonic())
@@ -157,6 +160,8 @@ class HostWatch:
                 met |= self._meet(store, set(range(self._num_hosts)) - met)
                 numbers = {host: store.get(self._key("beat", host)).decode() for host in met}
                 self._rules.note(time.monotonic(), numbers)
+                if len(met) == self._num_hosts and {*numbers.values()} == {str(number), _LEFT}:
+                    self._left()
             store.set(self._key("beat", self._own), _LEFT)
             return
         if not self._is_late():

@@ -67,6 +67,7 @@ class LaunchWatch:
                 ranks=self._ranks,
                 timeout_s=self._timeout_s,
                 end=self._end_without,
+                left=self._end_alone,
             )
 
     def found(self) -> StallReport | None:
@@ -99,6 +100,14 @@ class LaunchWatch:
     def _end_without(self, lost: LostHost) -> None:
         """End this node's ranks, and the agent, which may wait for an answer of the store or for another meeting."""
         self._end(StallReport.of_host(self._run_dir, lost.rank, lost.message))
+        self._break_connections()
+
+    def _end_alone(self) -> None:
+        """End the agent's wait for the others once its ranks have ended: they have left, and it waits for minutes."""
+        if not self._own_ranks():
+            self._break_connections()
+
+    def _break_connections(self) -> None:
         break_connections(int(self._endpoint.rpartition(":")[2]))
 
     def _clear(self) -> None:

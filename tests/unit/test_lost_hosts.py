@@ -1,9 +1,12 @@
 """A host that is gone is named by those that remain, and knows itself that it is cut off, by a clock the test moves."""
 
+import json
 import socket
 import threading
+from dataclasses import asdict
 
 import pytest
+from torch.distributed import TCPStore
 
 from experiments.launching import host_watch
 from experiments.launching.host_watch import Host, HostRules, LostHost
@@ -81,8 +84,8 @@ def test_a_host_that_the_others_have_not_met_is_not_waited_for() -> None:
 def test_a_watch_whose_store_never_answers_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     found, ended, never = list[LostHost](), threading.Event(), threading.Event()
 
-    def end(lost: LostHost) -> None:
-        found.append(lost)
+    def end(*lost: LostHost) -> None:
+        found.extend(lost)
         ended.set()
 
     def no_answer(*_: object, **__: object) -> None:
@@ -93,7 +96,7 @@ def test_a_watch_whose_store_never_answers_ends_the_node(monkeypatch: pytest.Mon
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # refuses connections, as a host does whose store has ended
         endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
-        host_watch.HostWatch(endpoint, "run", own=1, num_hosts=2, ranks=(2, 3), timeout_s=0.4, end=end)
+        host_watch.HostWatch(endpoint, "run", own=1, num_hosts=2, ranks=(2, 3), timeout_s=0.4, end=end, left=end)
         assert ended.wait(10)
     never.set()
     assert found[0].rank == 2
@@ -110,6 +113,20 @@ def test_a_host_that_has_left_is_not_lost() -> None:
     for now in range(0, 400, 5):
         rules.note(now, {0: str(now), 1: str(now), 2: "left" if now > 50 else str(now)})
         assert rules.look(now, lambda host: False) is None
+
+
+@pytest.mark.parametrize(("others", "is_alone"), [(["left", "left"], True), (["left", "7"], False), (["left"], False)])
+def test_a_host_knows_that_all_others_have_ended_their_work(others: list[str], is_alone: bool) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for number, beat in enumerate(others, 1):
+        store.set(f"run/beat/{number}", beat)
+        store.set(f"run/host/{number}", json.dumps(asdict(HOSTS[number])))
+    alone = threading.Event()
+    endpoint = f"127.0.0.1:{store.port}"
+    common = {"own": 0, "num_hosts": 3, "ranks": (0, 1), "timeout_s": 2.0}
+    watch = host_watch.HostWatch(endpoint, "run", **common, end=lambda _: None, left=alone.set)  # type: ignore[arg-type]
+    assert alone.wait(10 if is_alone else 0.4) == is_alone
+    watch.close()
 
 
 def test_a_read_of_a_store_that_is_gone_ends_when_its_connection_is_broken() -> None:
