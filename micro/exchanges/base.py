@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -92,14 +92,14 @@ class Header:
     extras: list[list[int]]
 
 
-def gather_header(indices: Tensor, comm: Comm, *, is_finite: bool, extra: Tensor | None = None) -> Header:
+def gather_header(chosen: Tensor, comm: Comm, *, is_finite: bool, extra: Tensor | None = None) -> Header:
     """Gather counts of indices, whether gradients were finite, and m extra integers each: 4 (m + 2) (n-1) bytes.
 
     Args:
-        indices: what this rank chose.
+        chosen: (count,) indices, or values, that this rank chose.
         extra: (m,) of any integer type, equally long on all ranks.
     """
-    header = torch.tensor([indices.numel(), int(is_finite)], dtype=torch.int32, device=indices.device)
+    header = torch.tensor([chosen.numel(), int(is_finite)], dtype=torch.int32, device=chosen.device)
     if extra is not None:
         header = torch.cat([header, extra.to(torch.int32)])
     rows = comm.gather_rows(header).tolist()  # host sync: list lengths shape the next message
@@ -180,6 +180,23 @@ def _mean_raw(values: Tensor, comm: Comm, *, is_finite: bool) -> tuple[Tensor, T
     flag = values.new_full((1,), 0.0 if is_finite else 1.0)
     mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
     return mean[:-1], values, not float(mean[-1]) > 0  # host sync: the policy for NaN acts on the host
+
+
+class AverageEncoded(Protocol):
+    """What averages encoded values that all ranks have at the same indices: `mean_encoded_`, or another exchange's."""
+
+    def __call__(
+        self,
+        values: Tensor,
+        codec: Codec,
+        key: Key,
+        comm: Comm,
+        *,
+        is_finite: bool,
+        rest: Tensor | None,
+        mean: Tensor,
+        memory: Tensor | None = None,
+    ) -> bool: ...
 
 
 def mean_encoded_(

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, gather_header, gather_indices, gather_values
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
@@ -57,6 +58,27 @@ class Gather(Exchange[NoState]):
             num_updated = union(part.indices for part in parts).numel()
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
+
+    @staticmethod
+    def mean_(
+        values: Tensor,
+        codec: Codec,
+        key: Key,
+        comm: Comm,
+        *,
+        is_finite: bool,
+        rest: Tensor | None,
+        mean: Tensor,
+        memory: Tensor | None = None,
+    ) -> bool:
+        """Average the values of all indices, as ``exchange`` does, without indices; see `mean_encoded_`."""
+        n, size = comm.world_size, codec.num_bytes(values.numel(), values.dtype)
+        header = gather_header(values, comm, is_finite=is_finite)
+        wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
+        codec.encode_into_(values, key, wire, rest)
+        first, *_ = comm.gather_lists(wire, [size] * n, "values")
+        codec.decode_mean_into_(first.as_strided((n, size), (size, 1)), mean, n)  # the lists are neighbours
+        return header.is_finite
 
     def parts_of_update(
         self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap

@@ -12,7 +12,8 @@ from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Density
 from micro.density.constant import Constant
-from micro.exchanges.base import Exchange, Wire
+from micro.exchanges.base import Exchange, Wire, mean_encoded_
+from micro.exchanges.gather import Gather
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, Undo, after
@@ -139,7 +140,8 @@ class SparseReducer(Reducer):
         if self.codec.lossless:
             return send_all(state, self.feedback, acc, grad, comm, is_finite=is_finite)
         key = (step.seed, step.index, comm.rank)
-        return send_all_encoded(state, self.feedback, acc, grad, self.codec, key, comm, is_finite=is_finite)
+        average_ = self.exchange.mean_ if isinstance(self.exchange, Gather) else mean_encoded_
+        return send_all_encoded(state, self.feedback, acc, grad, self.codec, key, comm, average_, is_finite=is_finite)
 
     def _send(
         self,
@@ -184,7 +186,8 @@ class SparseReducer(Reducer):
     @property
     def sends_all(self) -> bool:
         """Whether every value travels, and all of them together: no index is made."""
-        return isinstance(self.selector, Everything) and isinstance(self.exchange, Union)
+        each_to_all = isinstance(self.exchange, Gather) and not self.codec.lossless
+        return isinstance(self.selector, Everything) and (each_to_all or isinstance(self.exchange, Union))
 
     def at(self, density: float) -> "SparseReducer":
         """Return the composition at work at this density: at 1 all values travel, encoded as ever, and no index.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
-from micro.exchanges.base import mean_encoded_, message_bytes
+from micro.exchanges.base import AverageEncoded, message_bytes
 from micro.feedback import Feedback, Undo, after
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
@@ -82,6 +82,7 @@ def send_all_encoded(
     codec: Codec,
     key: Key,
     comm: Comm,
+    average_: AverageEncoded,
     *,
     is_finite: bool,
 ) -> Sent:
@@ -93,13 +94,14 @@ def send_all_encoded(
     Args:
         acc: (numel,) what ``feedback`` returned; in most cases the residual.
         key: seeds what is random about the codec; differs from rank to rank.
+        average_: the exchange, as a function of values at every index.
         is_finite: whether this rank's gradient was.
     """
     before, keeps = acc.detach(), bool(state.residual.numel())
     rest = _message(state, acc)[:-1] if keeps else None
     mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
     state.wire = _bytes(state.wire, message_bytes(acc.numel(), codec, acc.dtype, comm), acc.device)
-    is_finite = mean_encoded_(acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire)
+    is_finite = average_(acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire)
     overflow = _overflown(mean) if is_finite else None
     if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
