@@ -30,7 +30,7 @@ from experiments.reports.output import check_file, write_or_rescue
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
-    return run_command(lambda: _measure(parser().parse_args(arguments)), stopped="stopped; nothing was written")
+    return run_command(lambda: _measure(parser().parse_args(arguments)), stopped="nothing was written")
 
 
 def _measure(options: argparse.Namespace) -> int:

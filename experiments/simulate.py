@@ -44,7 +44,7 @@ from experiments.studies.simulated_steps.trace_changes import GRAINS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    return run_command(lambda: _run(words), stopped="stopped; nothing was written")
+    return run_command(lambda: _run(words), stopped="nothing was written")
 
 
 def _run(words: list[str]) -> int:

@@ -17,6 +17,7 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, remove
 from experiments.runs.output import check_are_folders, check_outputs
@@ -42,7 +43,7 @@ def main() -> None:
     """Read the command line and do what it says; exit 2 for a mistake, 1 if any run failed."""
     words = sys.argv[1:]
     verb = VERBS.get(words[0]) if words else None
-    sys.exit(run_command(lambda: (verb or _run)(words[1:] if verb else words)))
+    sys.exit(run_command(lambda: (verb or _run)(words[1:] if verb else words), at_stop=leave))
 
 
 def _run(words: list[str]) -> int:

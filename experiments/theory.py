@@ -30,7 +30,7 @@ from experiments.studies.topk_theory.operators import operator_times
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    return run_command(lambda: _run(words), stopped="stopped; what was written before stays")
+    return run_command(lambda: _run(words), stopped="what was written before stays")
 
 
 def _run(words: list[str]) -> int:

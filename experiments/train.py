@@ -5,12 +5,13 @@
 
 The command starts its own workers; under torchrun or srun it joins the ranks that these start. A finished run is not
 run again. An unfinished run resumes from its last checkpoint; what it recorded after that moves to attempts/ of its
-folder. SIGTERM and SIGUSR1 save a run and stop it.
+folder. Ctrl-C, SIGTERM and SIGUSR1 save a run and stop it; a second Ctrl-C does not wait for that.
 """
 
 import sys
 
 from experiments.config.command_line import run_command
+from experiments.config.stopping import leave
 
 _MULTIRUN = {"-m", "--multirun"}
 
@@ -18,7 +19,7 @@ _MULTIRUN = {"-m", "--multirun"}
 def main() -> None:
     """Run the command line; exit 2 for a mistake, 1 for a failed run."""
     words = sys.argv[1:]
-    code = _help() if {"-h", "--help"} & set(words) else run_command(lambda: _run(words))
+    code = _help() if {"-h", "--help"} & set(words) else run_command(lambda: _run(words), at_stop=leave)
     if code:
         sys.exit(code)
 

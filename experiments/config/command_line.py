@@ -7,10 +7,12 @@ A mistake is one line on standard error and exit code 2.
 import argparse
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn, TextIO, TypeVar, cast
 
+from experiments.config import stopping
 from experiments.config.errors import OutputError, UserError
 from experiments.config.start_up import collect_as_usual, collect_seldom, hide_warnings_of_torch
 
@@ -85,6 +87,10 @@ def print_error(error: object) -> None:
     print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
 
 
+def _print_stopped(number: int, stopped: str) -> None:
+    print(f"stopped by {stopping.name_of(number)}" + (f"; {stopped}" if stopped else ""), file=sys.stderr)
+
+
 def _output_is_broken() -> bool:
     """Return whether standard output takes no more; what is left for it is then dropped."""
     try:
@@ -106,17 +112,26 @@ def _nothing(mode: str) -> TextIO:
     return cast(TextIO, open(os.devnull, mode))  # it is open as long as the process lives
 
 
-def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
+def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping.Handler = stopping.raise_stop) -> int:
     """Return the exit code of a command: 2 after a UserError, 1 after an OutputError, and 130 after Ctrl-C.
 
-    An error is printed in one line.
+    An error is printed in one line. After SIGTERM the code is 143, after SIGUSR1 75.
 
     Where standard output cannot be written any more, the code is 141 if its reader has ended (as ``head`` does), and
     else 1, with the reason.
 
     Args:
-        stopped: a line to print after Ctrl-C.
+        stopped: what a stop signal leaves, to be printed after its name.
+        at_stop: the handler of the stop signals, see experiments.config.stopping.
     """
+    try:
+        with stopping.handled(at_stop):
+            return _exit_code(work, stopped)
+    finally:
+        stopping.end_command()
+
+
+def _exit_code(work: Callable[[], int], stopped: str) -> int:
     collect_seldom()
     hide_warnings_of_torch()
     _open_streams()
@@ -138,8 +153,10 @@ def run_command(work: Callable[[], int], *, stopped: str = "") -> int:
         print_error(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
         return FAILED
     except KeyboardInterrupt:
-        if stopped:
-            print(stopped, file=sys.stderr)
+        _print_stopped(signal.SIGINT, stopped)
         return INTERRUPTED
+    except stopping.Stopped as stop:
+        _print_stopped(stop.number, stopped)
+        return stopping.exit_code(stop.number)
     finally:
         collect_as_usual()

@@ -1,8 +1,8 @@
 """Start the ranks of a run on this node, supervise them, and report in one line why they failed.
 
-torch's elastic agent starts and supervises the processes. This module adds what the agent does not do: a signal stops
-the caller's sweep as well as the run, no rank outlives this process, the agent prints nothing on the terminal, and the
-reported rank is the one that caused the failure.
+torch's elastic agent starts and supervises the processes. This module adds what the agent does not do: a stop signal
+lets the ranks save first, for as long as that takes; no rank outlives this process, the agent prints nothing on the
+terminal, and the reported rank is the one that caused the failure.
 """
 
 import logging
@@ -32,12 +32,13 @@ from experiments.launching.failures import RankFailure, short_line
 from experiments.launching.full_disks import LossyLog, spare_reports
 from experiments.launching.launch_watch import LaunchWatch
 from experiments.launching.meeting import check_endpoint
-from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT
+from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT, saves_path
 from experiments.launching.store_server import LOOPBACK, serve_store
 from experiments.runs.atomic_files import disk_errors
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.stop_signals import stop_signals
 
-_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
 _AGENT_LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher")
 
 
@@ -53,7 +54,7 @@ def launch(
     timeout_s: float = TIMEOUT_S,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run ``python -u -m module run_dir`` on every local rank and wait until all have finished.
+    """Run ``python -u -m module run_dir`` on every local rank; wait until all have finished, or were stopped.
 
     The output of a rank is in ``ranks/rank<r>/{stdout,stderr}.log`` of the run folder and nowhere else. Each of
     several nodes calls this function once, with the same folder.
@@ -75,9 +76,8 @@ def launch(
     Raises:
         RankFailure: A rank failed; ``failure.json`` in the run folder lists all failures.
         UserError: An argument is out of its range, or the nodes could not meet.
-        KeyboardInterrupt: SIGINT was received; all ranks were stopped.
-        SystemExit: Another signal was received, with code 128 + its number; all ranks were stopped. Neither is an
-            Exception, so a sweep that catches Exception does not start the next run.
+        SystemExit: SIGHUP or SIGQUIT was received, with code 128 + its number; all ranks were stopped. After a stop
+            signal, ``stop_signals.number`` has it.
     """
     _check(nproc_per_node, nnodes, rdzv_endpoint)
     run_dir = run_dir.resolve()
@@ -92,6 +92,7 @@ def launch(
         _meeting_place(rdzv_endpoint, nnodes, timeout_s) as endpoint,
     ):
         watch = LaunchWatch(run_dir, timeout_s, endpoint=endpoint, run_id=run_id)
+        ranks = _Ranks(folder, watch)
         config = LaunchConfig(
             min_nodes=nnodes,
             max_nodes=nnodes,
@@ -102,9 +103,9 @@ def launch(
             rdzv_configs={"read_timeout": max(60, round(timeout_s))},  # the watch over the hosts comes before that
             max_restarts=max_restarts,
             monitor_interval=0.1,
-            logs_specs=_RankLogs(folder, watch),
+            logs_specs=ranks,
             local_addr=LOOPBACK if nnodes == 1 else None,  # a laptop's own name often does not resolve
-            signals_to_handle=",".join(number.name for number in _agent_signals()),
+            signals_to_handle=",".join(number.name for number in _agent_signals()) or "none",
         )
         command = ("-u", "-m", "experiments.launching.rank_process", module, str(run_dir))
         variables = _worker_variables(nproc_per_node, {**(env or {}), TIMEOUT: str(timeout_s)})
@@ -112,19 +113,21 @@ def launch(
         with (
             _environment(variables),
             _agent_log(folder),
-            _signals(folder),
             _failures(folder, spare, rdzv_endpoint, watch),
+            _agent_signals_restored(),
+            stop_signals.recorded(then=ranks.stop),
             watch,
         ):
             elastic_launch(config, sys.executable)(*command)
 
 
-class _RankLogs(LogsSpecs):
-    """One folder per rank, named by its global rank."""
+class _Ranks(LogsSpecs):
+    """The ranks of this node: a folder for each, named by its global rank, and what a stop signal does to them."""
 
     def __init__(self, folder: RunFolder, watch: LaunchWatch) -> None:
         super().__init__(log_dir=str(folder.ranks_path), redirects=Std.ALL)
         self._folder, self._watch = folder, watch
+        self._ranks: list[int] = []
 
     @property
     def root_log_dir(self) -> str:
@@ -134,12 +137,25 @@ class _RankLogs(LogsSpecs):
         folders = {local_rank: rank_folder(self._folder.path, int(env["RANK"])) for local_rank, env in envs.items()}
         for path in folders.values():
             path.mkdir(parents=True, exist_ok=True)
+        self._ranks = [int(env["RANK"]) for env in envs.values()]
+        for rank in self._ranks:
+            saves_path(self._folder.path, rank).unlink(missing_ok=True)
+        if stop_signals.number:  # the ranks that it was passed on to have failed
+            self.stop()
         self._watch.start(envs.values())  # the agent calls this before each start of the ranks
         return LogsDest(
             stdouts={local_rank: str(path / "stdout.log") for local_rank, path in folders.items()},
             stderrs={local_rank: str(path / "stderr.log") for local_rank, path in folders.items()},
             error_files={local_rank: str(path / "error.json") for local_rank, path in folders.items()},
         )
+
+    def stop(self) -> None:
+        """Have the ranks save and end; where not all of them take steps yet, end them at once."""
+        if not self._ranks or not all(saves_path(self._folder.path, rank).exists() for rank in self._ranks):
+            raise SignalException("a stop signal, and nothing to save", signal.SIGKILL)
+        for pid in self._watch.own_ranks().values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def _check(nproc_per_node: int, nnodes: int, rdzv_endpoint: str) -> None:
@@ -199,8 +215,9 @@ def _failures(folder: RunFolder, spare: Path | None, rdzv_endpoint: str, watch: 
     try:
         yield
     except SignalException as stop:
-        # SignalException is an Exception: a sweep would count a failed run and start the next one.
-        raise (KeyboardInterrupt() if stop.sigval == signal.SIGINT else SystemExit(128 + stop.sigval)) from None
+        if not stop_signals.number:
+            # SignalException is an Exception: a sweep would count a failed run and start the next one.
+            raise SystemExit(128 + stop.sigval) from None
     except (RendezvousError, DistError) as error:
         if watch.has_started:  # the store is gone, with the node that had it
             raise RankFailure(record_failure(folder, {}, watch, spare=spare)) from None
@@ -232,30 +249,19 @@ def _agent_log(folder: RunFolder) -> Iterator[None]:
 
 
 def _agent_signals() -> list[signal.Signals]:
-    """Return the signals that the agent handles: without SIGINT if the caller has its own handler for it."""
-    is_default = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN, None)
-    return [number for number in _AGENT_SIGNALS if is_default or number != signal.SIGINT]
+    """Return the signals at which the agent ends the ranks; nohup has SIGHUP ignored."""
+    return [number for number in _AGENT_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
-def _signals(folder: RunFolder) -> Iterator[None]:
-    """Forward SIGUSR1 to the ranks; at the end restore the handlers that the agent replaced."""
+def _agent_signals_restored() -> Iterator[None]:
+    """Restore the handlers that the agent replaced."""
     if threading.current_thread() is not threading.main_thread():
         yield  # the agent sets no handlers either
         return
-    before = {number: signal.getsignal(number) for number in (*_AGENT_SIGNALS, signal.SIGUSR1)}
-    signal.signal(signal.SIGUSR1, lambda number, frame: _forward(folder, number))
+    before = {number: signal.getsignal(number) for number in _AGENT_SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def _forward(folder: RunFolder, number: int) -> None:
-    """Send a signal to the ranks that this process started."""
-    for path in folder.ranks_path.glob("rank*/pid"):
-        with suppress(OSError, ValueError):  # not written yet, or gone
-            pid = int(path.read_text())
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(os.getpid()):
-                os.kill(pid, number)

@@ -56,7 +56,7 @@ class LaunchWatch:
         self._ranks = tuple(sorted(int(variables["RANK"]) for variables in ranks))
         self._clear()
         self.has_started, self.killed = True, set()
-        self._watch = RankWatch(self._run_dir, self._timeout_s, own_ranks=self._own_ranks, end=self._end)
+        self._watch = RankWatch(self._run_dir, self._timeout_s, own_ranks=self.own_ranks, end=self._end)
         self._watch.__enter__()
         if int(ranks[0]["GROUP_WORLD_SIZE"]) > 1:
             self._hosts = HostWatch(
@@ -78,7 +78,7 @@ class LaunchWatch:
         """Return the rank that the others waited for when all were last seen; see RankWatch."""
         return self._watch.missed() if self._watch else None
 
-    def _own_ranks(self) -> dict[int, int]:
+    def own_ranks(self) -> dict[int, int]:
         """Return the process ids of the ranks that this process has started and that run."""
         found: dict[int, int] = {}
         for rank in self._ranks:
@@ -93,7 +93,7 @@ class LaunchWatch:
         """End the ranks of this node; the agent sees that they have failed."""
         with self._lock:
             self._own = self._own or report
-            pids = self._own_ranks()
+            pids = self.own_ranks()
             self.killed |= set(pids.values())
             kill_ranks(pids)
 
@@ -104,7 +104,7 @@ class LaunchWatch:
 
     def _end_alone(self) -> None:
         """End the agent's wait for the others once its ranks have ended: they have left, and it waits for minutes."""
-        if not self._own_ranks():
+        if not self.own_ranks():
             self._break_connections()
 
     def _break_connections(self) -> None:

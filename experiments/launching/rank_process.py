@@ -59,8 +59,18 @@ def _write_report(run_dir: Path, rank: int, report: dict[str, object]) -> None:
 
 
 def pid_path(run_dir: Path, rank: int) -> Path:
-    """Return the file of a rank's process id, with which the launcher forwards signals."""
+    """Return the file of a rank's process id."""
     return RunFolder(run_dir).ranks_path / f"rank{rank}" / "pid"
+
+
+def saves_path(run_dir: Path, rank: int) -> Path:
+    """Return the file of a rank that saves its state at SIGTERM, which ends it before that."""
+    return RunFolder(run_dir).ranks_path / f"rank{rank}" / "saves"
+
+
+def tell_saves(run_dir: Path) -> None:
+    """Let the launcher know that this rank saves its state at SIGTERM from now on."""
+    write_atomic(saves_path(run_dir, whole_number(os.environ, "RANK")), "")
 
 
 def _report(error: Exception, rank: int) -> dict[str, object]:
@@ -87,7 +97,7 @@ def _run_worker(module: str, run_dir: str) -> None:
     rank = whole_number(os.environ, "RANK")
     timeout_s = float(os.environ.pop(TIMEOUT))
     try:
-        # SIGTERM ends a rank that does not train yet; SIGUSR1 may arrive before that. Errors are recorded here too,
+        # SIGTERM ends a rank that does not train yet; SLURM may send SIGUSR1 before that. Errors are recorded here too,
         # because an import may fail before main records errors.
         with (
             stop_signals.recorded(signal.SIGUSR1),

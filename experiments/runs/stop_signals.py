@@ -1,13 +1,14 @@
-"""Signals at which a run saves its state and ends: SIGTERM, and SLURM's SIGUSR1."""
+"""Stop signals during a run: it saves its state and ends."""
 
 import signal
-import threading
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h; the run was stopped by SIGUSR1 and can be resumed
+from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, leave_with
+
+_SHOW_CURSOR = "\x1b[?25h"  # the display of the progress hides it
 
 
 class StopSignals:
@@ -20,30 +21,42 @@ class StopSignals:
     def __init__(self) -> None:
         self.number = 0
         self._depth = 0
+        self._then: list[Callable[[], None]] = []
 
     @contextmanager
-    def recorded(self, *numbers: int) -> Iterator[None]:
+    def recorded(self, *numbers: int, then: Callable[[], None] | None = None) -> Iterator[None]:
         """Record these signals in this context, by default all stop signals.
 
-        A nested context keeps the signal recorded before it. Outside the main thread, where Python handles no
-        signals, this does nothing.
+        A nested context keeps the signal recorded before it. A second Ctrl-C ends the process at once.
+
+        Args:
+            then: Called after each signal, and at once if one was recorded before.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         if not self._depth:
             self.number = 0
         self._depth += 1
-        before = {number: signal.signal(number, self._record) for number in numbers or STOP_SIGNALS}
+        calls = [then] if then else []
+        self._then += calls
         try:
-            yield
+            with handled(self._record, numbers or STOP_SIGNALS):
+                if self.number:
+                    self._call()
+                yield
         finally:
             self._depth -= 1
-            for number, handler in before.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            del self._then[len(self._then) - len(calls) :]
 
     def _record(self, number: int, frame: FrameType | None) -> None:
+        if number == self.number == signal.SIGINT:
+            cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
+            line = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
+            leave_with(f"{cursor}{line}", exit_code(number))
         self.number = number
+        self._call()
+
+    def _call(self) -> None:
+        for call in self._then:
+            call()
 
 
 stop_signals = StopSignals()

@@ -1,10 +1,6 @@
 """Carry out one run of a sweep: a failure becomes one line for the user and does not end the sweep."""
 
-import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
@@ -39,21 +35,3 @@ def attempt(config: TrainConfig, folder: RunFolder, watcher: Watcher) -> str | N
         traceback.print_exc()
         return one_line_with_type(error)
     return None
-
-
-@contextmanager
-def saving_at_interrupt() -> Iterator[Callable[[], bool]]:
-    """Have Ctrl-C save a run as SIGTERM does; yields a function that returns whether Ctrl-C was pressed."""
-    received: list[int] = []
-
-    def save(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # nothing to save at this moment
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGTERM)
-
-    before = signal.signal(signal.SIGINT, save)
-    try:
-        yield lambda: bool(received)
-    finally:
-        signal.signal(signal.SIGINT, before)

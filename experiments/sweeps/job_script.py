@@ -15,9 +15,9 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import EXIT_SAVED
 from experiments.launching.rank_environment import LAUNCH
 from experiments.runs.run_folder import folder_of
-from experiments.runs.stop_signals import EXIT_SAVED
 from experiments.sweeps.num_jobs import num_processes
 
 _MAX_ROWS = 1000  # SLURM's default limit of array indices

@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
-from experiments.runs.stop_signals import EXIT_SAVED, STOP_SIGNALS
 from experiments.sweeps.held_runs import HeldRuns
 from experiments.sweeps.live_table import LiveTable
 from experiments.sweeps.num_jobs import threads_per_process
@@ -80,7 +80,7 @@ class ParallelSweep:
                 self._table.draw()
         self._outcome.count_left([folder_of(config) for config in self._configs])
         if self._signal:
-            self._outcome.stopped = EXIT_SAVED if self._signal == signal.SIGUSR1 else 128 + self._signal
+            self._outcome.stopped = exit_code(self._signal)
         return self._outcome
 
     def _start_more(self) -> None:
@@ -164,16 +164,14 @@ class ParallelSweep:
 
     @contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, *STOP_SIGNALS)}
-        try:
-            yield
-        finally:
-            for slot in self._slots:
-                if slot.config:  # an error of the sweep itself interrupted this run
-                    slot.worker.process.terminate()
-                slot.worker.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with handled(self._record):
+            try:
+                yield
+            finally:
+                for slot in self._slots:
+                    if slot.config:  # an error of the sweep itself interrupted this run
+                        slot.worker.process.terminate()
+                    slot.worker.close()
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self._killing = number == self._signal == signal.SIGINT
@@ -188,7 +186,7 @@ class ParallelSweep:
                 slot.worker.process.send_signal(signal.SIGKILL if self._killing else number)
 
 
-def _is_stopped(exit_code: int | None) -> bool:
+def _is_stopped(code: int | None) -> bool:
     """Return whether a process ended because of a stop signal."""
     unhandled = {-number for number in STOP_SIGNALS}  # no handler was set yet: there was nothing to save
-    return exit_code in {128 + signal.SIGTERM, EXIT_SAVED, *unhandled}
+    return code in {*map(exit_code, STOP_SIGNALS), *unhandled}

@@ -1,14 +1,13 @@
 """Repeat a run with the configuration in its folder; the new run has its own folder."""
 
 import itertools
-import signal
 import sys
 from pathlib import Path
 
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_run import code_differences, find_run, saved_config
-from experiments.sweeps.attempt import attempt, saving_at_interrupt
+from experiments.sweeps.attempt import attempt
 from experiments.sweeps.outcome import Outcome
 from experiments.training.preflight import check_run
 from experiments.training.runner import show_progress
@@ -35,16 +34,10 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> tuple[RunFolder, O
         print(f"warning: {line}", file=sys.stderr)
     folder = free_folder(parent / original.path.name)
     outcome = Outcome()
-    with saving_at_interrupt() as interrupted:
-        try:
-            why = attempt(config, folder, show_progress)
-        except DiskError as error:
-            why = str(error)
-        except SystemExit:
-            if not interrupted():
-                raise
-            why = None
-            outcome.stopped = 128 + signal.SIGINT
+    try:
+        why = attempt(config, folder, show_progress)
+    except DiskError as error:
+        why = str(error)
     if why:
         outcome.add_failure(folder, why)
     return folder, outcome

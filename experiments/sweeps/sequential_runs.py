@@ -1,17 +1,18 @@
 """Carry out the runs of a sweep one after another, in this process."""
 
-import signal
 from collections import deque
 
 from rich.console import Console
 
+from experiments.config.command_line import INTERRUPTED
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import exit_code, handled, raise_stop
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
-from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
-from experiments.sweeps.attempt import attempt, saving_at_interrupt
+from experiments.runs.stop_signals import stop_signals
+from experiments.sweeps.attempt import attempt
 from experiments.sweeps.held_runs import HeldRuns
 from experiments.sweeps.outcome import Outcome
 from experiments.sweeps.progress import SweepProgress
@@ -28,7 +29,7 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
     folders = [folder_of(config) for config in configs]
     finished_before = {folder.path for folder in folders if state_of(folder) == State.DONE}
     waiting, held = deque(configs), HeldRuns(lambda line: print_plain(console, line))
-    with saving_at_interrupt() as interrupted:
+    with handled(raise_stop):
         while waiting or held:
             try:
                 waiting.extend([] if waiting else held.wait())
@@ -48,22 +49,19 @@ def run_one_by_one(configs: list[TrainConfig], console: Console, on_error: str) 
                 continue
             except DiskError as error:
                 why, outcome.has_disk_error = str(error), True
-            except (SystemExit, KeyboardInterrupt) as stop:
-                outcome.stopped = _exit_code(stop, interrupted())
+            except KeyboardInterrupt:
+                outcome.stopped = INTERRUPTED
+                break
+            except SystemExit as stop:
+                outcome.stopped = int(stop.code or 1)
                 break
             if why:
                 print_plain(console, f"failed: {folder.path.name}: {why}")
                 outcome.add_failure(folder, why)
             if stop_signals.number:  # received after the last step
-                outcome.stopped = 128 + stop_signals.number if stop_signals.number == signal.SIGTERM else EXIT_SAVED
+                outcome.stopped = exit_code(stop_signals.number)
                 break
             if why and (on_error == "stop" or outcome.has_disk_error):
                 break
     outcome.count_left(folders)
     return outcome
-
-
-def _exit_code(stop: BaseException, interrupted: bool) -> int:
-    if interrupted or isinstance(stop, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    return int(getattr(stop, "code", 1) or 1)

@@ -1,11 +1,13 @@
 """Main of a rank: ``python -m experiments.training.rank_main RUN_DIR`` on every rank, or a call of ``run_rank``."""
 
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig, from_yaml
 from experiments.launching.beats import activity
+from experiments.launching.rank_process import tell_saves
 from experiments.launching.store_server import serve_store
 from experiments.runs.atomic_files import write_json
 from experiments.runs.ending import write_done
@@ -30,11 +33,14 @@ from experiments.training.waiting import waiting
 from experiments.training.workers import Workers
 
 
-def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
+def run_rank(
+    config: TrainConfig, folder: RunFolder, command: list[str], *, begin: Callable[[], None] = lambda: None
+) -> bool:
     """Run one rank, or all ranks of a simulated run: load the data, train, and mark the run as done.
 
     Args:
         command: what the user typed, for the manifest.
+        begin: called when all is loaded and built, before the first step.
 
     Returns:
         False if a signal stopped the run, which is saved and can be resumed.
@@ -47,6 +53,7 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
             if workers.plan:
                 workers.plan.save(folder.plan_path)
         started = time.perf_counter()
+        begin()
         last = trainer.run()
         if workers.is_main and last is not None:
             weights = workers.task.model.state_dict()
@@ -143,8 +150,8 @@ def main(run_dir: str) -> None:
     """Run the rank that the environment variables name, with the configuration in the run folder."""
     folder = RunFolder(Path(run_dir))
     command = (folder.path / "command.txt").read_text().splitlines()
-    with stop_signals.recorded():
-        run_rank(from_yaml(folder.config_path), folder, command)
+    with stop_signals.recorded(signal.SIGTERM):
+        run_rank(from_yaml(folder.config_path), folder, command, begin=partial(tell_saves, folder.path))
 
 
 if __name__ == "__main__":

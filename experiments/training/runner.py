@@ -11,6 +11,7 @@ from rich.console import Console
 import data
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, to_yaml
+from experiments.config.stopping import NOTHING_SAVED, exit_code, name_of
 from experiments.launching.joined_watch import watched_rank
 from experiments.launching.launch import launch
 from experiments.launching.process_lifetime import die_with_parent
@@ -21,7 +22,7 @@ from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.lease import VARIABLE as LEASE
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import judge
-from experiments.runs.stop_signals import EXIT_SAVED, stop_signals
+from experiments.runs.stop_signals import stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_process import mirrored
 from experiments.training.rank_main import run_rank, start_group
@@ -60,19 +61,22 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
     Raises:
         UserError: the folder cannot be written or is in use.
         RankFailure: a worker failed.
-        SystemExit: a signal stopped the run, which is saved; the code is 128 + 15 for SIGTERM, EXIT_SAVED for SIGUSR1.
+        SystemExit: a signal stopped the run, which is saved once it takes steps; stopping.exit_code has the codes.
     """
     folder = folder or folder_of(config)
     with ExitStack() as owned:
         owned.enter_context(disk_errors(folder.path))
+        owned.enter_context(stop_signals.recorded())
         if _claim_first(config, folder, owned):
             if _is_done(folder):
                 return False
             _prepare(config, folder)
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(watcher(config, folder))
+        before = _manifest_time(folder)
         _start_workers(config, folder)
-        _print_resume(folder)
+        if _manifest_time(folder) != before:  # else the run was stopped before its first step
+            _print_resume(folder)
         if not folder.is_done():
             raise _stopped(folder)
     return True
@@ -116,7 +120,7 @@ def _launch_name(config: TrainConfig) -> str:
 
 def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
     if config.cluster.simulated:
-        with stop_signals.recorded(), recorded_errors(folder.path, 0), disk_errors(folder.path):
+        with recorded_errors(folder.path, 0), disk_errors(folder.path):
             run_rank(config, folder, sys.argv)
         return
     launch(
@@ -187,6 +191,10 @@ def _prepare(config: TrainConfig, folder: RunFolder) -> None:
     write_atomic(folder.path / "command.txt", "\n".join(sys.argv) + "\n")
 
 
+def _manifest_time(folder: RunFolder) -> int | None:
+    return folder.manifest_path.stat().st_mtime_ns if folder.manifest_path.exists() else None
+
+
 def _print_resume(folder: RunFolder) -> None:
     """Print the step from which a run resumed, and the checkpoints that it could not use."""
     manifest = load_json(folder.manifest_path)
@@ -199,7 +207,7 @@ def _print_resume(folder: RunFolder) -> None:
 def _stopped(folder: RunFolder) -> SystemExit:
     """Return the exit of a run that a signal stopped; SystemExit passes through a sweep's ``except Exception``."""
     found = sorted(folder.checkpoints_path.glob("step-*"))
-    saved = f"saved as {found[-1]}" if found else "saved"
-    print(f"stopped by a signal and {saved}: run the same command to resume", file=sys.stderr)
-    number = stop_signals.number
-    return SystemExit(128 + number if number == signal.SIGTERM else EXIT_SAVED)
+    state = f"saved as {found[-1]}: run the same command to resume" if found else NOTHING_SAVED
+    number = stop_signals.number or signal.SIGUSR1  # 0: another node received it
+    print(f"stopped by {name_of(number) if stop_signals.number else 'a signal'}, {state}", file=sys.stderr)
+    return SystemExit(exit_code(number))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import handled, raise_stop
 from experiments.launching.failures import RankFailure
 from experiments.launching.meeting import check_master
 from experiments.launching.process_lifetime import leave
@@ -13,6 +14,7 @@ from experiments.launching.rank_environment import RankEnvironment
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
+from experiments.runs.stop_signals import stop_signals
 from experiments.training.preflight import check_runs
 from experiments.training.runner import execute, join
 from micro import NonFiniteGradient
@@ -31,8 +33,17 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
     refuse_same_runs(configs)
     if ranks:
         check_master(ranks)
-    if ranks is None or ranks.rank == 0:
-        check_outputs(configs)
+    with handled(raise_stop):
+        if ranks is None or ranks.rank == 0:
+            check_outputs(configs)
+        problems = _carry_out_each(configs, ranks)
+        for problem in problems:
+            print(f"error: {problem}", file=sys.stderr)
+    return int(bool(problems))
+
+
+def _carry_out_each(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> list[str]:
+    """Carry out each run; return why some failed. Raises: Stopped, KeyboardInterrupt: a signal left runs undone."""
     problems: list[str] = []
     for num_before, config in enumerate(configs):
         try:
@@ -43,9 +54,9 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
                 problems.append(f"{num_left} more runs were not started, for that disk")
             break
         problems += [problem] if problem else []
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
-    return int(bool(problems))
+        if stop_signals.number and num_before + 1 < len(configs):  # received after the last step
+            raise_stop(stop_signals.number, None)
+    return problems
 
 
 def refuse_same_runs(configs: Sequence[TrainConfig]) -> None:

@@ -96,7 +96,7 @@ def test_a_simulated_run_that_is_killed_ends_with_the_same_weights(tmp_path: Pat
 
 
 def test_a_run_that_is_stopped_in_every_way_ends_with_the_same_weights(tmp_path: Path) -> None:
-    """One run: a rank dies and all restart; SIGUSR1, SIGKILL, SIGTERM; under torchrun a rank dies and all restart."""
+    """One run: a rank dies and all restart; SIGUSR1, SIGKILL, Ctrl-C; under torchrun a rank dies and all restart."""
     whole, output = (tmp_path / name for name in ("whole", "runs"))
     for undisturbed in ranks(2).run_apart(train, *WORDS, *LOCAL, f"output={whole}"):
         assert undisturbed.returncode == 0, undisturbed.stderr
@@ -107,8 +107,9 @@ def test_a_run_that_is_stopped_in_every_way_ends_with_the_same_weights(tmp_path:
     assert "run the same command to resume" in errors
     ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGKILL))
     assert ended == -signal.SIGKILL, errors
-    ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGTERM))
-    assert ended == 128 + signal.SIGTERM, errors
+    ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGINT))
+    assert ended == 128 + signal.SIGINT, errors
+    assert "stopped by Ctrl-C, saved as " in errors
     saved = num_rows(output)
     ended, errors = disturb([*TORCHRUN, "--monitor-interval=0.1", "-m", "experiments.train", *words], output, kill_one)
     assert ended == 0, errors

@@ -7,15 +7,18 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.config.errors import UserError
+from experiments.config.stopping import STOP_SIGNALS
 from experiments.launching.failures import Failure, Kind, RankFailure, root_cause
 from experiments.launching.launch import launch
 from experiments.launching.rank_process import LAUNCHER_PID
+from experiments.runs.stop_signals import stop_signals
 from tests.waiting import is_alive, wait_until
 
 WORKERS = Path(__file__).parent / "workers"
@@ -151,7 +154,8 @@ def test_a_sweep_tells_one_line_per_failed_run_and_goes_on(tmp_path: Path) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: signal.Signals, code: int) -> None:
     sweep = start_sweep(tmp_path, "wait")
@@ -166,6 +170,21 @@ def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: s
     pids = [int(file.read_text()) for file in files]
     wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the ranks", timeout_s=20)
     assert not (tmp_path / "1").exists()
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_stop_signal_has_the_ranks_save_and_end(tmp_path: Path, number: signal.Signals) -> None:
+    def strike() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("ranks/*/saves"))) == 2, "both ranks")
+        os.kill(os.getpid(), number)
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    run(tmp_path, "save")
+    striker.join()
+    assert stop_signals.number == number
+    assert len(list(tmp_path.glob("saved*"))) == 2
+    stop_signals.number = 0
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ if job == "compute":
     time.sleep(8)
 if job == "wait":
     time.sleep(100)
+if job == "save":
+    from experiments.launching.rank_process import tell_saves
+    from experiments.runs.stop_signals import stop_signals
+
+    with stop_signals.recorded(signal.SIGTERM):
+        tell_saves(run_dir)
+        while not stop_signals.number:
+            time.sleep(0.01)
+    (run_dir / f"saved{rank}").touch()
 if job == "raise" and rank == 1:
     raise ValueError("loss is not finite\nat step 12")
 if job == "exit" and rank == 1:

@@ -1,0 +1,101 @@
+"""What a stop signal does to a command: SIGINT (Ctrl-C), SIGTERM, and SIGUSR1, which SLURM sends before a time limit.
+
+In every phase of a command one handler is set:
+
+    leave       imports, and checks before a run: nothing can be lost, and an exception could be lost in an import
+    raise_stop  work that cleans up after itself
+    recorded    a run, which saves its state first: runs/stop_signals.py
+
+A signal that is ignored stays ignored: nohup and the background jobs of a script set that, for SIGINT.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import Any, NoReturn
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h; the run was stopped by SIGUSR1 and can be resumed
+NOTHING_SAVED = "with nothing to save: run the same command again"
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Stopped(SystemExit):
+    """A signal other than SIGINT ends a command.
+
+    Attributes:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(exit_code(number))
+        self.number = number
+
+
+def exit_code(number: int) -> int:
+    """Return the exit code of a command that a signal ended."""
+    return EXIT_SAVED if number == signal.SIGUSR1 else 128 + number
+
+
+def name_of(number: int) -> str:
+    """Return the name of a signal as the user knows it."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process at once, after one line: the handler for as long as there is nothing to save."""
+    leave_with(f"stopped by {name_of(number)}, {NOTHING_SAVED}", exit_code(number))
+
+
+def leave_with(line: str, code: int) -> NoReturn:
+    """End this process at once, after one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(
+            OSError, RuntimeError, ValueError, AttributeError
+        ):  # broken, in use by what was interrupted, closed
+            stream.flush()
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
+    os._exit(code)
+
+
+def raise_stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt or Stopped, so that cleanup code runs."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Stopped(number)
+
+
+@contextmanager
+def handled(handler: Handler, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
+    """Have these signals call ``handler`` in this context, but for those that are ignored.
+
+    Outside the main thread, where Python handles no signals, this does nothing.
+    """
+    before = _set(handler, numbers) if current_thread() is main_thread() else {}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def begin_command() -> None:
+    """Have the stop signals end this process, which Python has just started for a command: see ``leave``."""
+    _set(leave, STOP_SIGNALS)
+
+
+def end_command() -> None:
+    """Ignore the stop signals in a process that ``begin_command`` was called in: its exit code is known."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is leave:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _set(handler: Handler, numbers: Sequence[int]) -> dict[int, Any]:
+    heeded = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return {number: signal.signal(number, handler) for number in heeded}

@@ -1,0 +1,162 @@
+"""Stop signals: SIGINT, SIGTERM and SIGUSR1 in the start of a command, in its work, in a run, and in its save."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import train
+from experiments.config.command_line import run_command
+from experiments.config.stopping import STOP_SIGNALS, handled
+from experiments.launching.launch import _agent_signals
+from experiments.runs.stop_signals import stop_signals
+from experiments.training.loop import Trainer
+from tests.dist.commands import ROOT, only_run
+from tests.dist.rank_functions import called
+from tests.tools.simulated_runs import IMAGES
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
+# An import that swallows what a handler of signals raises, as some of torch's do.
+TORCH = """
+import os, sys
+try:
+    os.kill(os.getpid(), {number})
+    for _ in range(1000):
+        pass
+except BaseException:
+    pass
+os._exit(7)
+"""
+
+
+def start(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=100, **settings)
+
+
+def started_with(torch: str, folder: Path, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Start a command that imports a module named torch with this content."""
+    (folder / "torch").mkdir()
+    (folder / "torch/__init__.py").write_text(torch)
+    return start("-m", *words, env={**os.environ, "PYTHONPATH": str(folder)}, **settings)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("command", ["train", "bench"])  # imports in its work, and before
+def test_a_signal_while_a_command_imports_ends_it_with_its_code(
+    tmp_path: Path, command: str, number: signal.Signals
+) -> None:
+    words = {"train": [f"output={tmp_path}/runs"], "bench": ["select"]}[command]
+    ended = started_with(TORCH.format(number=int(number)), tmp_path, f"experiments.{command}", *words)
+    line = f"stopped by {NAMES[number]}, with nothing to save: run the same command again\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (CODES[number], "", line)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
+    """As nohup and the background jobs of a script have it."""
+    ended = started_with(
+        TORCH.format(number=int(signal.SIGINT)),
+        tmp_path,
+        "experiments.train",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert (ended.returncode, ended.stderr) == (7, "")
+
+
+def test_nohup_holds_for_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _agent_signals() == [signal.SIGHUP, signal.SIGQUIT]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert _agent_signals() == [signal.SIGQUIT]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_in_the_work_of_a_command_is_one_line(
+    capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+    assert run_command(lambda: signal.raise_signal(number) or 0, stopped="nothing was written") == CODES[number]
+    assert capsys.readouterr() == ("", f"stopped by {NAMES[number]}; nothing was written\n")
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
+
+
+def after(num_steps: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strike this process when a training has taken so many steps."""
+    step = Trainer.step
+
+    def struck(trainer: Trainer, epoch: int, index: int) -> float:
+        loss = step(trainer, epoch, index)
+        if trainer.position.step == num_steps:
+            strike()
+        return loss
+
+    monkeypatch.setattr(Trainer, "step", struck)
+
+
+def test_a_run_is_saved_at_each_signal_and_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*IMAGES, "sparsifier=micro", "cluster=simulated", "cluster.world_size=2", "tracking=none"]
+    assert called(train.main, *words, f"output={tmp_path}/whole").returncode == 0
+    parted = [*words, f"output={tmp_path}/parted"]
+    for num_steps, number in enumerate(STOP_SIGNALS, start=3):
+        with monkeypatch.context() as patch:
+            after(num_steps, lambda number=number: signal.raise_signal(number), patch)  # type: ignore[misc]
+            ended = called(train.main, *parted)
+        assert ended.returncode == CODES[number]
+        saved = only_run(tmp_path / "parted") / f"checkpoints/step-{num_steps:09}"
+        line = f"stopped by {NAMES[number]}, saved as {saved}: run the same command to resume"
+        assert line in ended.stderr.splitlines()
+    assert called(train.main, *parted).returncode == 0
+    one, other = ((only_run(tmp_path / name) / "DONE").read_text() for name in ("whole", "parted"))
+    assert one.split("weights_sha256")[1].split('"')[2] == other.split("weights_sha256")[1].split('"')[2]
+
+
+def test_a_signal_after_the_last_step_leaves_the_other_runs_for_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*IMAGES, "sparsifier=micro,dense", "cluster=simulated", "cluster.world_size=2", "tracking=none"]
+    after(16, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
+    ended = called(train.main, "-m", *words, f"output={tmp_path}")
+    assert (ended.returncode, ended.stdout.count("done: ")) == (143, 1)
+    assert "stopped by SIGTERM\n" in ended.stderr
+
+
+SECOND = """
+import signal, sys
+from experiments.runs.stop_signals import stop_signals
+with stop_signals.recorded():
+    signal.raise_signal(signal.SIGINT)
+    print(stop_signals.number, flush=True)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        print("this would wait for a peer", flush=True)
+"""
+
+
+def test_a_second_interrupt_leaves_at_once() -> None:
+    ended = start("-c", SECOND)
+    line = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "2\n", line)
+
+
+def test_a_nested_context_keeps_what_was_recorded_and_tells_who_asks() -> None:
+    told: list[int] = []
+    with handled(lambda number, frame: None), stop_signals.recorded():
+        signal.raise_signal(signal.SIGTERM)
+        with stop_signals.recorded(then=lambda: told.append(stop_signals.number)):
+            assert told == [signal.SIGTERM]
+            signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+    assert told == [signal.SIGTERM, signal.SIGUSR1]
+    assert stop_signals.number == signal.SIGTERM
+    stop_signals.number = 0
