@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from micro import kernels
+
 GROUP = 8  # codes that fill whole bytes together, whatever their width
 WORD = 8  # bytes of an int64
 
@@ -19,6 +21,15 @@ def pack(codes: Tensor, width: int) -> Tensor:
         ValueError: width outside 1 to 32.
     """
     _check(width)
+    loops = kernels.codes_on(codes.device)
+    if loops is not None:
+        packed = torch.empty(num_packed_bytes(codes.numel(), width), dtype=torch.uint8)
+        loops.pack(codes, width, packed)
+        return packed
+    return _pack_in_torch(codes, width)
+
+
+def _pack_in_torch(codes: Tensor, width: int) -> Tensor:
     count = codes.numel()
     if 8 % width == 0:
         return _pack_in_bytes(codes, width)
@@ -35,6 +46,15 @@ def pack(codes: Tensor, width: int) -> Tensor:
 def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     """Return the (count,) int64 codes of ``width`` bits that ``pack`` packed."""
     _check(width)
+    loops = kernels.codes_on(packed.device)
+    if loops is not None:
+        codes = torch.empty(count, dtype=torch.int64)
+        loops.unpack(packed, width, codes)
+        return codes
+    return _unpack_in_torch(packed, count, width)
+
+
+def _unpack_in_torch(packed: Tensor, count: int, width: int) -> Tensor:
     if 8 % width == 0:
         return _unpack_from_bytes(packed, width)[:count].to(torch.int64)
     num_groups = -(-count // GROUP)
@@ -49,6 +69,31 @@ def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     else:
         codes = torch.stack([_code_of_group(rows, place, width) for place in range(GROUP)], 1)
     return codes.reshape(-1)[:count]
+
+
+def put_places(places: Tensor, low: int, gap: int, length: int) -> Tensor:
+    """Return the ``low`` low bits of ascending ``places`` (m,), then ``length`` bits: set at every high + gap * i."""
+    count, loops = places.numel(), kernels.codes_on(places.device)
+    if loops is not None:
+        packed = torch.empty(num_packed_bytes(count, low) + num_packed_bytes(length, 1), dtype=torch.uint8)
+        loops.put_places(places, low, gap, *packed.split([num_packed_bytes(count, low), num_packed_bytes(length, 1)]))
+        return packed
+    flags = torch.zeros(length, dtype=torch.uint8, device=places.device)
+    flags[(places >> low).to(torch.int64) + gap * torch.arange(count, device=places.device)] = 1
+    highs = pack(flags, 1)
+    return torch.cat([pack(places & ((1 << low) - 1), low), highs]) if low else highs
+
+
+def get_places(packed: Tensor, count: int, low: int, gap: int, length: int) -> Tensor:
+    """Return the ascending places (count,) int32 that ``put_places`` put down."""
+    lows, highs = packed.split([num_packed_bytes(count, low), num_packed_bytes(length, 1)])
+    loops = kernels.codes_on(packed.device)
+    if loops is not None:
+        places = torch.empty(count, dtype=torch.int32)
+        loops.get_places(lows, highs, low, gap, places)
+        return places
+    found = torch.nonzero(unpack_bits(highs, length)).view(-1) - gap * torch.arange(count, device=packed.device)
+    return (found << low | unpack(lows, count, low) if low else found).to(torch.int32)
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:

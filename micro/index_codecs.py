@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.bits import num_packed_bytes, pack, unpack, unpack_bits
+from micro.bits import get_places, num_packed_bytes, put_places
 from micro.codecs.base import from_bytes, to_bytes
-from micro.flat import MAX_NUMEL
 from micro.parts import Part
 
 
@@ -101,11 +100,11 @@ class Bitmap(IndexCodec):
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
         """Return the bits, set where an index is."""
-        return _bits_at(indices, span) if indices.numel() else indices.new_empty(0, dtype=torch.uint8)
+        return put_places(indices, 0, 0, span) if indices.numel() else indices.new_empty(0, dtype=torch.uint8)
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return where the bits are set."""
-        return _places(wire, span).to(torch.int32)
+        return get_places(wire, count, 0, 0, span) if count else wire.new_empty(0, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +132,14 @@ class Packed(IndexCodec):
         if not count:
             return indices.new_empty(0, dtype=torch.uint8)
         low = _low_bits(count, span)
-        length = _high_length(count, span, low)
-        rank = torch.arange(count, dtype=_type_for(length), device=indices.device)
-        high = _bits_at((indices >> low) + rank, length)
-        return torch.cat([pack(indices & ((1 << low) - 1), low), high]) if low else high
+        return put_places(indices, low, 1, _high_length(count, span, low))
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the indices put together again."""
         if not count:
             return torch.empty(0, dtype=torch.int32, device=wire.device)
         low = _low_bits(count, span)
-        split = num_packed_bytes(count, low)
-        high = _places(wire[split:], _high_length(count, span, low)) - torch.arange(count, device=wire.device)
-        indices = high << low | unpack(wire[:split], count, low) if low else high
-        return indices.to(torch.int32)
+        return get_places(wire, count, low, 1, _high_length(count, span, low))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,20 +175,3 @@ def _low_bits(count: int, span: int) -> int:
 
 def _high_length(count: int, span: int, low: int) -> int:
     return count + ((span - 1) >> low)
-
-
-def _type_for(length: int) -> torch.dtype:
-    """Return the integer type that numbers ``length`` places, which may be more than an index counts."""
-    return torch.int32 if length <= MAX_NUMEL else torch.int64
-
-
-def _bits_at(places: Tensor, length: int) -> Tensor:
-    """Return ``length`` bits as bytes, set at ``places``."""
-    flags = torch.zeros(length, dtype=torch.uint8, device=places.device)
-    flags[places] = 1
-    return pack(flags, 1)
-
-
-def _places(packed: Tensor, length: int) -> Tensor:
-    """Return the ascending int64 places of the bits that are set."""
-    return torch.nonzero(unpack_bits(packed, length)).view(-1)

@@ -76,8 +76,7 @@ class Gather(Exchange[NoState]):
         header = gather_header(values, comm, is_finite=is_finite)
         wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
         codec.encode_into_(values, key, wire, rest)
-        first, *_ = comm.gather_lists(wire, [size] * n, "values")
-        codec.decode_mean_into_(first.as_strided((n, size), (size, 1)), mean, n)  # the lists are neighbours
+        codec.decode_mean_into_(comm.gather_joined(wire, [size] * n, "values").view(n, size), mean, n)
         return header.is_finite
 
     def parts_of_update(

@@ -98,6 +98,11 @@ def codes_for(*values: Tensor) -> ModuleType | None:
     return _codes() if all(map(compiled, values)) else None
 
 
+def codes_on(device: torch.device) -> ModuleType | None:
+    """Return the module of the compiled codes where whole numbers on ``device`` are packed by it, else None."""
+    return _codes() if device.type == "cpu" and _with_numba() is not None else None
+
+
 @cache
 def _codes() -> ModuleType:
     from micro.kernels import codes

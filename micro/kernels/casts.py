@@ -89,17 +89,17 @@ def encode_cast(values: Any, bits: Any, wire: Any, rest: Any, weight: Any, is_ha
         source, codes = bits[start : start + TILE], wire[2 * start :]
         if is_half:
             for i in range(source.size):
-                put16(codes, i, _half(source[i]))
+                put16(codes, i, np.uint64(_half(source[i])))
         else:
             for i in range(source.size):
-                put16(codes, i, _bfloat16(source[i]))
+                put16(codes, i, np.uint64(_bfloat16(source[i])))
         if rest.size:
             if is_half:
                 for i in range(source.size):
-                    decoded[i] = _of_half(get16(codes, i))
+                    decoded[i] = _of_half(np.int32(get16(codes, i)))
             else:
                 for i in range(source.size):
-                    decoded[i] = _of_bfloat16(get16(codes, i))
+                    decoded[i] = _of_bfloat16(np.int32(get16(codes, i)))
             leave(rest[start : start + TILE], values[start : start + TILE], decoded, weight)
 
 
@@ -113,16 +113,16 @@ def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any) -> Any:
             if row == 0:
                 if is_half:
                     for i in range(target.size):
-                        target[i] = _of_half(get16(codes, i))
+                        target[i] = _of_half(np.int32(get16(codes, i)))
                 else:
                     for i in range(target.size):
-                        target[i] = _of_bfloat16(get16(codes, i))
+                        target[i] = _of_bfloat16(np.int32(get16(codes, i)))
             elif is_half:
                 for i in range(target.size):
-                    target[i] += _of_half(get16(codes, i))
+                    target[i] += _of_half(np.int32(get16(codes, i)))
             else:
                 for i in range(target.size):
-                    target[i] += _of_bfloat16(get16(codes, i))
+                    target[i] += _of_bfloat16(np.int32(get16(codes, i)))
         divide(target, divisor)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels import blockwise, casts
+from micro.kernels import blockwise, casts, packing
 
 Words = tuple[int, int]
 _NOTHING = np.empty(0, np.float32)
@@ -115,6 +115,26 @@ def decode_signs(wires: Tensor, out: Tensor, divisor: float, *, block: int, has_
     lowers = np.ascontiguousarray(scales[:, num_blocks:]) if has_two else -uppers
     skip, group = scales[0].nbytes, blockwise.group_size(block)
     blockwise.decode_signs(uppers, lowers, wires.numpy(), skip, out.detach().numpy(), np.float32(divisor), block, group)
+
+
+def pack(codes: Tensor, width: int, packed: Tensor) -> None:
+    """Fill ``packed`` as `micro.bits.pack` has it."""
+    packing.pack_codes(codes.to(torch.int32).contiguous().numpy(), width, packed.numpy())
+
+
+def unpack(packed: Tensor, width: int, codes: Tensor) -> None:
+    """Fill ``codes`` (count,), int32 or int64, as `micro.bits.unpack` has them."""
+    packing.unpack_codes(packed.contiguous().numpy(), width, codes.numpy())
+
+
+def put_places(places: Tensor, low: int, gap: int, lows: Tensor, highs: Tensor) -> None:
+    """Fill ``lows`` and ``highs`` as `micro.index_codecs` has them of ascending places."""
+    packing.put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
+
+
+def get_places(lows: Tensor, highs: Tensor, low: int, gap: int, places: Tensor) -> None:
+    """Fill ``places`` with what `put_places` put down."""
+    packing.get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())
 
 
 def _decode_levels(wires: Tensor, out: Tensor, divisor: float, block: int, width: int, lowest: int) -> None:

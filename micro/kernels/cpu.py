@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
 
 LANES = 64
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
@@ -45,16 +45,6 @@ def _passing(typingctx: Any, bits: Any, start: Any, lowest: Any) -> Any:
     return signature, codegen
 
 
-@intrinsic
-def _lowest_bit(typingctx: Any, word: Any) -> Any:
-    """Return the place of the lowest bit that is set in ``word``, which is not zero."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), codegen
-
-
 @jitted
 def _grown(full: Any, count: Any) -> Any:
     grown = np.empty(2 * full.size + BLOCK, np.int32)
@@ -76,7 +66,7 @@ def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
             for start in range(first, whole, LANES):
                 word: Any = _passing(bits, start, lowest)  # type: ignore[call-arg]
                 while word:
-                    i = start + _lowest_bit(word)
+                    i = start + lowest_bit(word)
                     indices[count], magnitudes[count] = i, bits[i] & MAGNITUDE_BITS
                     count += 1
                     word &= word - np.uint64(1)

@@ -42,27 +42,41 @@ def _as_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
-def _get16(typingctx: Any, wire: Any, i: Any) -> Any:
-    """Return the ``i``-th 16 bits of the bytes ``wire``, which may lie at an odd place, as int32."""
+def _lowest_bit(typingctx: Any, word: Any) -> Any:
+    """Return the place of the lowest bit that is set in ``word``, which is not zero."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = _place(context, builder, sig, args, ir.IntType(16))
-        loaded = builder.load(place)
-        loaded.align = 1
-        return builder.zext(loaded, ir.IntType(32))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.int32(wire, types.int64), codegen
+    return types.int64(types.uint64), codegen
 
 
-def _put16(typingctx: Any, wire: Any, i: Any, code: Any) -> Any:
-    """Make the low 16 bits of ``code`` the ``i``-th of the bytes ``wire``, which may lie at an odd place."""
+def _reader(bits: int) -> Any:
+    """Return a loop's function ``get(wire, i)``: the ``i``-th ``bits`` bits of bytes at any address, as uint64."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        place = _place(context, builder, sig, args, ir.IntType(16))
-        builder.store(builder.trunc(args[2], ir.IntType(16)), place).align = 1
-        return context.get_dummy_value()
+    def get(typingctx: Any, wire: Any, i: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            loaded = builder.load(_place(context, builder, sig, args, ir.IntType(bits)))
+            loaded.align = 1
+            return builder.zext(loaded, ir.IntType(64)) if bits < 64 else loaded
 
-    return types.void(wire, types.int64, types.int32), codegen
+        return types.uint64(wire, types.int64), codegen
+
+    return intrinsic(get)
+
+
+def _writer(bits: int) -> Any:
+    """Return a loop's function ``put(wire, i, word)``: it makes a word's low bits the ``i``-th of bytes anywhere."""
+
+    def put(typingctx: Any, wire: Any, i: Any, word: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            low = builder.trunc(args[2], ir.IntType(bits)) if bits < 64 else args[2]
+            builder.store(low, _place(context, builder, sig, args, ir.IntType(bits))).align = 1
+            return context.get_dummy_value()
+
+        return types.void(wire, types.int64, types.uint64), codegen
+
+    return intrinsic(put)
 
 
 def _place(context: Any, builder: Any, sig: Any, args: Any, element: ir.IntType) -> Any:
@@ -71,5 +85,6 @@ def _place(context: Any, builder: Any, sig: Any, args: Any, element: ir.IntType)
 
 
 as_float: Any = intrinsic(_as_float)
-get16: Any = intrinsic(_get16)
-put16: Any = intrinsic(_put16)
+lowest_bit: Any = intrinsic(_lowest_bit)
+get16, get32, get64 = _reader(16), _reader(32), _reader(64)
+put16, put32, put64 = _writer(16), _writer(32), _writer(64)

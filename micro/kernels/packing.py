@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from micro.kernels.jit import jitted
+from micro.kernels.jit import get32, get64, jitted, lowest_bit, put32, put64
 
 LANES = 64
 
@@ -42,19 +42,29 @@ def pack_bits(codes: Any, packed: Any) -> Any:
 
 
 @jitted
-def pack_any(codes: Any, width: Any, packed: Any) -> Any:
-    """Pack int32 codes of ``width`` bits, up to 32."""
-    word, filled, place = np.uint64(0), 0, 0
-    for i in range(codes.size):
-        word |= np.uint64(np.uint32(codes[i])) << np.uint64(filled)
-        filled += width
-        while filled >= 8:
-            packed[place] = word & np.uint64(255)
-            word >>= np.uint64(8)
-            filled -= 8
-            place += 1
-    if filled:
+def _put_rest(word: Any, filled: Any, packed: Any, place: Any) -> Any:
+    """Put the low ``filled`` bits of ``word`` at byte ``place``."""
+    while filled > 0:
         packed[place] = word & np.uint64(255)
+        word >>= np.uint64(8)
+        filled -= 8
+        place += 1
+
+
+@jitted
+def pack_any(codes: Any, width: Any, packed: Any) -> Any:
+    """Pack codes of ``width`` bits, up to 32."""
+    word, filled, place = np.uint64(0), 0, 0
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    for i in range(codes.size):
+        word |= (np.uint64(codes[i]) & mask) << np.uint64(filled)
+        filled += width
+        if filled >= 32:
+            put32(packed, place, word)
+            word >>= np.uint64(32)
+            filled -= 32
+            place += 1
+    _put_rest(word, filled, packed, 4 * place)
 
 
 @jitted
@@ -82,15 +92,19 @@ def pack_codes(codes: Any, width: Any, packed: Any) -> Any:
 
 @jitted
 def unpack_any(packed: Any, width: Any, codes: Any) -> Any:
-    """Unpack int32 codes of ``width`` bits, up to 32."""
+    """Unpack codes of ``width`` bits, up to 32."""
     word, filled, place = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     for i in range(codes.size):
+        if filled < width and place + 4 <= packed.size:
+            word |= get32(packed, place // 4) << np.uint64(filled)
+            filled += 32
+            place += 4
         while filled < width:
             word |= np.uint64(packed[place]) << np.uint64(filled)
             filled += 8
             place += 1
-        codes[i] = np.int32(np.uint32(word & mask))
+        codes[i] = np.int64(word & mask)
         word >>= np.uint64(width)
         filled -= width
 
@@ -148,3 +162,66 @@ def unpack_ternary(packed: Any, codes: Any) -> Any:
         for i in range(5 * whole, codes.size):
             codes[i] = np.int32(rest % np.uint32(3))
             rest = np.uint32(rest // np.uint32(3))
+
+
+@jitted
+def put_places(places: Any, low: Any, gap: Any, lows: Any, highs: Any) -> Any:
+    """Fill ``lows`` with the ``low`` low bits of ascending places, and set bit high + gap * i of each in ``highs``."""
+    word, filled, place = np.uint64(0), 0, 0
+    mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
+    bits, first = np.uint64(0), 0
+    whole = 64 * (highs.size // 8)
+    for i in range(places.size):
+        if low:
+            word |= (np.uint64(places[i]) & mask) << np.uint64(filled)
+            filled += low
+            if filled >= 32:
+                put32(lows, place, word)
+                word >>= np.uint64(32)
+                filled -= 32
+                place += 1
+        bit = (np.int64(places[i]) >> low) + gap * i
+        while bit >= first + 64:
+            put64(highs, first // 64, bits)
+            bits = np.uint64(0)
+            first += 64
+        bits |= np.uint64(1) << np.uint64(bit - first)
+    _put_rest(word, filled, lows, 4 * place)
+    while first < whole:
+        put64(highs, first // 64, bits)
+        bits = np.uint64(0)
+        first += 64
+    _put_rest(bits, 8 * highs.size - first, highs, first // 8)
+
+
+@jitted
+def get_places(lows: Any, highs: Any, low: Any, gap: Any, places: Any) -> Any:
+    """Fill ``places`` with what ``put_places`` put down; return how many bits are set, places.size at most."""
+    word, filled, place = np.uint64(0), 0, 0
+    mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
+    found = 0
+    for first in range(0, highs.size, 8):
+        bits = np.uint64(0)
+        if first + 8 <= highs.size:
+            bits = get64(highs, first // 8)
+        else:
+            for byte in range(first, highs.size):
+                bits |= np.uint64(highs[byte]) << np.uint64(8 * (byte - first))
+        while bits and found < places.size:
+            high = 8 * first + lowest_bit(bits) - gap * found
+            bits &= bits - np.uint64(1)
+            if low:
+                if filled < low and place + 4 <= lows.size:
+                    word |= get32(lows, place // 4) << np.uint64(filled)
+                    filled += 32
+                    place += 4
+                while filled < low:
+                    word |= np.uint64(lows[place]) << np.uint64(filled)
+                    filled += 8
+                    place += 1
+                high = (high << low) | np.int64(word & mask)
+                word >>= np.uint64(low)
+                filled -= low
+            places[found] = high
+            found += 1
+    return found

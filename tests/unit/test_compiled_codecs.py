@@ -1,6 +1,8 @@
 """Codecs as compiled equal codecs in torch bit for bit: wires, what is decoded, and what is left."""
 
 import math
+from contextlib import nullcontext
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro import kernels, randomness
+from micro import bits, kernels, randomness
 from micro.codecs.fused import FusedCodec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
@@ -68,8 +70,9 @@ def test_wires_and_values_are_the_bits_that_torch_gives(name: str, kind: str, co
     wire = codec.encode(values, KEY)
     assert wire.numel() == codec.num_bytes(count, torch.float32)
     if count:
-        assert torch.equal(wire, codec.encode_in_torch(values, KEY))
-        expected = codec.decode_in_torch(wire, count, torch.float32)
+        with in_torch():
+            assert torch.equal(wire, codec.encode(values, KEY))
+            expected = codec.decode(wire, count, torch.float32)
         assert torch.equal(codec.decode(wire, count, torch.float32), expected)
         wide = codec.decode(codec.encode(values.double(), KEY), count, torch.float64)
         assert torch.equal(wide, expected.double()), "the same numbers, of double precision"
@@ -105,6 +108,36 @@ def test_numbers_that_are_not_finite_do_no_harm_beyond_their_block(name: str, ba
         assert torch.equal(decoded[:250], values[:250].half().float())
 
 
+def in_torch() -> Any:
+    return patch.object(kernels, "_with_numba", lambda: None)
+
+
+@grid(width=range(1, 33), count=[0, 1, 7, 8, 9, 31, 64, 129, 1000], dtype=[torch.int32, torch.int64])
+def test_bits_are_packed_as_in_torch(width: int, count: int, dtype: torch.dtype) -> None:
+    drawn = torch.randint(2**width, (count,), generator=torch.Generator().manual_seed(width))
+    codes = drawn.to(dtype)  # of 32 bits, some are negative then
+    packed = bits.pack(codes, width)
+    odd = torch.cat([torch.zeros(3, dtype=torch.uint8), packed])[3:]
+    with in_torch():
+        assert torch.equal(packed, bits.pack(drawn, width))
+        assert torch.equal(bits.unpack(packed, count, width), drawn)
+    assert torch.equal(bits.unpack(odd, count, width), drawn)
+
+
+@grid(low=[0, 1, 5, 8, 17], gap=[0, 1], count=[1, 2, 63, 64, 65, 1000])
+def test_places_are_packed_as_in_torch(low: int, gap: int, count: int) -> None:
+    span = 3 * count << low
+    drawn = torch.randperm(span >> low, generator=torch.Generator().manual_seed(count))[:count].sort().values
+    places = ((drawn << low) + torch.arange(count) % (1 << low)).to(torch.int32)
+    length = (span >> low) + count
+    packed = bits.put_places(places, low, gap, length)
+    odd = torch.cat([torch.zeros(1, dtype=torch.uint8), packed])[1:]
+    assert torch.equal(bits.get_places(odd, count, low, gap, length), places)
+    with in_torch():
+        assert torch.equal(packed, bits.put_places(places, low, gap, length))
+        assert torch.equal(bits.get_places(packed, count, low, gap, length), places)
+
+
 def test_random_bits_are_the_same_in_both_forms_and_evenly_spread() -> None:
     words = randomness.words(*KEY)
     assert words != randomness.words(1, 2, 4)
@@ -122,7 +155,7 @@ def test_without_numba_a_method_sends_the_same_bits() -> None:
     reducer = micro.SparseReducer(micro.selectors.everything.Everything(), 1.0, codec=QSGD())
     updates = []
     for compiled in (True, False):
-        with patch.object(kernels, "_with_numba", kernels._with_numba if compiled else lambda: None):
+        with nullcontext() if compiled else in_torch():
             simulation = micro.Simulation(reducer, micro.Layout.flat(3000), 2)
             updates.append([simulation.step(normal(6000, seed=step).view(2, -1)).update for step in range(3)])
             simulation.close()
