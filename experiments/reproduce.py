@@ -36,9 +36,7 @@ SETTLED = ("output", "dataset.root")  # settings that are options here
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 where a part failed, 130 after Ctrl-C."""
-    return run_command(
-        lambda: _run(parser().parse_intermixed_args(arguments)), stopped="stopped; the same command resumes"
-    )
+    return run_command(lambda: _run(parser().parse_intermixed_args(arguments)), stopped="the same command resumes")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -36,6 +36,14 @@ class Stopped(SystemExit):
         self.number = number
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT ends a command.
+
+    Python ends a process by SIGINT, whatever its exit code, once KeyboardInterrupt itself has left a call of ``exec``,
+    as imports make many; no subclass of it does that.
+    """
+
+
 def exit_code(number: int) -> int:
     """Return the exit code of a command that a signal ended."""
     return EXIT_SAVED if number == signal.SIGUSR1 else 128 + number
@@ -64,9 +72,9 @@ def leave_with(line: str, code: int) -> NoReturn:
 
 
 def raise_stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise KeyboardInterrupt or Stopped, so that cleanup code runs."""
+    """Raise Interrupted or Stopped, so that cleanup code runs."""
     if number == signal.SIGINT:
-        raise KeyboardInterrupt
+        raise Interrupted
     raise Stopped(number)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import Stopped, handled
 from experiments.runs.atomic_files import disk_errors, load_json, write_json
 from experiments.runs.disks import try_to_write
 from experiments.runs.run_folder import folder_of
@@ -80,7 +81,7 @@ def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = Fals
 
 
 def run(part: Part) -> int:
-    """Run a part's command in a process of its own and return its exit code; SIGTERM is passed on to that process."""
+    """Run a part's command in a process of its own and return its exit code; SIGTERM and SIGUSR1 are passed on."""
     process = subprocess.Popen([sys.executable, "-m", f"experiments.{part.words[0]}", *part.words[1:]])
     received: list[int] = []
 
@@ -88,16 +89,14 @@ def run(part: Part) -> int:
         received.append(number)
         process.send_signal(number)  # it saves its state; waiting for that inside the handler would never end
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # Ctrl-C reached it, too
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with handled(stop, (signal.SIGTERM, signal.SIGUSR1)):
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # Ctrl-C reached it, too
+            raise
     if received:
-        sys.exit(128 + received[0])
+        raise Stopped(received[0])
     return code
 
 
