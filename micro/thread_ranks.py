@@ -219,13 +219,15 @@ class ThreadComm(Comm):
         torch.cat([parts[self.rank] for parts in everyone], out=received)
 
     def _all_reduce_(self, x: Tensor) -> None:
-        everyone = self._put(x.tensor_split(self.world_size), "all_reduce")  # not copied: x changes when all have read
-        mine = everyone[0][self.rank].clone()
-        for parts in everyone[1:]:
-            mine += parts[self.rank]
-        self._memory.sums[self.rank] = mine
+        num_parts = min(self.world_size, os.cpu_count() or 1)  # as many ranks add at a time as run at a time
+        everyone = self._put(x.tensor_split(num_parts), "all_reduce")  # not copied: x changes when all have read
+        if self.rank < num_parts:
+            mine = everyone[0][self.rank].clone()
+            for parts in everyone[1:]:
+                mine += parts[self.rank]
+            self._memory.sums[self.rank] = mine
         self._memory.barrier.wait(self.rank, "all_reduce")
-        torch.cat(self._memory.sums, out=x)
+        torch.cat(self._memory.sums[:num_parts], out=x)
 
     def _broadcast_(self, x: Tensor, source: int) -> None:
         everyone = self._put(x.clone() if self.rank == source else None, "broadcast")
