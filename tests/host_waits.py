@@ -30,8 +30,8 @@ HEAD = f"""# What the host waits for
 
 `python -m tests.host_waits`: every method takes {STEPS} steps on {WORLD_SIZE} simulated ranks, d = {LAYOUT.numel:,},
 density 0.05, on tensors that say they are on a CUDA device and have their values on the CPU (`tests/fake_device.py`).
-No device is needed. The work of Triton's kernels is done by torch here, so their own waits are not in the table. An operation on
-tensors of two devices ends the step with an error; no method has one.
+No device is needed. The work of Triton's kernels is done by torch here, so their own waits are not in the table. An
+operation on tensors of two devices ends the step with an error; no method has one.
 
 The counts are those of a step of rank 0, medians of the last {COUNTED}. A *read* waits for a number that the host
 needs: a value, or a length that depends on the data (`nonzero`, a mask as an index, `unique`). A *write* waits until
