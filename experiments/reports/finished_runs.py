@@ -111,7 +111,7 @@ def refuse(problems: Mapping[str, str], num_runs: int) -> None:
     """Raise UserError where there is a damaged run; of several each has a line."""
     if not problems:
         return
-    choice = "remove its folder and run it again, or draw what can be read with --allow-torn"
+    choice = "run it again with from=scratch, or draw what can be read with --allow-torn"
     if len(problems) == 1:
         ((name, problem),) = problems.items()
         raise UserError(f"{name} is damaged: {problem}; {choice}")

@@ -54,6 +54,8 @@ class Saved:
         random: state of this process's random generators, None if they are seeded again.
         world_size: of the run that saved it.
         ends: where the rows that were recorded until then end in each file of records; empty for another run's.
+        records: what was recorded until then.
+        is_torn: whether those rows are damaged.
         passed_over: for each newer checkpoint that could not be used, one line with the reason.
     """
 
@@ -63,6 +65,8 @@ class Saved:
     random: dict[str, Tensor] | None
     world_size: int
     ends: Mapping[Path, int] = field(default_factory=dict)
+    records: Records | None = None
+    is_torn: bool = False
     passed_over: tuple[str, ...] = ()
 
 
@@ -71,16 +75,18 @@ class NoWholeCheckpoint(UserError):
 
     Args:
         reasons: one line for each.
+        torn: those of which only the rows are damaged, newest first.
     """
 
-    def __init__(self, path: Path, reasons: Sequence[str]) -> None:
-        super().__init__(path, reasons)
-        self.path, self.reasons = path, reasons
+    def __init__(self, path: Path, reasons: Sequence[str], torn: Sequence[Checkpoint]) -> None:
+        super().__init__(path, reasons, torn)
+        self.path, self.reasons, self.torn = path, reasons, torn
 
     def __str__(self) -> str:
+        go_on = ", or from=torn to go on without these rows, as a run that is not whole" if self.torn else ""
         return (
             f"no checkpoint of {self.path} can be used: {'; '.join(self.reasons)}; "
-            f"remove {self.path / 'checkpoints'} to start from step 0"
+            f"add from=scratch to start anew (what is there moves to attempts/){go_on}"
         )
 
 
@@ -120,6 +126,7 @@ class Checkpointer:
 
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
         self._config, self._workers, self._store = config.checkpoint, workers, store
+        self._from = config.from_
         self._world_size = config.world_size
         self._folder = folder
         self._files = Checkpoints(
@@ -159,6 +166,27 @@ class Checkpointer:
         self._as_owner(lambda: self._files.publish(draft, position.step, digests, records))
         self._saved_at = time.monotonic()
 
+    def beginning(self) -> tuple[Saved | None, Sequence[str]]:
+        """Return the checkpoint that the run resumes from, None for a start from step 0, and why others are not used.
+
+        Where none can be used, the setting ``from`` decides: scratch puts all of them aside, torn takes the newest one
+        of which only the rows are damaged.
+
+        Raises:
+            NoWholeCheckpoint: none can be used, and nothing else was chosen.
+        """
+        try:
+            saved = self.newest()
+        except NoWholeCheckpoint as error:
+            if self._from == "scratch":
+                self._as_owner(self._folder.set_aside_checkpoints)
+                return None, error.reasons
+            saved = self._first_readable(error.torn) if self._from == "torn" else None
+            if saved is None:
+                raise
+            return replace(saved, is_torn=True), error.reasons
+        return saved, saved.passed_over if saved else ()
+
     def newest(self) -> Saved | None:
         """Return the newest checkpoint that every rank can read, the same on all ranks; None if there never was one.
 
@@ -167,7 +195,7 @@ class Checkpointer:
         Raises:
             NoWholeCheckpoint: there are some, and none can be used.
         """
-        candidates, passed_over = self._on_main(self._with_rows)
+        candidates, torn, passed_over = self._on_main(self._with_rows)
         for checkpoint, ends in candidates:
             saved, problem = _attempt(lambda chosen=checkpoint: _read(chosen, self._workers))  # type: ignore[misc]
             problems = [str(found) for found in self._workers.agree(problem) if found]
@@ -175,19 +203,31 @@ class Checkpointer:
                 return replace(saved, ends=ends, passed_over=tuple(passed_over))
             passed_over.append(problems[0])
         if passed_over:
-            raise NoWholeCheckpoint(self._folder.path, passed_over)
+            raise NoWholeCheckpoint(self._folder.path, passed_over, torn)
         return None
 
-    def _with_rows(self) -> tuple[list[tuple[Checkpoint, dict[Path, int]]], list[str]]:
-        """Return the checkpoints whose rows are whole, with the end of those rows; and why others cannot be used."""
-        found, problems = [], self._files.problems()
+    def _first_readable(self, checkpoints: Sequence[Checkpoint]) -> Saved | None:
+        for checkpoint in checkpoints:
+            saved, problem = _attempt(lambda chosen=checkpoint: _read(chosen, self._workers))  # type: ignore[misc]
+            problems = [found for found in self._workers.agree(problem) if found]
+            if saved and not problems:
+                return saved
+        return None
+
+    def _with_rows(self) -> tuple[list[tuple[Checkpoint, dict[Path, int]]], list[Checkpoint], list[str]]:
+        """Return the checkpoints whose rows are whole, with the end of those rows; the others; why none of the others.
+
+        Newest first.
+        """
+        found, torn, problems = [], [], self._files.problems()
         for checkpoint in self._files.candidates():
             ends, problem = _attempt(lambda at=checkpoint: self._folder.check_rows(at.step, at.records))  # type: ignore[misc]
             if ends is None:
                 problems.append(f"{checkpoint.path.name}: {problem}")
+                torn.append(checkpoint)
             else:
                 found.append((checkpoint, ends))
-        return found, problems
+        return found, torn, problems
 
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints of steps after ``step``, from which the run resumes."""
@@ -312,7 +352,8 @@ def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> 
 def _read(checkpoint: Checkpoint, workers: Workers) -> Saved:
     parts = {rank: Checkpoints.read_part(checkpoint, rank) for rank in sorted({0, *workers.ranks})}
     own = [parts[rank]["own"] for rank in workers.ranks]
-    return _saved(parts[0]["shared"], own, parts[workers.ranks[0]]["random"], checkpoint.world_size)
+    saved = _saved(parts[0]["shared"], own, parts[workers.ranks[0]]["random"], checkpoint.world_size)
+    return replace(saved, records=checkpoint.records)
 
 
 def _saved(

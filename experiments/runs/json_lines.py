@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from experiments.runs.atomic_files import RecordError, cannot_write, to_json
-from experiments.runs.disks import reason
+from experiments.runs.atomic_files import cannot_write, to_json
 from experiments.runs.row_chain import NO_ROWS, ROWS_ARE_MISSING, chained, own_sum, without_sum
-from experiments.runs.whole_rows import DamagedRows, Extent, Row, row_or_nothing, whole_rows
+from experiments.runs.whole_rows import DamagedRows, Extent, Row, complete_lines, row_or_nothing, whole_rows
 
 _TAIL_BYTES = 1 << 16  # how far back LastRow looks for the last row
 
@@ -152,21 +151,13 @@ def read_records(path: Path) -> list[Row]:
     span = whole_rows(path)
     if span.problem:
         raise DamagedRows(span.problem)
-    return [without_sum(json.loads(line)) for line in _complete_lines(path, span.end)]
+    return [without_sum(json.loads(line)) for line in complete_lines(path, span.end)]
 
 
 def read_remaining_records(path: Path) -> list[Row]:
     """Return the rows of a damaged file that can be read, whatever is between them. Raises: RecordError."""
-    rows = map(row_or_nothing, _complete_lines(path))
+    rows = map(row_or_nothing, complete_lines(path))
     return [without_sum(row) for row in rows if row is not None]
-
-
-def _complete_lines(path: Path, end: int = -1) -> list[bytes]:
-    try:
-        with path.open("rb") as file:
-            return file.read(end).split(b"\n")[:-1]
-    except OSError as error:
-        raise RecordError(f"cannot read records: {path}: {reason(error)}") from None
 
 
 def _cut_incomplete_row(descriptor: int, *, block: int = 1 << 20) -> tuple[int, bytes]:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from experiments.runs.atomic_files import atomic_file, cannot_write
-from experiments.runs.whole_rows import DamagedRows, Extent, Span, check_rows, whole_rows
+from experiments.runs.whole_rows import (
+    DamagedRows,
+    Extent,
+    Span,
+    check_rows,
+    complete_lines,
+    row_or_nothing,
+    whole_rows,
+)
 
 Records = Mapping[str, Extent]  # of steps and of epochs
 
@@ -31,6 +39,33 @@ def rows_before(steps: Path, epochs: Path, step: int, records: Records | None) -
     if finished.problem:
         raise DamagedRows(finished.problem)
     return found, finished
+
+
+def whole_end(path: Path, last_step: int, expected: Extent | None, *, is_complete: bool) -> int | None:
+    """Return where the rows of one file until ``last_step`` end, in bytes; None if they are damaged.
+
+    Args:
+        expected: What a checkpoint holds of them; None for one of an earlier version.
+        is_complete: Whether there is a row of every step.
+
+    Raises:
+        RecordError: The file cannot be read.
+    """
+    try:
+        found = check_rows(path, expected) if expected else _until(path, lambda step: step > last_step)
+    except DamagedRows:
+        return None
+    is_short = is_complete and found.step < last_step
+    return None if found.problem or is_short else found.end
+
+
+def readable_lines(path: Path, *, last_step: int) -> str:
+    """Return the lines of a damaged file that are rows, until the row of a step. Raises: RecordError."""
+    if not path.exists():
+        return ""
+    rows = [(line, row_or_nothing(line)) for line in complete_lines(path)]
+    kept = [line for line, row in rows if row and isinstance(row.get("step"), int) and row["step"] <= last_step]
+    return "".join(f"{line.decode()}\n" for line in kept)
 
 
 def move_tail(path: Path, start: int, destination: Path) -> None:

@@ -1,6 +1,6 @@
 """The folder of one run: the names of its files, its lock, and the files of unfinished attempts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +8,11 @@ from typing import Any
 
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import cannot_write, remove_drafts, write_json
+from experiments.runs.atomic_files import cannot_write, remove_drafts, write_atomic, write_json
 from experiments.runs.folder_lock import FolderInUse, cannot_use, follow_owner, is_locked, lock_folder, owner_of
 from experiments.runs.lease import Lease, check_lease
 from experiments.runs.owner import Owner
-from experiments.runs.rewinding import Records, move_tail, replace_by_copy, rows_before
+from experiments.runs.rewinding import Records, move_tail, readable_lines, replace_by_copy, rows_before, whole_end
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 
@@ -191,6 +191,55 @@ class RunFolder:
         for path, start in moving.items():
             move_tail(path, start, attempt / path.name)
         return attempt
+
+    def set_aside_checkpoints(self) -> None:
+        """Move the checkpoints, none of which can be used, to ``attempts/<n>/``. Raises: as ``rewind``."""
+        self._set_aside([self.checkpoints_path])
+
+    def set_aside_ending(self) -> None:
+        """Move what a finished run left to ``attempts/<n>/``, DONE first: it starts anew. Raises: as ``rewind``."""
+        files = (self.done_path, self.steps_path, self.epochs_path, self.plan_path, self.weights_path)
+        attempt = (self.manifest_path, self.ranks_path, self.errors_path, self.failure_path, self.checkpoints_path)
+        self._set_aside([*files, *attempt])
+
+    def keep_readable_rows(self, step: int, records: Records | None) -> set[Path]:
+        """Keep what can be read of the rows of the first ``step`` steps; damaged files move to ``attempts/<n>/``.
+
+        Args:
+            records: As for ``check_rows``.
+
+        Returns:
+            The files that were damaged: the next row does not follow their last one.
+
+        Raises:
+            RecordError: A file cannot be read or written.
+            LeaseLost: This process no longer owns the folder.
+        """
+        self.check_owned()
+        ends, torn = {}, set()
+        for path, kind, last in ((self.steps_path, "steps", step - 1), (self.epochs_path, "epochs", step)):
+            end = whole_end(path, last, records[kind] if records else None, is_complete=kind == "steps")
+            if end is None:
+                torn.add(path)
+                kept = readable_lines(path, last_step=last)
+                self._set_aside([path])
+                write_atomic(path, kept)
+                end = len(kept.encode())
+            ends[path] = end
+        self.rewind(ends)
+        return torn
+
+    def _set_aside(self, paths: Iterable[Path]) -> None:
+        self.check_owned()
+        found = [path for path in paths if path.exists()]
+        if not found:
+            return
+        try:
+            attempt = self._next_attempt()
+            for path in found:
+                path.rename(attempt / path.name)
+        except OSError as error:
+            raise cannot_write(self.attempts_path, error) from None
 
     def _keep_rows_from_stray(self) -> None:
         """Replace the files of rows by copies: a process of the earlier owner that goes on appends to the old ones."""

@@ -10,6 +10,7 @@ from yaml import YAMLError
 from experiments.config.compose import typed
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
+from experiments.config.overrides import with_field_name
 from experiments.config.paths import ROOT
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import load_json
@@ -37,6 +38,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     Raises:
         UserError: this version cannot read the configuration, or an override would change the result.
     """
+    overrides = [with_field_name(override) for override in overrides]
     for override in overrides:
         key = override.partition("=")[0]
         if "=" not in override or not is_neutral(key):

@@ -100,6 +100,15 @@ def check_rows(path: Path, expected: Extent) -> Span:
     return span
 
 
+def complete_lines(path: Path, end: int = -1) -> list[bytes]:
+    """Return the lines of a file that end before an offset, or all, without their newlines. Raises: RecordError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(end).split(b"\n")[:-1]
+    except OSError as error:
+        raise RecordError(f"cannot read records: {path}: {reason(error)}") from None
+
+
 def counted(number: int) -> str:
     """Return a number of rows in words."""
     return "1 row" if number == 1 else f"{number} rows"

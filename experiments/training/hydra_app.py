@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config.compose import compose_runs, typed
 from experiments.config.errors import UserError, one_line_of_hydra
-from experiments.config.overrides import expand, is_of_hydra, parse
+from experiments.config.overrides import expand, is_of_hydra, parse, with_field_name
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.meeting import check_master
@@ -30,6 +30,7 @@ _failures: list[str] = []
 
 def run_by_hydra(words: list[str], *, multirun: bool) -> int:
     """Give the words of the command line to Hydra; return 1 if a run failed. Raises: UserError."""
+    sys.argv[1:] = map(with_field_name, sys.argv[1:])
     with hydra_errors(words):
         folders = _checked_folders(words) if multirun else []
         _run()

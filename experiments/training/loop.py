@@ -1,6 +1,7 @@
 """The training loop: steps, epochs, checkpoints, and the resume from a checkpoint."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from experiments.runs.checkpointing import Checkpointer, Position, Saved, read_s
 from experiments.runs.ending import check_ending
 from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.whole_rows import DamagedRows
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.recording import Recorder, step_row
 from experiments.training.workers import Workers
@@ -27,6 +29,8 @@ class Trainer:
     Attributes:
         position: the next step, and the epoch it is in.
         resumed_from: the checkpoint that the run resumed from, None for a run that starts from step 0.
+        passed_over: why checkpoints were not used, a line for each.
+        missing: what is missing of the records at the end of a run that went on without; else empty.
 
     Raises:
         UserError: a record or checkpoint cannot be read or written.
@@ -39,13 +43,13 @@ class Trainer:
         self._optimizer = build_optimizer(config.optimizer, workers.task.model, config.lr)
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
-        self.resumed_from = self._checkpointer.newest() or read_start_from(config, workers)
+        own, self.passed_over = self._checkpointer.beginning()
+        self.missing = ""
+        self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:
             self._load(self.resumed_from)
         self._checkpointer.remove_after(self.position.step)
-        if workers.is_main:
-            folder.rewind(self.resumed_from.ends if self.resumed_from else None)
-        self._recorder = Recorder(folder) if workers.is_main else None
+        self._recorder = Recorder(folder, after_gap=self._rewind()) if workers.is_main else None
 
     def run(self) -> dict[str, Any] | None:
         """Train to the end and return the last epoch's row; None if a signal stopped the run, after it was saved.
@@ -74,9 +78,22 @@ class Trainer:
         """What rank 0 has recorded; empty on other ranks."""
         return self._recorder.extents if self._recorder else {}
 
+    def _rewind(self) -> set[Path]:
+        """Rewind the records to where the run begins; return the files of which earlier rows are missing."""
+        saved = self.resumed_from
+        if saved and saved.is_torn:
+            return self._folder.keep_readable_rows(saved.position.step, saved.records)
+        self._folder.rewind(saved.ends if saved else None)
+        return set()
+
     def _check_ending(self) -> None:
         activity.begin("the check of the records")
-        check_ending(self._folder, self.records, step=self.position.step)
+        try:
+            check_ending(self._folder, self.records, step=self.position.step)
+        except DamagedRows as error:
+            if self._config.from_ != "torn":
+                raise
+            self.missing = str(error)
 
     def close(self) -> None:
         """Close the files of records."""

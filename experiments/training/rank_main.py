@@ -61,7 +61,7 @@ def run_rank(
                 save_weights(weights, folder.weights_path)
             digest = weights_digest(weights)
             end = last | {"weights_sha256": digest, "wall_s": time.perf_counter() - started}
-            write_done(folder, end, trainer.records)
+            write_done(folder, end, trainer.records, missing=trainer.missing)
     return last is not None
 
 
@@ -141,7 +141,7 @@ def _manifest(config: TrainConfig, workers: Workers, trainer: Trainer, command: 
             "num_parameters": num_parameters,
             "steps": config.epochs * workers.num_steps,
             "began_at_step": trainer.position.step,
-            "passed_over": list(trainer.resumed_from.passed_over) if trainer.resumed_from else [],
+            "passed_over": list(trainer.passed_over),
         },
     )
 

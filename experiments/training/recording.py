@@ -1,5 +1,7 @@
 """What rank 0 records of each step and epoch."""
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import micro
@@ -10,11 +12,16 @@ from experiments.training.workers import Reduced
 
 
 class Recorder:
-    """Rank 0's records of a run."""
+    """Rank 0's records of a run.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._steps = RecordWriter(folder.steps_path)
-        self._epochs = RecordWriter(folder.epochs_path)
+    Args:
+        after_gap: the files of which earlier rows are missing.
+    """
+
+    def __init__(self, folder: RunFolder, after_gap: Collection[Path] = ()) -> None:
+        self._steps, self._epochs = (
+            RecordWriter(path, after_gap=path in after_gap) for path in (folder.steps_path, folder.epochs_path)
+        )
 
     def step(self, row: dict[str, Any]) -> None:
         """Append a row for one step."""

@@ -68,7 +68,7 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
         owned.enter_context(disk_errors(folder.path))
         owned.enter_context(stop_signals.recorded())
         if _claim_first(config, folder, owned):
-            if _is_done(folder):
+            if _is_done(config, folder):
                 return False
             _prepare(config, folder)
             owned.enter_context(mirrored(config.tracking, folder))
@@ -76,19 +76,23 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
         before = _manifest_time(folder)
         _start_workers(config, folder)
         if _manifest_time(folder) != before:  # else the run was stopped before its first step
-            _print_resume(folder)
+            _print_resume(config, folder)
         if not folder.is_done():
             raise _stopped(folder)
     return True
 
 
-def _is_done(folder: RunFolder) -> bool:
+def _is_done(config: TrainConfig, folder: RunFolder) -> bool:
     """Return whether a run is finished. Raises: UserError: it was, and its folder is no longer whole."""
     if not folder.is_done():
         return False
-    if problem := judge(folder).problem:
-        raise UserError(f"the run was finished, and is damaged: {problem}; remove {folder.path} to start anew")
-    return True
+    problem = judge(folder).problem
+    if problem and config.from_ != "scratch":
+        choice = "add from=scratch to start anew (what is there moves to attempts/)"
+        raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
+    if problem:
+        folder.set_aside_ending()
+    return not problem
 
 
 def _claim_first(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool:
@@ -158,7 +162,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
         owned.enter_context(stop_signals.recorded())
         finished = run_rank(config, folder, sys.argv)
         if ranks.rank == 0:
-            _print_resume(folder)
+            _print_resume(config, folder)
     if not finished:
         raise _stopped(folder)
     return True
@@ -168,7 +172,7 @@ def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack)
     """Claim and prepare the folder of a run; return whether it was finished before, or the error."""
     try:
         owned.enter_context(folder.claim())
-        if not _is_done(folder):
+        if not _is_done(config, folder):
             _prepare(config, folder)
             return False
         return True
@@ -195,13 +199,16 @@ def _manifest_time(folder: RunFolder) -> int | None:
     return folder.manifest_path.stat().st_mtime_ns if folder.manifest_path.exists() else None
 
 
-def _print_resume(folder: RunFolder) -> None:
-    """Print the step from which a run resumed, and the checkpoints that it could not use."""
+def _print_resume(config: TrainConfig, folder: RunFolder) -> None:
+    """Print the step from which a run resumed, the checkpoints that it could not use, and what it is without."""
     manifest = load_json(folder.manifest_path)
     for line in manifest.get("passed_over", ()):
         print(f"checkpoint not used: {line}", file=sys.stderr)
     if manifest.get("began_at_step"):
-        print(f"resumed from step {manifest['began_at_step']}: {folder.path}", file=sys.stderr)
+        why = " (from=scratch is for damaged runs, this one is whole)" if config.from_ == "scratch" else ""
+        print(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}", file=sys.stderr)
+    if missing := load_json(folder.done_path).get("missing"):
+        print(f"not whole: {missing}", file=sys.stderr)
 
 
 def _stopped(folder: RunFolder) -> SystemExit:

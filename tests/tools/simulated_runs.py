@@ -1,6 +1,7 @@
 """Small trainings in this process: their configuration, and a run that can be stopped before a step."""
 
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -26,9 +27,16 @@ def configured(output: Path, *words: str, world_size: int = 3) -> TrainConfig:
 
 
 class Run:
-    """A training in this process, stopped before a step where one is named."""
+    """A training in this process, stopped before a step where one is named.
 
-    def __init__(self, config: TrainConfig, *, stop: int | None = None) -> None:
+    Args:
+        at: what to do when so many steps are done.
+    """
+
+    def __init__(
+        self, config: TrainConfig, *, stop: int | None = None, at: Mapping[int, Callable[[], object]] | None = None
+    ) -> None:
+        self._at = at or {}
         self.folder = RunFolder(Path(config.output) / run_name(config))
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.touch()
@@ -50,6 +58,7 @@ class Run:
 
         def watched(epoch: int, index: int) -> float:
             loss = step(epoch, index)
+            self._at.get(self.trainer.position.step, int)()
             if self.trainer.position.step == stop:
                 stop_signals.number = signal.SIGUSR1
             return loss

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config.errors import UserError
 from experiments.config.schema import to_yaml
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder
@@ -275,3 +276,94 @@ def test_an_older_checkpoint_is_taken_where_only_later_rows_are_damaged(unfinish
 
 def assert_matches(pattern: str, line: str) -> None:
     assert re.search(pattern, line), line
+
+
+def break_checkpoint(folder: RunFolder) -> str:
+    """Flip a byte in the only checkpoint; return what is said of it."""
+    (part,) = folder.checkpoints_path.glob("*/rank1.pt")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    return r"rank1.pt: not the bytes that were written \(SHA-256 differs\)"
+
+
+def remove_description(folder: RunFolder) -> str:
+    (path,) = folder.checkpoints_path.glob("*/CHECKPOINT.json")
+    path.unlink()
+    return "CHECKPOINT.json: no such file or directory"
+
+
+@pytest.mark.parametrize("spoil", [break_checkpoint, remove_description])
+def test_a_run_without_a_whole_checkpoint_starts_anew_by_choice_alone(
+    unfinished: Path, finished: Path, tmp_path: Path, spoil: Callable[[RunFolder], str]
+) -> None:
+    folder = copied(unfinished, tmp_path)
+    said = spoil(folder)
+    refused = train(tmp_path / "runs")
+    assert refused.code == 1
+    assert_matches(f"{said}.* add from=scratch to start anew", error_of(refused))
+    (rows, *_) = [len(read_records(folder.steps_path))]
+    assert rows == STOP
+    swept = study("status", tmp_path / "runs")
+    assert any(state in swept.out for state in (" damaged ", " failed "))
+    began = train(tmp_path / "runs", "from=scratch")
+    assert began.code == 0
+    assert_matches(f"checkpoint not used: .*{said}", began.err)
+    assert weights(folder) == weights(copied(finished, tmp_path / "other"))
+    assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))
+    assert sum(path.name == f"step-{STOP:09d}" for path in folder.attempts_path.glob("*/checkpoints/*")) == 1
+    assert sum(len(read_records(path)) for path in folder.attempts_path.glob("*/steps.jsonl")) == STOP
+
+
+def weights(folder: RunFolder) -> str:
+    return str(json.loads(folder.done_path.read_text())["weights_sha256"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("damage", ["deleted", "cut in a row", "first rows removed", "changed", "foreign line"])
+def test_a_run_goes_on_without_rows_by_choice_alone_and_is_not_whole(
+    unfinished: Path, finished: Path, tmp_path: Path, damage: str, kind: str
+) -> None:
+    folder = copied(unfinished, tmp_path)
+    spoilt(folder, damage, kind)
+    went_on = train(tmp_path / "runs", "from=torn")
+    assert went_on.code == 0
+    assert f"resumed from step {STOP}" in went_on.err
+    assert_matches("not whole: ", went_on.err)
+    assert weights(folder) == weights(copied(finished, tmp_path / "other"))
+    assert_matches(f"it went on without records that were lost: .*{kind}.jsonl", error_of(train(tmp_path / "runs")))
+    again = train(tmp_path / "runs", "from=scratch")
+    assert again.out.startswith("done: ")
+    assert weights(folder) == weights(RunFolder(tmp_path / "other" / "runs" / folder.path.name))
+    assert "already done" in train(tmp_path / "runs").out
+
+
+def test_a_whole_run_resumes_whatever_from_says(unfinished: Path, tmp_path: Path) -> None:
+    copied(unfinished, tmp_path)
+    called = train(tmp_path / "runs", "from=scratch")
+    assert called.code == 0
+    assert f"resumed from step {STOP}" in called.err
+    assert "from=scratch is for damaged runs" in called.err
+
+
+def test_a_sweep_reports_a_damaged_run_as_failed_and_takes_the_choice(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path)
+    folder.steps_path.unlink()
+    path = tmp_path / "study.yaml"
+    study("status", tmp_path / "runs")  # writes the study
+    words = ["sweep", str(path), "--jobs", "1"]
+    failed = call(words)
+    assert failed.code == 1
+    assert f"failed: {folder.path.name}: the run was finished, and is damaged: " in failed.err
+    assert call([*words, "from=scratch"]).code == 0
+    assert folder.is_done()
+    assert len(read_records(folder.steps_path)) == NUM_STEPS
+
+
+def test_a_file_that_vanishes_while_the_run_goes_on_leaves_no_done(unfinished: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path / "runs", *WORDS, *CHECKPOINTS)
+    folder = copied(unfinished, tmp_path)
+    with pytest.raises(UserError, match=r"manifest\.json was removed while the run went on"):
+        Run(config, at={STOP + 2: lambda: folder.manifest_path.unlink()})
+    assert list(folder.checkpoints_path.iterdir())
+    assert not folder.is_done()

@@ -14,7 +14,9 @@ from experiments.config.descriptions import CONF, GROUPS, choices, default_choic
 def test_every_key_of_the_main_file_is_there_with_its_value() -> None:
     composed = yaml.safe_load((CONF / "train.yaml").read_text())
     keys = {key.name: yaml.safe_load(key.value) for key in train_keys()}
-    assert keys == {name: value for name, value in composed.items() if name not in ("defaults", "hydra")}
+    assert keys == {
+        name.removesuffix("_"): value for name, value in composed.items() if name not in ("defaults", "hydra")
+    }
 
 
 def test_every_group_with_a_default_has_that_choice() -> None:

@@ -469,11 +469,11 @@ def test_an_empty_record_is_named(tmp_path: Path) -> None:
         (
             "steps.jsonl",
             0.5,
-            r"steps\.jsonl ends at step \d+, the run at 59; remove its folder and run it again, or .* --allow-torn$",
+            r"steps\.jsonl ends at step \d+, the run at 59; run it again with from=scratch, or .* --allow-torn$",
         ),
-        ("epochs.jsonl", 0.5, r"epochs\.jsonl ends at epoch 0, the run at 2; remove"),
-        ("DONE", 0.5, r"DONE is not whole; remove its folder"),
-        ("DONE", 0.0, r"DONE is not whole; remove its folder"),
+        ("epochs.jsonl", 0.5, r"epochs\.jsonl ends at epoch 0, the run at 2; run it again"),
+        ("DONE", 0.5, r"DONE is not whole; run it again"),
+        ("DONE", 0.0, r"DONE is not whole; run it again"),
     ],
 )
 def test_a_torn_file_of_a_finished_run_is_told_by_its_name(tmp_path: Path, name: str, kept: float, said: str) -> None:
