@@ -45,11 +45,13 @@ class Selection:
     """What one rank contributes to a step.
 
     Attributes:
-        indices: (k_r,) int32, ascending, unique; k_r may be 0.
+        indices: (k_r,) int32, unique; k_r may be 0. Ascending, but where ``everyone`` has another order.
         counts: the k_r of every rank where the selection already made them known everywhere, else None.
         spans: the (start, stop) that each rank chose from, where it was not the whole vector; shortens packed indices.
         threshold: the cut on abs(acc) that was used, where there is one.
         scale: factor on the mean update (1 but for unbiased estimators).
+        everyone: (sum(counts),) int32, what all ranks chose, in rank order, where it is known everywhere already.
+        overfull: whether a message of fixed capacity, the same on all ranks, did not hold what was chosen.
     """
 
     indices: Tensor
@@ -57,6 +59,8 @@ class Selection:
     spans: tuple[tuple[int, int], ...] | None = None
     threshold: float | None = None
     scale: float = 1.0
+    everyone: Tensor | None = None
+    overfull: bool = False
 
 
 @dataclass(frozen=True, slots=True)

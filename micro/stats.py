@@ -31,6 +31,7 @@ class StepStats:
             the method knows it.
         num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of
             bins.
+        overfull: whether a message of fixed capacity did not hold what was chosen, so that one more followed.
         dense_numel: elements of parameters that were reduced densely beside the others; counts, targets and densities
             are of all elements, these included.
     """
@@ -54,6 +55,7 @@ class StepStats:
     skipped: bool
     relative_error: float | None = None
     num_bins: int | None = None
+    overfull: bool = False
     dense_numel: int = 0
     local_bytes: float = 0.0
     local_calls: tuple[tuple[Op, float], ...] = ()

@@ -124,10 +124,12 @@ def gather_indices(
 ) -> Tensor:
     """Return what each rank chose, one list after the other in rank order; one list where all hold, or get, the same.
 
-    Each list is ascending, and (counts[rank],) long.
+    Each list is (counts[rank],) long; nothing travels where all ranks know them already.
     """
     if overlap is Overlap.SAME or comm.world_size == 1:
         return selection.indices
+    if selection.everyone is not None:
+        return selection.everyone
     if overlap is Overlap.LEADER:
         return _from_leader(selection, counts, numel, codec, comm)
     spans = (selection.spans if codec.by_range else None) or ((0, numel),) * comm.world_size

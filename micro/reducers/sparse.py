@@ -128,6 +128,7 @@ class SparseReducer(Reducer):
             exchange_s=exchange_s,
             rest_s=comm.now(grad.device) - started - sent.select_s - exchange_s,
             skipped=False,
+            overfull=sent.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
         findings = () if sent.is_finite else (Finding(state.layout, bad, sent.in_update),)
@@ -181,6 +182,7 @@ class SparseReducer(Reducer):
             in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
             select_s=select_s,
+            overfull=selection.overfull,
         )
 
     @property
@@ -259,6 +261,11 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(
             f"density {parts.density_policy.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
             "or per_tensor"
+        )
+    if selector.sends_indices and (exchange.name not in ("union", "gather") or parts.indices != Int32()):
+        given = f"exchange {exchange.full_name}, indices {parts.indices.name}"
+        raise ValueError(
+            f"{selector.full_name} with a slack sends indices itself, got {given}: use union or gather, with int32"
         )
     if overlap is not Overlap.SAME:
         parts.indices.check_density(parts.density_policy.density)

@@ -27,6 +27,7 @@ class Sent:
         in_update: index of the first sum of finite gradients that overflowed, None where there is none.
         threshold: the cut on abs(acc), where there was one.
         select_s: seconds choosing.
+        overfull: whether a message of fixed capacity did not hold what was chosen.
     """
 
     counts: tuple[int, ...]
@@ -36,6 +37,7 @@ class Sent:
     in_update: int | None
     threshold: float | None = None
     select_s: float = 0.0
+    overfull: bool = False
 
 
 def send_all(state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: bool) -> Sent:

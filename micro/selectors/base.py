@@ -25,7 +25,8 @@ class Selector(StatefulPart[S], ABC):
 
     ``by_layer`` says that each parameter gets the density that the policy sets for it, ``needs_all`` that selecting
     within one parameter makes no sense, ``follows_density`` that a density of 1 means every index: none is selected
-    then, and none travels.
+    then, and none travels. ``sends_indices`` says that most selections make all ranks' indices known everywhere, as
+    int32, without an exchange.
     """
 
     kind: ClassVar[str] = "selector"
@@ -35,6 +36,7 @@ class Selector(StatefulPart[S], ABC):
     by_layer: ClassVar[bool] = False
     needs_all: ClassVar[bool] = False
     follows_density: ClassVar[bool] = True
+    sends_indices: ClassVar[bool] = False
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.

@@ -38,7 +38,14 @@ class _RotatingSlices(Selector[Any]):
         spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
         start, stop = spans[comm.rank]
         found = self.threshold_rule.search(state, Search(acc[start:stop], acc.numel(), spans, step, comm))
-        return Selection(found.indices + start, counts=found.counts, spans=spans, threshold=found.threshold)
+        return Selection(
+            found.indices + start,
+            counts=found.counts,
+            spans=spans,
+            threshold=found.threshold,
+            everyone=found.everyone,
+            overfull=found.overfull,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +59,34 @@ class Micro(_RotatingSlices):
     threshold is not steered but found in each step (`micro_rules.agreed`); an empty slice sends nothing (the code sends
     one arbitrary coordinate); int32 indices; k is at least 1. `RepairedMicro` steers; `PublishedMicro` follows the
     public code.
+
+    Args:
+        slack: indices travel together with the counts: one all-gather less in each step. Its messages have room for the
+            most that a slice gave in the last step, this share of it more, and half its root: 4 bytes each. Where a
+            slice gives more than that, or less by as much, its step takes the collective that was to be saved. None:
+            indices travel by themselves, exactly as many as there are.
+
+    Raises:
+        ValueError: a slack that is negative or 1 and more.
     """
 
+    slack: float | None = None
     name: ClassVar[str] = "micro"
     rule: ClassVar[str] = "agreed"
-    threshold_rule: ClassVar[ThresholdRule[Any]] = Agreed()
+
+    def __post_init__(self) -> None:
+        if self.slack is not None and not 0 <= self.slack < 1:
+            raise ValueError(f"slack of {self.name} must be in [0, 1), got {self.slack}")
+
+    @property
+    def sends_indices(self) -> bool:  # type: ignore[override]  # depends on the setting
+        """Whether indices travel with the counts."""
+        return self.slack is not None
+
+    @property
+    def threshold_rule(self) -> ThresholdRule[Any]:  # type: ignore[override]  # it has a setting here
+        """The rule, which sends candidates too where there is a slack."""
+        return Agreed(self.slack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,8 @@ def _why_not(selector: Selector[Any]) -> str | None:
         return "looks at each parameter separately already"
     if selector.needs_all:
         return "makes sense for all parameters together only"
+    if selector.sends_indices:
+        return "with a slack sends its indices in one message for each parameter"
     if getattr(selector, "unbiased", False):
         return "scales the update by one factor, which would differ from parameter to parameter"
     return None

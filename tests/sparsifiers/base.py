@@ -3,6 +3,7 @@
 Closed forms count what the exchanges promise, independently: nothing here calls the code that counts.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ class Outcome:
         step: its number.
         acc: (world_size, numel) what the ranks chose from.
         update: (numel,) the mean update.
+        last_counts: the counts of the step before; () at the first.
+        overfull: whether the message that has room for what is chosen had too little.
     """
 
     world_size: int
@@ -40,6 +43,8 @@ class Outcome:
     step: int = 0
     acc: Tensor | None = None
     update: Tensor | None = None
+    last_counts: tuple[int, ...] = ()
+    overfull: bool = False
 
 
 Bytes = Callable[[Outcome, int], float]  # what one rank sends
@@ -178,6 +183,33 @@ def agreed_counts(outcome: Outcome, rank: int) -> float:
     n = outcome.world_size
     histogram = all_reduce(2040 * 4, n) if outcome.num_extra else 0.0
     return 128 * (n - 1) * max(1, outcome.num_extra) + histogram
+
+
+def slack_searches(outcome: Outcome) -> int:
+    """Collectives beyond those of a settled step that are due to a lost cut, where indices travel with counts."""
+    return outcome.num_extra - (outcome.overfull or not outcome.last_counts)
+
+
+def slack_counts(outcome: Outcome, rank: int) -> float:
+    """A histogram where the cut was lost; the counts of the first step, which knows nothing."""
+    n, searches = outcome.world_size, slack_searches(outcome)
+    alone = 0 if outcome.last_counts else 128 * (n - 1) * max(1, searches)
+    return alone + (all_reduce(2040 * 4, n) if searches else 0.0)
+
+
+def slack_indices(outcome: Outcome, rank: int) -> float:
+    """32 counts with room for candidates in one message; exact lists in the first step and where there was too little.
+
+    The room is that of the slice that gave most, a fifth and half the root more, but no more than a slice has.
+    """
+    n = outcome.world_size
+    exact = lists(4)(outcome, rank)
+    if not outcome.last_counts or n == 1:
+        return exact
+    most = max(outcome.last_counts) * sum(outcome.counts) / sum(outcome.last_counts)
+    capacity = min(math.ceil(1.2 * most + 0.5 * math.sqrt(most)), -(-outcome.numel // n))
+    messages = (128 + 4 * capacity) * max(1, slack_searches(outcome)) * (n - 1)
+    return messages + (exact if outcome.overfull else 0.0)
 
 
 def steered_counts(outcome: Outcome, rank: int) -> float:

@@ -215,7 +215,9 @@ def test_statistics_say_what_the_update_is(row: Row, case: tuple[int, torch.dtyp
 @grid(row=TABLE, case=CASES)
 def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtype]) -> None:
     world_size, dtype = row.world_size(case[0]), case[1]
+    last_counts: tuple[int, ...] = ()
     for step in taken(row, *case):
+        last_counts, before = step.stats[0].counts, last_counts
         for rank, stats in enumerate(step.stats):
             extra = max(stats.num_collectives - row.num_collectives, 0)
             size = dtype.itemsize
@@ -230,6 +232,8 @@ def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtyp
                 stats.step,
                 acc,
                 step.updates[rank],
+                before,
+                stats.overfull,
             )
             promised = row.bytes_sent(outcome, rank)
             counted = {"counts": stats.counts_bytes, "indices": stats.indices_bytes, "values": stats.values_bytes}

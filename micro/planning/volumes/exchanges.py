@@ -53,7 +53,7 @@ def _of_union(step: SparseStep) -> Calls:
 def _of_indices(step: SparseStep) -> Calls:
     """Return how the ranks' indices are made known: not at all where all hold the same."""
     overlap = step.selector.overlap
-    if overlap is Overlap.SAME:
+    if overlap is Overlap.SAME or step.selector.sends_indices:
         return ()
     if overlap is Overlap.LEADER:
         return (("broadcast", step.indices(step.total, step.numel)),)

@@ -1,5 +1,6 @@
 """The collectives of a selection; most selectors call none."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from micro.partition import layer_pieces
 from micro.planning.volumes.calls import COUNT_BYTES, Calls
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import NUM_CANDIDATE_BINS
+from micro.selectors.micro_rules.one_message import room_for
 from micro.selectors.per_tensor import PerTensor
 
 _RULES: Mapping[str, Calls] = {
@@ -30,6 +32,8 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
     takes_all = has_slices(selector) and selector.rule_name != "published"
     if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
         return ()
+    if selector.sends_indices:
+        return (("gather_rows", COUNT_BYTES * (NUM_CANDIDATE_BINS + _capacity(selector, density, layout, world_size))),)
     if selector.name == "micro":
         return _RULES[str(selector.rule_name)]
     if selector.name == "exdyna":
@@ -40,6 +44,13 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
             return (("all_reduce", 8 * num_pieces),)  # norms, as float64
         return (("broadcast", COUNT_BYTES * (num_pieces + world_size)),)
     return ()
+
+
+def _capacity(selector: Selector[Any], density: float, layout: Layout, world_size: int) -> int:
+    """Return the candidates in a message, where slices differ by chance alone: about sqrt(2 x ln n) at the most."""
+    expected = target_count(density, layout.numel) / world_size
+    most = expected + math.sqrt(2 * expected * math.log(world_size))
+    return room_for(most, getattr(selector, "slack", 0.0), -(-layout.numel // world_size))
 
 
 def has_slices(selector: Selector[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from micro import kernels
 from micro.selectors.histogram import SHIFT, magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
+from micro.selectors.micro_rules.one_message import Room
 
 NUM_CANDIDATE_BINS = 32  # counts each rank sends: 128 bytes
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
@@ -27,13 +28,16 @@ class AgreedState:
         lowest_bits: where candidates begin, as bits of a float32; None where that must be searched.
         shift: bits that number the places within a bin.
         surplus: candidates wanted per selected index; doubled by every step that had too few.
+        last: what each rank kept in the last step, where candidates travel with their counts.
     """
 
     lowest_bits: int | None = None
     shift: int = 18
     surplus: float = SURPLUS
+    last: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
 class Agreed(ThresholdRule[AgreedState]):
     """Collect candidates above a slightly lower threshold, count them by magnitude, and cut where the sum gives k.
 
@@ -48,8 +52,14 @@ class Agreed(ThresholdRule[AgreedState]):
     same counts. They then collect once more, above a lower threshold from a histogram of the whole vector (one
     all-reduce).
 
+    With ``slack`` the candidates travel in the message of their counts, as many as the last step's counts make likely
+    to be enough, and this much more (`one_message`): what is kept is the same, and known to all ranks at once. Where
+    that was not enough, the indices are left to a message of their own.
+
     This rule is of this project; the slices and their rotation are MiCRO's.
     """
+
+    slack: float | None = None
 
     def start(self) -> AgreedState:
         """Return the state before the first step."""
@@ -58,23 +68,38 @@ class Agreed(ThresholdRule[AgreedState]):
     def search(self, state: AgreedState, search: Search) -> Found:
         """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
         if search.wants_all:
-            state.lowest_bits = None
+            state.lowest_bits, state.last = None, []
             return everything(search)
-        k = search.step.target_count
+        k, room = search.step.target_count, self._room(state, search)
         known = state.lowest_bits is not None
         if not known:
             _reset_candidates(state, search)
-        found = _collect(state, search)
+        found = _collect(state, search, room)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
         if known and found.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             _reset_candidates(state, search)
-            found = _collect(state, search)
+            found = _collect(state, search, room)
         cut = _Cut.at(found, k)
-        kept = _kept(found, cut, search.comm.rank)
         threshold = _between(state, cut)
         _prepare_next(state, threshold, cut, found.num_candidates, k)
-        return Found(found.indices.index_select(0, kept), cut.taken, threshold)
+        state.last = [] if self.slack is None else list(cut.taken)
+        rank, everyone = search.comm.rank, None
+        if room is not None and found.everyone is not None:
+            everyone = room.kept(found.everyone, found.counts, cut.taken)
+        if everyone is None:
+            indices = found.indices.index_select(0, _kept(found, cut, rank))
+            return Found(indices, cut.taken, threshold, overfull=room is not None)
+        first = sum(cut.taken[:rank])
+        mine = everyone[first : first + cut.taken[rank]] - search.spans[rank][0]
+        return Found(mine, cut.taken, threshold, everyone)
+
+    def _room(self, state: AgreedState, search: Search) -> Room | None:
+        """Return the room for candidates in this step's message; None where they do not travel in it."""
+        if self.slack is None or len(state.last) != search.comm.world_size:
+            return None
+        longest = max(stop - start for start, stop in search.spans)
+        return Room.after(state.last, search.step.target_count, self.slack, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +110,7 @@ class _Candidates:
         indices, magnitudes, bins: (m,) of this rank; int32, float32, int32.
         counts: (world_size, NUM_CANDIDATE_BINS) int32, of every rank by bin; in the host's memory.
         totals: of all ranks by bin.
+        everyone: (world_size, capacity) int32, the indices in the vector that each rank's message held, if any.
     """
 
     indices: Tensor
@@ -92,6 +118,7 @@ class _Candidates:
     bins: Tensor
     counts: Tensor
     totals: list[int]
+    everyone: Tensor | None
 
     @property
     def num_candidates(self) -> int:
@@ -143,15 +170,22 @@ def _apportion(missing: int, counts: Tensor, total: int) -> Tensor:
     return shares
 
 
-def _collect(state: AgreedState, search: Search) -> _Candidates:
-    """Return this rank's candidates, and every rank's counts of them by bin: one all-gather."""
+def _collect(state: AgreedState, search: Search, room: Room | None) -> _Candidates:
+    """Return this rank's candidates, and every rank's counts and the candidates in its message: one all-gather."""
     assert state.lowest_bits is not None
     indices, magnitudes = kernels.above_with_magnitudes(search.slice, _magnitude(state.lowest_bits))
     magnitudes = magnitudes.to(torch.float32)
     bins = ((magnitudes.view(torch.int32) - state.lowest_bits) >> state.shift).clamp_(0, NUM_CANDIDATE_BINS - 1)
-    mine = torch.bincount(bins, minlength=NUM_CANDIDATE_BINS).to(torch.int32)
-    counts = search.comm.gather_rows(mine).cpu()  # host sync: counts shape the next message
-    return _Candidates(indices, magnitudes, bins, counts, counts.sum(0).tolist())
+    row = torch.bincount(bins, minlength=NUM_CANDIDATE_BINS).to(torch.int32)
+    everyone = None
+    if room is None:
+        counts = search.comm.gather_rows(row)
+    else:
+        places = indices + search.spans[search.comm.rank][0]
+        rows = search.comm.gather_rows(room.message(row, bins, magnitudes, places, search.comm.rank), "indices")
+        counts, everyone = rows[:, :NUM_CANDIDATE_BINS], rows[:, NUM_CANDIDATE_BINS:]
+    counts = counts.cpu()  # host sync: counts shape the next message
+    return _Candidates(indices, magnitudes, bins, counts, counts.sum(0).tolist(), everyone)
 
 
 def _kept(found: _Candidates, cut: _Cut, rank: int) -> Tensor:

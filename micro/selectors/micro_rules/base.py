@@ -39,11 +39,21 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the search gave: (k_r,) int32 indices within the slice, every rank's k_r, the threshold that was used."""
+    """What the search gave.
+
+    Attributes:
+        indices: (k_r,) int32, within the slice.
+        counts: every rank's k_r.
+        threshold: the one that was used.
+        everyone: (sum(counts),) int32 indices in the vector of what all ranks chose, where they are known already.
+        overfull: whether they would be, had the message not been too small.
+    """
 
     indices: Tensor
     counts: tuple[int, ...]
     threshold: float
+    everyone: Tensor | None = None
+    overfull: bool = False
 
 
 def everything(search: Search) -> Found:

@@ -1,0 +1,156 @@
+"""MiCRO whose indices travel with its counts: the same bits as by exact lists, in two collectives."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.comm import Comm
+from micro.operations import Op
+from micro.partition import cyclic_slice
+from micro.selectors.micro_rules.one_message import Room
+from micro.sparse import Overlap, Step
+from micro.thread_ranks import SimulatedGroup
+from tests.products import grid
+
+NUMEL = 12_000
+LAYOUT = micro.Layout.flat(NUMEL)
+
+
+def simulation(world_size: int, slack: float | None, density: micro.Density | float = 0.05) -> micro.Simulation:
+    return micro.Simulation(micro.SparseReducer(micro.Micro(slack=slack), density), LAYOUT, world_size)
+
+
+def drawn(world_size: int, step: int) -> Tensor:
+    return torch.randn(world_size, NUMEL, generator=torch.Generator().manual_seed(step))
+
+
+def both(world_size: int, grads: list[Tensor], density: micro.Density | float = 0.05) -> list[micro.StepStats]:
+    """Return what rank 0 reports of each step with a slack; updates and residuals are those of exact lists."""
+    found = []
+    with closing(simulation(world_size, 0.2, density)) as one, closing(simulation(world_size, None, density)) as exact:
+        for grad in grads:
+            got, expected = one.step(grad, residuals=True), exact.step(grad, residuals=True)
+            assert got.residuals is not None
+            assert expected.residuals is not None
+            assert torch.equal(got.update, expected.update)
+            assert torch.equal(got.residuals, expected.residuals)
+            assert got.stats[0].counts == expected.stats[0].counts
+            assert len({stats.overfull for stats in got.stats}) == 1
+            found.append(got.stats[0])
+    return found
+
+
+@grid(world_size=[1, 2, 3, 8], scale=[1.0, 1e-3, 50.0])
+def test_updates_are_those_of_exact_lists(world_size: int, scale: float) -> None:
+    scales = [1.0] * 5 + [scale] * 5
+    stats = both(world_size, [s * drawn(world_size, step) for step, s in enumerate(scales)])
+    if world_size > 1:
+        assert min(s.num_collectives for s in stats) == 2
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, -1.0, 2.0], [0.0, 3.0, 3.0]])
+def test_ties_are_shared_as_by_exact_lists(values: list[float]) -> None:
+    grads = torch.tensor(values).repeat(NUMEL // len(values)).expand(3, -1)
+    both(3, [grads.clone() for _ in range(6)])
+
+
+def test_a_growing_density_scales_the_room() -> None:
+    stats = both(4, [drawn(4, step) for step in range(8)], micro.WarmUp(density=0.05, start_density=0.01, steps=6))
+    assert [s.overfull for s in stats[3:]] == [False] * 5
+
+
+@grid(world_size=[2, 4, 8])
+def test_a_settled_step_takes_two_collectives_and_few_more_bytes(world_size: int) -> None:
+    grads = [drawn(world_size, step) for step in range(16)]
+    stats = both(world_size, grads)[6:]
+    assert [s.num_collectives for s in stats] == [2] * len(stats)
+    n, k = world_size, NUMEL // 20
+    exact = 128 * (n - 1) + 4 * k * (n - 1) / n + 8 * (k + 1) * (n - 1) / n
+    assert sum(s.bytes_sent for s in stats) / len(stats) <= 1.15 * exact
+
+
+@pytest.mark.parametrize("factor", [5.0, 0.02], ids=["more than there is room for", "less than is sure"])
+def test_a_slice_beyond_its_room_takes_one_collective_more(factor: float) -> None:
+    world_size, odd = 4, 8
+    grads = [drawn(world_size, step) for step in range(odd + 4)]
+    start, stop = cyclic_slice(NUMEL, odd, 2, world_size)
+    with closing(simulation(world_size, None)) as exact:  # so that nothing but this one slice is unusual
+        for grad in grads[:odd]:
+            exact.step(grad)
+        grads[odd][:, start:stop] *= factor
+        grads[odd][2, start:stop] -= exact.residuals()[2][start:stop] * (1 - factor)
+    stats = both(world_size, grads)
+    assert [s.overfull for s in stats[5:odd]] == [False] * (odd - 5)
+    assert stats[odd].overfull
+    lists = [op for op, _ in stats[odd].calls if op == "gather_lists"]
+    assert len(lists) == 1
+    assert stats[odd].density_error == 0.0
+    assert not stats[-1].overfull
+
+
+def test_a_message_holds_what_is_kept_first() -> None:
+    room = Room.after([2, 4, 6], 12, 0.0, 100)
+    assert room is not None
+    assert room.capacity == 8  # 6, and half its root, rounded up
+    counts = torch.tensor([2, 3, 1, 2], dtype=torch.int32)
+    bins = torch.tensor([3, 0, 1, 2, 1, 3, 0, 1], dtype=torch.int32)
+    magnitudes = torch.tensor([9.0, 1.0, 3.0, 5.0, 4.0, 8.0, 1.0, 4.0])
+    places = torch.arange(100, 108, dtype=torch.int32)
+    sure = Room(capacity=7, sure=torch.tensor([0.0, 3.0, 0.0]))
+    row = sure.message(counts, bins, magnitudes, places, 1).tolist()
+    assert row[:4] == counts.tolist()
+    assert row[4:] == [100, 103, 105, 104, 107, 102, 101]  # sure ones ascend; of equals the lowest is first
+    wide = Room(capacity=9, sure=torch.tensor([0.0, 0.0, 0.0])).message(counts, bins, magnitudes, places, 1)
+    assert wide[4:].tolist() == [100, 105, 103, 104, 107, 102, 101, 106, 0]
+
+
+def test_ranks_keep_the_first_of_every_message_or_none_of_any() -> None:
+    room = Room(capacity=3, sure=torch.tensor([1.0, 2.0]))
+    messages = torch.tensor([[1, 2, 3], [7, 8, 9]], dtype=torch.int32)
+    counts = torch.tensor([[3, 1], [2, 2]], dtype=torch.int32)
+    kept = room.kept(messages, counts, (1, 3))
+    assert kept is not None
+    assert kept.tolist() == [1, 7, 8, 9]
+    assert room.kept(messages, counts, (4, 2)) is None  # more than a message holds
+    assert room.kept(messages, counts, (1, 1)) is None  # less than counted as sure
+
+
+def test_nothing_is_known_after_a_step_that_kept_nothing() -> None:
+    assert Room.after([0, 0], 5, 0.1, 10) is None
+    assert Room.after([5], 5, 0.1, 10) is None
+    assert Room.after([], 5, 0.1, 10) is None
+
+
+def test_counts_of_another_number_of_ranks_are_no_use() -> None:
+    """They are of other slices: the first step after a change of ranks sends exact lists."""
+    selector = micro.Micro(slack=0.2)
+
+    def work(comm: Comm) -> list[tuple[Op, float]]:
+        state, step = selector.start(), Step(1, 600, 0, LAYOUT)
+        state.last = [200, 200, 200]
+        selector.select(state, drawn(2, 0)[comm.rank], step, comm)
+        assert len(state.last) == 2
+        return comm.traffic.calls
+
+    with closing(SimulatedGroup(2)) as group:
+        for calls in group.run(work):
+            assert calls[-1] == ("gather_rows", 128)
+
+
+@pytest.mark.parametrize("slack", [-0.1, 1.0, float("nan")])
+def test_a_slack_has_its_range(slack: float) -> None:
+    with pytest.raises(ValueError, match=r"slack of micro must be in \[0, 1\), got"):
+        micro.Micro(slack=slack)
+
+
+def test_parts_that_send_indices_themselves_do_not_go_with_it() -> None:
+    with_slack = micro.Micro(slack=0.2)
+    assert with_slack.overlap is Overlap.DISJOINT
+    for parts in ({"exchange": micro.DSA()}, {"exchange": micro.InPieces(piece_mb=0.1)}, {"indices": micro.Packed()}):
+        with pytest.raises(ValueError, match=r"micro with a slack sends indices itself, got .*: use union or gather"):
+            micro.SparseReducer(with_slack, 0.01, **parts)
+    with pytest.raises(ValueError, match="one message for each parameter: use it without per_tensor"):
+        micro.PerTensor(selector=with_slack)
