@@ -164,7 +164,15 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     """
     if residual.numel() != grad.numel():
         raise ValueError(f"gradient must have the residual's {residual.numel()} elements, got {grad.numel()}")
+    loops = _with_numba()
+    if loops is not None and compiled(residual) and _is_narrow(grad):
+        return loops.absorb_(residual, grad)
     return _for(grad, residual).absorb_(residual, grad)
+
+
+def _is_narrow(x: Tensor) -> bool:
+    """Tell whether ``x`` is a contiguous vector of 16-bit numbers on a CPU."""
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous()
 
 
 def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:

@@ -37,12 +37,13 @@ def _half(bits: Any) -> Any:
 
 
 @jitted
-def _of_half(code: Any) -> Any:
-    """Return the float32 that a half, which is no infinity, stands for."""
+def of_half(code: Any) -> Any:
+    """Return the float32 that a half stands for."""
     magnitude = np.int32(code & np.int32(0x7FFF))
     normal = as_float(np.int32((magnitude << np.int32(NARROW_BY)) + np.int32(REBIAS)))
     value = normal if magnitude >= np.int32(0x400) else np.float32(magnitude) * np.float32(2.0**-24)
-    value = np.float32(np.nan) if magnitude > np.int32(0x7C00) else value
+    endless = as_float(np.int32((magnitude << np.int32(NARROW_BY)) + np.int32(2 * REBIAS)))  # or no number
+    value = endless if magnitude >= np.int32(0x7C00) else value
     return -value if code >= np.int32(0x8000) else value
 
 
@@ -58,7 +59,8 @@ def _bfloat16(bits: Any) -> Any:
 
 
 @jitted
-def _of_bfloat16(code: Any) -> Any:
+def of_bfloat16(code: Any) -> Any:
+    """Return the float32 that a bfloat16 stands for."""
     return as_float(np.int32(code << np.int32(16)))
 
 
@@ -96,10 +98,10 @@ def encode_cast(values: Any, bits: Any, wire: Any, rest: Any, weight: Any, is_ha
         if rest.size:
             if is_half:
                 for i in range(source.size):
-                    decoded[i] = _of_half(np.int32(get16(codes, i)))
+                    decoded[i] = of_half(np.int32(get16(codes, i)))
             else:
                 for i in range(source.size):
-                    decoded[i] = _of_bfloat16(np.int32(get16(codes, i)))
+                    decoded[i] = of_bfloat16(np.int32(get16(codes, i)))
             leave(rest[start : start + TILE], values[start : start + TILE], decoded, weight)
 
 
@@ -113,16 +115,16 @@ def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any) -> Any:
             if row == 0:
                 if is_half:
                     for i in range(target.size):
-                        target[i] = _of_half(np.int32(get16(codes, i)))
+                        target[i] = of_half(np.int32(get16(codes, i)))
                 else:
                     for i in range(target.size):
-                        target[i] = _of_bfloat16(np.int32(get16(codes, i)))
+                        target[i] = of_bfloat16(np.int32(get16(codes, i)))
             elif is_half:
                 for i in range(target.size):
-                    target[i] += _of_half(np.int32(get16(codes, i)))
+                    target[i] += of_half(np.int32(get16(codes, i)))
             else:
                 for i in range(target.size):
-                    target[i] += _of_bfloat16(np.int32(get16(codes, i)))
+                    target[i] += of_bfloat16(np.int32(get16(codes, i)))
         divide(target, divisor)
 
 

@@ -14,6 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from micro.kernels.casts import of_bfloat16, of_half
 from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
 
 LANES = 64
@@ -100,35 +101,68 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 
 
 @jitted
+def _absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
+    """Add a tile's gradient to its residual; return the place of the first sum that is too large, or -1."""
+    first_bad = -1
+    highest = np.int32(0)
+    for i in range(source_bits.size):
+        highest = max(highest, source_bits[i] & np.int32(MAGNITUDE_BITS))
+    if highest >= INFINITY_BITS:
+        for i in range(source.size):
+            if source_bits[i] & INFINITY_BITS == INFINITY_BITS:
+                first_bad = i if first_bad < 0 else first_bad
+                source[i] = 0
+    for i in range(source.size):
+        target[i] += source[i]
+    if highest >= ORDINARY_BITS:
+        for i in range(target.size):
+            if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
+                first_bad = i if first_bad < 0 else min(first_bad, i)
+                target[i] = 0
+    return first_bad
+
+
+@jitted
 def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any) -> Any:
     first_bad = -1
     for start in range(0, grad.size, TILE):
-        target, source = residual[start : start + TILE], grad[start : start + TILE]
-        source_bits = grad_bits[start : start + TILE]
-        highest = np.int32(0)
-        for i in range(source_bits.size):
-            highest = max(highest, source_bits[i] & np.int32(MAGNITUDE_BITS))
-        if highest >= INFINITY_BITS:
-            for i in range(source.size):
-                if source_bits[i] & INFINITY_BITS == INFINITY_BITS:
-                    first_bad = start + i if first_bad < 0 else first_bad
-                    source[i] = 0
-        for i in range(source.size):
-            target[i] += source[i]
+        end = min(start + TILE, grad.size)
+        source = grad[start:end]
+        bad = _absorb_tile(residual[start:end], residual_bits[start:end], source, grad_bits[start:end])
         source[:] = 0
-        if highest >= ORDINARY_BITS:
-            target_bits = residual_bits[start : start + TILE]
-            for i in range(target.size):
-                if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
-                    first_bad = start + i if first_bad < 0 else min(first_bad, start + i)
-                    target[i] = 0
+        first_bad = start + bad if first_bad < 0 <= bad else first_bad
+    return first_bad
+
+
+@jitted
+def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any) -> Any:
+    first_bad = -1
+    source = np.empty(TILE, np.float32)
+    source_bits = source.view(np.int32)
+    for start in range(0, grad.size, TILE):
+        end = min(start + TILE, grad.size)
+        codes, size = grad[start:end], end - start
+        if is_half:
+            for i in range(size):
+                source[i] = of_half(np.int32(codes[i]))
+        else:
+            for i in range(size):
+                source[i] = of_bfloat16(np.int32(codes[i]))
+        bad = _absorb_tile(residual[start:end], residual_bits[start:end], source[:size], source_bits[:size])
+        codes[:] = 0
+        first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
 
 
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
-    """Add contiguous float32 ``grad`` (numel,) to ``residual`` and set it to zero; see micro.kernels."""
-    target, source = residual.detach().numpy(), grad.detach().numpy()
-    first_bad = int(_absorb(target, target.view(np.int32), source, source.view(np.int32)))
+    """Add contiguous ``grad`` (numel,), of 32 or 16 bits, to float32 ``residual`` and set it to zero."""
+    target = residual.detach().numpy()
+    if grad.dtype is torch.float32:
+        source = grad.detach().numpy()
+        first_bad = int(_absorb(target, target.view(np.int32), source, source.view(np.int32)))
+    else:
+        codes = grad.detach().view(torch.uint16).numpy()
+        first_bad = int(_absorb_narrow(target, target.view(np.int32), codes, grad.dtype is torch.float16))
     return None if first_bad < 0 else first_bad
 
 

@@ -206,7 +206,7 @@ def test_absorb_keeps_zero_where_sums_are_so_large_that_those_over_ranks_could_o
 
 @grid(
     absorb_=[kernels.absorb_, reference.absorb_],
-    dtype=[torch.float32, torch.float64, torch.bfloat16],
+    dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16],
     numel=[0, 1, 4095, 4096, 4097, 10000],
 )
 def test_absorb_adds_what_is_finite_and_clears(
@@ -225,6 +225,16 @@ def test_absorb_adds_what_is_finite_and_clears(
     assert absorb_(residual, grad) == 4096
     assert torch.equal(residual, expected)
     assert not grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_absorb_takes_every_number_of_16_bits(dtype: torch.dtype) -> None:
+    grad = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    residual, other = normal(2**16), normal(2**16)
+    expected = grad.clone()
+    assert kernels.absorb_(residual, grad) == reference.absorb_(other, expected)
+    assert torch.equal(residual, other)
+    assert not grad.view(torch.int16).any()
 
 
 def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
