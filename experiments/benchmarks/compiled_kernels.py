@@ -3,7 +3,7 @@
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,9 @@ def variants() -> list[Variant]:
     ]
 
 
-def compiled() -> Iterator[Compiled]:
+def compiled(variants: Iterable[Variant]) -> Iterator[Compiled]:
     """Compile every variant for every architecture; no GPU is needed."""
-    for variant in variants():
+    for variant in variants:
         for architecture in ARCHITECTURES:
             yield compile_for(variant, architecture)
 

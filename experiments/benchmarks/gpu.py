@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from experiments.benchmarks import compiled_kernels, gpu_timings, kernel_checks
+from experiments.benchmarks.compiled_codes import code_variants
 from experiments.benchmarks.compiled_kernels import Compiled, Variant
 from experiments.benchmarks.kernel_checks import Outcome
 from experiments.config.errors import UserError
@@ -44,13 +45,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     with console.status("checking the kernels"):
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
         checked = interpreted() if device is None else list(kernel_checks.outcomes(device))
-        results = list(compiled_kernels.compiled())
+        variants = [*compiled_kernels.variants(), *code_variants()]
+        results = list(compiled_kernels.compiled(variants))
         found = faults(checked, results)
         lines = [f"torch {torch.__version__}, triton {triton.__version__}, {_name(device)}.", "", *found]
         lines += ["", f"## Against the reference, {_where(device)}", "", *outcome_table(checked)]
         lines += gpu_timings.report(device, arguments.numel) if device else []
         lines += ["", "## Compiled ahead of time", "", *compiled_table(results)]
-        lines += ["", "## Bytes that each kernel moves", "", *traffic_table(compiled_kernels.variants())]
+        lines += ["", "## Bytes that each kernel moves", "", *traffic_table(variants)]
     text = "\n".join(lines) + "\n"
     console.print(text, markup=False, soft_wrap=True)
     for path in write_or_rescue(lambda out: [write_file(out / "gpu.md", text)], arguments.out):

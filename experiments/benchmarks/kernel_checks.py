@@ -9,11 +9,13 @@ from dataclasses import asdict, astuple, dataclass
 import torch
 from torch import Tensor
 
+from experiments.benchmarks import code_checks
 from micro.kernels import candidates, reference
 from micro.kernels.candidates import Candidates
 from micro.randomness import generator
 
 LENGTHS = (0, 1, 17, 5003)
+CODED_LENGTHS = (1, 17, 5003)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ONE_HALF = 0x3F000000  # as bits of a float32
 Pairs = list[tuple[Tensor, Tensor]]  # what the kernel gives, and what the reference gives
@@ -34,11 +36,15 @@ def outcomes(device: torch.device) -> Iterator[Outcome]:
         cases = [(numel, dtype) for numel in LENGTHS for dtype in DTYPES]
         problems = [problem for case in cases if (problem := _problem(pairs, *case, device))]
         yield Outcome(name, len(cases), problems[0] if problems else "")
+    for name in code_checks.names():
+        lengths = [(name, numel, device) for numel in CODED_LENGTHS]
+        problems = [problem for length in lengths if (problem := _problem(code_checks.pairs, *length))]
+        yield Outcome(name, len(lengths), problems[0] if problems else "")
 
 
-def _problem(pairs: Callable[[int, torch.dtype, torch.device], Pairs], *case: object) -> str:
+def _problem(pairs: Callable[..., Pairs], *case: object) -> str:
     try:
-        equal = all(_same(found, expected) for found, expected in pairs(*case))  # type: ignore[arg-type]
+        equal = all(_same(found, expected) for found, expected in pairs(*case))
     except Exception as error:  # the report names it, whatever it is
         return f"{case[:2]}: {type(error).__name__}: {error}"
     return "" if equal else f"{case[:2]}: differs"

@@ -17,6 +17,12 @@ ROOT = Path(__file__).parents[2]
 needs_triton = pytest.mark.skipif(
     not find_spec("triton"), reason="triton is not installed: torch's wheels for CUDA bring it"
 )
+CODES = (
+    *("half", "bfloat16", "natural", "natural, published", "int8", "int8, stochastic", "qsgd, 2 bits", "qsgd, 4 bits"),
+    *("qsgd, 8 bits", "qsgd, published", "terngrad", "terngrad, published", "sign", "onebit"),
+)
+pytestmark = pytest.mark.timeout(600)  # the report takes half a minute of a core
+NARROW = ("terngrad, packing",)  # five bytes become one
 PUBLISHED = ROOT / "results/published/gpu_kernels.md"
 
 
@@ -42,7 +48,9 @@ def rows(lines: list[str], heading: str) -> list[list[str]]:
 @needs_triton
 def test_all_kernels_are_equal_to_the_reference(report: list[str]) -> None:
     assert SOUND in report
-    assert [(row[0], row[2]) for row in rows(report, "Against the reference")] == [(name, "equal") for name in CHECKS]
+    assert [(row[0], row[2]) for row in rows(report, "Against the reference")] == [
+        (name, "equal") for name in [*CHECKS, *CODES]
+    ]
 
 
 @needs_triton
@@ -53,8 +61,8 @@ def test_all_kernels_compile_without_spills_and_with_wide_loads(report: list[str
         assert 0 < int(registers) <= 128, name  # 16 warps of a multiprocessor at least
         assert int(spilled) == 0, name
         assert int(shared) <= 48 * 1024, name
-        assert int(loads) > 0, name
-        assert int(stores) > 0 or not name.startswith("absorb"), name
+        assert int(loads) > 0 or name in NARROW or "decoding" in name, name
+        assert int(stores) > 0 or not (name.startswith("absorb") or "decoding" in name), name
 
 
 @needs_triton

@@ -12,7 +12,7 @@ from tests.interpreted import kernels as interpreted  # isort: skip  # before wh
 from micro import ErrorFeedback, kernels
 from micro.kernels import candidates, reference
 from micro.kernels.candidates import NUM_BINS, Candidates
-from micro.kernels.triton import scanning
+from micro.kernels.triton import encoding, scanning
 from tests.products import grid
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
@@ -143,6 +143,14 @@ def test_largest_is_exact_whatever_the_sample_says(make: object, k: int) -> None
     assert same(interpreted.largest(x, k, 500), reference.largest(x, k))
 
 
+def test_codes_refuse_blocks_and_bits_that_do_not_fill_whole_bytes_or_tiles() -> None:
+    for block in (0, 8, 100, 4096):
+        with pytest.raises(ValueError, match=f"block must be a power of 2 in 16 to 2048, got {block}"):
+            encoding.encode_signs(normal(50), block=block, has_two=True)
+    with pytest.raises(ValueError, match="bits must be 2, 4 or 8, got 3"):
+        encoding.encode_levels(normal(50), (1, 2), block=512, bits=3, is_least_squares=True)
+
+
 @pytest.fixture
 def cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the kernels serve tensors of the CPU, which the interpreter runs."""
@@ -189,7 +197,7 @@ def test_a_device_on_which_no_kernel_runs_is_named_once_and_served_by_torch(monk
 
     monkeypatch.setattr(interpreted, "check", fail)
     with pytest.warns(UserWarning, match="torch does the work of micro's kernels on cpu.*no C compiler") as heard:
-        found = [kernels.above(torch.ones(5), 0.5).tolist() for _ in range(2)]
+        found = [kernels.above(torch.ones(5, dtype=torch.float64), 0.5).tolist() for _ in range(2)]
     assert found == [[0, 1, 2, 3, 4]] * 2
     assert len(heard) == 1
 
