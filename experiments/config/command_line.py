@@ -18,6 +18,7 @@ from experiments.config.start_up import collect_as_usual, collect_seldom, hide_w
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 NONE = "none"
+_LONGEST_LINE = 2000  # characters of an error: more is content that the user gave
 T = TypeVar("T")
 # Messages of argparse, and their form in this project.
 _WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -83,8 +84,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def print_error(error: object) -> None:
-    """Print what went wrong in one line, whatever line breaks the user's own words have."""
-    print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+    """Print what went wrong in one line, whatever line breaks and however many words the user's own text has."""
+    line = " ".join(str(error).splitlines())
+    if len(line) > _LONGEST_LINE:
+        line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
+    print("error:", line, file=sys.stderr)
 
 
 def _print_stopped(number: int, stopped: str) -> None:

@@ -52,7 +52,7 @@ class _FolderRun:
         path = self.path / "config.yaml"
         try:
             found = yaml.safe_load(path.read_bytes())
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(f"{path} cannot be read: {one_line(error)}; {self.remedy}") from None
         if not isinstance(found, dict):
             raise UserError(f"{path} is not a configuration; {self.remedy}")

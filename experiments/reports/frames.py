@@ -3,13 +3,14 @@
 They are read from run folders here, and from W&B in tracking/sources.py.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.run_configs import Selection, run_frame, selected_configs
@@ -25,6 +26,7 @@ EPOCH_NUMBERS = (
     *("epoch", "step", "time_s", "train_loss", "test_loss", "num_samples"),
     *(metric.key for metric in METRICS),
 )
+NUMBERS = {"steps": STEP_NUMBERS, "epochs": EPOCH_NUMBERS}
 METHOD = ["sparsifier", "variant"]  # what one line of a figure stands for
 
 Reader = Callable[["FinishedRun", str], pd.DataFrame]
@@ -125,7 +127,20 @@ def _read(run: FinishedRun, kind: str) -> pd.DataFrame:
     rows = run.rows(kind)
     if not rows:
         raise UserError(f"{run.place(kind)} has no rows; {run.remedy}")
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    for key in ("step", "epoch"):
+        if key not in frame or not all(map(_is_number, frame[key])):
+            raise UserError(f"{run.place(kind)} has a row without {key}; {run.remedy}")
+    numbers = [key for key in NUMBERS[kind] if key in frame]
+    try:
+        frame[numbers] = frame[numbers].apply(pd.to_numeric).astype(float)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"{run.place(kind)} has what is no number: {one_line(error)}; {run.remedy}") from None
+    return frame
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _read_epochs(run: FinishedRun, kind: str) -> pd.DataFrame:

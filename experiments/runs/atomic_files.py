@@ -78,7 +78,7 @@ def load_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if the file is missing, damaged or holds something else."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -98,7 +98,7 @@ def read_description(folder: Path) -> tuple[Checkpoint, list[PartDigest]]:
         version = int(description["format"])
     except OSError as error:
         raise torn(path, reason(error)) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise torn(path, "not the description of a checkpoint") from None
     if version > FORMAT:
         can = f"this program reads up to {FORMAT}; update it, or remove the folder"
@@ -111,7 +111,7 @@ def _parse(description: dict[str, Any], path: Path) -> tuple[Checkpoint, list[Pa
         parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in description["parts"]]
         step, world_size, run = int(description["step"]), int(description["world_size"]), str(description["run"])
         records = extents_from(description.get("records"))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise torn(path, "not the description of a checkpoint") from None
     if len(parts) != world_size:
         raise torn(path, f"{len(parts)} parts of {world_size} ranks")

@@ -48,7 +48,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
         saved = OmegaConf.load(folder.config_path)
         _refuse_interpolations(saved)
         composed = OmegaConf.merge(saved, OmegaConf.from_dotlist(overrides))
-    except (OmegaConfBaseException, YAMLError, OSError) as error:
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{folder.config_path}: {one_line(error)}") from None
     if not isinstance(composed, DictConfig):
         raise UserError(f"{folder.config_path} is not a configuration")

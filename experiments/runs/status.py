@@ -85,7 +85,7 @@ def failure_reason(folder: RunFolder) -> str:
 def failure_log(folder: RunFolder) -> Path | None:
     """Return the most detailed file on a failure; None if there is none."""
     named = load_json(folder.failure_path).get("log")
-    candidates = [*([Path(named)] if named else []), *_reports(folder), run_log(folder)]
+    candidates = [*([Path(named)] if isinstance(named, str) else []), *_reports(folder), run_log(folder)]
     return next((path for path in candidates if path.exists()), None)
 
 

@@ -37,7 +37,7 @@ class Document:
             found = json.loads(path.read_text())
         except OSError as error:
             raise BadFile(f"cannot read {path}: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadFile(f"{path} is not JSON: {error}") from None
         try:
             return cls.parse(found)

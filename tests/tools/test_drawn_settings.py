@@ -21,7 +21,7 @@ drawn = settings(
     max_examples=NUMBER or 300,
     derandomize=not NUMBER,
     database=None,
-    deadline=20_000,
+    deadline=20_000 if NUMBER else None,
     print_blob=bool(NUMBER),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -79,7 +79,7 @@ def _read(path: Path) -> object:
         return OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from None
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, YAMLError, RecursionError) as error:
         raise ValueError(f"is not yaml: {one_line(error)}") from None
 
 
