@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import micro
+from experiments.benchmarks.goals import goal, verdict
 from experiments.config.command_line import comma_list
 from experiments.config.option_types import to_density, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             settings = {"numel": numel, "density": density, "nproc": arguments.nproc, "steps": arguments.steps}
             with console.status(f"d = {numel:,}, density {density:g}"):
                 rows = measure(work, settings | {"methods": methods}, arguments.nproc)
+            rows = [row | {"goal_floors": goal(row["method"])} for row in rows]
             frames.append(pd.DataFrame(rows).assign(**settings))
             console.print(_table(rows, settings))
     for path in write_or_rescue(lambda out: [write_csv(pd.concat(frames), out / "step.csv")], arguments.out):
@@ -77,6 +79,8 @@ def _table(rows: list[Row], settings: Settings) -> Table:
         "total ms",
         "floor ms",
         "select + rest",
+        "goal",
+        "met",
         "MB sent",
         "density / target",
     ):
@@ -86,6 +90,8 @@ def _table(rows: list[Row], settings: Settings) -> Table:
             row["method"],
             *(f"{1e3 * row[key]:.2f}" for key in ("select_s", "rest_s", "exchange_s", "total_s", "floor_s")),
             f"{row['floors']:.2f} floors",
+            f"{row['goal_floors']:g}" if row["goal_floors"] else "",
+            verdict(row["method"], row["floors"]),
             f"{row['bytes_sent'] / 1e6:.3f}",
             f"{row['build_up']:.2f}",
         )

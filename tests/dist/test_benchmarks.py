@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from experiments.bench import main
+from experiments.benchmarks import goals
 from experiments.launching import measurements
 from experiments.launching.namespaces import unavailable
+from experiments.studies.methods import known_methods
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
@@ -53,6 +55,15 @@ def test_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert table["method"].tolist()[:2] == ["micro", "topk"]
     assert (table[["total_s", "floor_s"]] > 0).all(axis=None)
     assert set(table["numel"]) == {2000}
+    assert table["goal_floors"].tolist()[:2] == [1.5, 2.5]
+
+
+def test_every_method_has_a_goal_or_is_held_against_something_else() -> None:
+    methods = {name.split("_")[0] for name in known_methods()}
+    assert methods == set(goals.FLOORS) | goals.NOT_IN_FLOORS
+    assert goals.verdict("qsgd_published", 4.0) == "yes"
+    assert goals.verdict("qsgd_published", 4.1) == "no"
+    assert goals.verdict("powersgd", 9.0) == ""
 
 
 def test_ranks(tmp_path: Path) -> None:
