@@ -68,6 +68,10 @@ class RecordWriter:
             raise cannot_write(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), needed=len(data))
         self._sum, self._num_rows = own, self._num_rows + 1
 
+    def is_removed(self) -> bool:
+        """Return whether the file has no name any more: it was removed or replaced, and nobody will find its rows."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def sync(self) -> None:
         """Flush the rows to the disk, so that they survive a loss of power.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import micro
+from experiments.runs.atomic_files import RecordError
 from experiments.runs.json_lines import RecordWriter
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.whole_rows import Extent
@@ -19,22 +20,29 @@ class Recorder:
     """
 
     def __init__(self, folder: RunFolder, after_gap: Collection[Path] = ()) -> None:
+        self._folder = folder
         self._steps, self._epochs = (
             RecordWriter(path, after_gap=path in after_gap) for path in (folder.steps_path, folder.epochs_path)
         )
 
     def step(self, row: dict[str, Any]) -> None:
-        """Append a row for one step."""
-        self._steps.append(row)
+        """Append a row for one step. Raises: RecordError: the run's folder, or the file, was removed."""
+        self._append(self._steps, row)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Append a row for one epoch."""
-        self._epochs.append(row)
+        """Append a row for one epoch. Raises: as ``step``."""
+        self._append(self._epochs, row)
 
     def sync(self) -> None:
         """Flush all rows to the disk."""
         self._steps.sync()
         self._epochs.sync()
+
+    def _append(self, writer: RecordWriter, row: dict[str, Any]) -> None:
+        if writer.is_removed():
+            self._folder.check_owned()  # another process that took over has replaced it
+            raise RecordError(f"{writer.path} was removed while the run went on: the run stops")
+        writer.append(row)
 
     @property
     def extents(self) -> dict[str, Extent]:

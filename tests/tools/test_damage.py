@@ -12,6 +12,7 @@ from experiments.config.errors import UserError
 from experiments.config.schema import to_yaml
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder
+from experiments.training.loop import Trainer
 from tests.in_process import Called, call
 from tests.tools.simulated_runs import Run, configured
 
@@ -367,3 +368,35 @@ def test_a_file_that_vanishes_while_the_run_goes_on_leaves_no_done(unfinished: P
         Run(config, at={STOP + 2: lambda: folder.manifest_path.unlink()})
     assert list(folder.checkpoints_path.iterdir())
     assert not folder.is_done()
+
+
+REMOVED = {
+    "all": (shutil.rmtree, r"run folder .* was removed: this process stops and writes nothing more there"),
+    "steps": (lambda path: (path / "steps.jsonl").unlink(), r"steps\.jsonl was removed while the run went on"),
+    "epochs": (lambda path: (path / "epochs.jsonl").unlink(), r"epochs\.jsonl was removed while the run went on"),
+}
+
+
+@pytest.mark.parametrize("step", [STOP + 2, NUM_STEPS - 1])
+@pytest.mark.parametrize("what", REMOVED)
+def test_a_run_whose_folder_is_removed_stops_and_leaves_no_done(
+    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, step: int
+) -> None:
+    folder = copied(unfinished, tmp_path)
+    remove, said = REMOVED[what]
+    take = Trainer.step
+
+    def watched(trainer: Trainer, epoch: int, index: int) -> float:
+        if trainer.position.step == step:
+            remove(folder.path)
+        return take(trainer, epoch, index)
+
+    monkeypatch.setattr(Trainer, "step", watched)
+    called = train(tmp_path / "runs")
+    assert called.code == 1
+    assert_matches(said, error_of(called))
+    assert called.err.count("\n") <= 3
+    assert not folder.is_done()
+    assert "done" not in called.out
+    monkeypatch.undo()
+    assert "already done" not in train(tmp_path / "runs", "from=scratch").out
