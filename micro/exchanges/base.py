@@ -12,6 +12,7 @@ from micro.codecs.base import Codec, Key
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.index_codecs import IndexCodec, Int32
+from micro.on_device import on_device
 from micro.partition import equal_sizes
 from micro.parts import NoState, StatefulPart
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
@@ -99,7 +100,7 @@ def gather_header(chosen: Tensor, comm: Comm, *, is_finite: bool, extra: Tensor 
         chosen: (count,) indices, or values, that this rank chose.
         extra: (m,) of any integer type, equally long on all ranks.
     """
-    header = torch.tensor([chosen.numel(), int(is_finite)], dtype=torch.int32, device=chosen.device)
+    header = on_device([chosen.numel(), int(is_finite)], torch.int32, chosen.device)
     if extra is not None:
         header = torch.cat([header, extra.to(torch.int32)])
     rows = comm.gather_rows(header).tolist()  # host sync: list lengths shape the next message
@@ -108,14 +109,14 @@ def gather_header(chosen: Tensor, comm: Comm, *, is_finite: bool, extra: Tensor 
 
 def count_of(entries: SparseValues) -> Tensor:
     """Return the number of entries as a message (1,) int32."""
-    return torch.tensor([entries.indices.numel()], dtype=torch.int32, device=entries.indices.device)
+    return on_device([entries.indices.numel()], torch.int32, entries.indices.device)
 
 
 def gather_counts(selection: Selection, comm: Comm) -> tuple[int, ...]:
     """Return how many indices each rank chose, by a collective only where the selection does not say."""
     if selection.counts is not None:
         return selection.counts
-    mine = torch.tensor([selection.indices.numel()], dtype=torch.int32, device=selection.indices.device)
+    mine = on_device([selection.indices.numel()], torch.int32, selection.indices.device)
     return tuple(comm.gather_rows(mine).view(-1).tolist())  # host sync: list lengths shape the next message
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from micro import kernels
 from micro.exchanges.base import Header
 from micro.exchanges.moving_regions import MovingRegions, OktopkState, RegionStep
+from micro.on_device import on_device
 from micro.sparse import SparseValues
 
 NUM_SUM_BINS = 32  # counts of sums by magnitude that each rank sends to the others: 128 bytes
@@ -65,7 +66,7 @@ class Oktopk(MovingRegions):
         near = comm.gather_joined(magnitudes.index_select(0, inside), sizes, "counts")
         chosen = kernels.largest(near, missing)  # regions ascend with ranks, so ties go to the lowest index
         smallest = near.index_select(0, chosen).min().double().view(1)
-        ends = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=near.device)
+        ends = on_device([0, *accumulate(sizes)], torch.int32, near.device)
         places = torch.searchsorted(chosen, ends)
         state.threshold, *numbers = torch.cat([smallest, places.double()]).tolist()  # host sync: list lengths
         spots = [int(place) for place in numbers]
@@ -82,7 +83,7 @@ def _edges(threshold: float, like: Tensor) -> Tensor:
     """Return NUM_SUM_BINS - 1 ascending magnitudes, fine around the threshold and coarse away from it."""
     half = NUM_SUM_BINS // 2
     powers = [place * abs(place) for place in range(1 - half, half)]
-    return torch.tensor([threshold * FINEST**power for power in powers], dtype=like.dtype, device=like.device)
+    return on_device([threshold * FINEST**power for power in powers], like.dtype, like.device)
 
 
 def _cut(histogram: list[list[int]], k: int) -> tuple[int, int]:

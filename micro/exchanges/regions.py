@@ -8,6 +8,7 @@ import torch
 from micro.codecs.base import Key
 from micro.comm import Comm
 from micro.exchanges.base import Wire
+from micro.on_device import on_device
 from micro.sparse import SparseValues, summed
 
 Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
@@ -33,7 +34,7 @@ class Transport:
             the entries as their receivers decode them; the sums in this rank's region, added in rank order.
         """
         n, own = self.comm.world_size, regions[self.comm.rank]
-        ends = torch.tensor([stop for _, stop in regions], dtype=torch.int32, device=entries.indices.device)
+        ends = on_device([stop for _, stop in regions], torch.int32, entries.indices.device)
         sizes = torch.searchsorted(entries.indices, ends, out_int32=True)
         sizes[1:] -= sizes[:-1].clone()
         received = self.comm.scatter_parts(sizes, [1] * n, "counts").view(-1)

@@ -101,8 +101,8 @@ def largest(x: Tensor, k: int) -> Tensor:
     magnitudes = x.abs()
     smallest = torch.topk(magnitudes, k, sorted=False).values.min()
     keep = magnitudes > smallest
-    ties = torch.nonzero(magnitudes == smallest).view(-1)
-    keep[ties[: k - int(keep.sum())]] = True  # host sync: how many ties to take
+    ties = magnitudes == smallest
+    keep |= ties & (ties.cumsum(0, dtype=torch.int32) <= k - keep.sum())
     return torch.nonzero(keep).view(-1).to(torch.int32)
 
 

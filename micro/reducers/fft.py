@@ -19,6 +19,7 @@ from micro.flat import Layout
 from micro.index_codecs import Bitmap, IndexCodec
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
+from micro.on_device import on_device
 from micro.parts import as_part
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
@@ -172,7 +173,7 @@ class FFTReducer(Reducer):
     def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: bool) -> _Gathered:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
         n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
-        flag = torch.tensor([is_finite], dtype=torch.uint8, device=parts.device)
+        flag = on_device([is_finite], torch.uint8, parts.device)
         places = self.indices.encode(kept.indices, span)
         wire = torch.cat([codec.encode(parts, key), flag])
         maps = comm.gather_lists(places, [places.numel()] * n, "indices")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from micro import kernels
+from micro.on_device import on_device
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
 
@@ -38,7 +39,7 @@ class Published(ThresholdRule[PublishedState]):
         size = search.slice.numel()
         if not indices.numel() and size:
             indices = torch.tensor([index % size], dtype=torch.int32, device=search.slice.device)
-        mine = torch.tensor([indices.numel()], dtype=torch.int32, device=indices.device)
+        mine = on_device([indices.numel()], torch.int32, indices.device)
         counts = tuple(search.comm.gather_rows(mine).view(-1).tolist())  # host sync: counts shape the next message
         state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
