@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -16,12 +17,31 @@ INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
 def jitted(loop: Callable[..., Any]) -> Any:
     """Return the compiled loop, kept on disk for the next process where numba finds a folder that it can write to."""
     try:
-        return njit(nogil=True, cache=True, error_model="numpy")(loop)
+        compiled = njit(nogil=True, cache=True, error_model="numpy")(loop)
     except RuntimeError as error:  # so numba reports a read-only installation whose user has no writable home
         if "cannot cache" not in str(error):
             raise
         _warn_of_no_cache()
         return njit(nogil=True, error_model="numpy")(loop)
+    _date(compiled)
+    return compiled
+
+
+def _date(compiled: Any) -> None:
+    """Have numba compile a loop anew when any file of this folder is newer, for loops of one call those of others.
+
+    numba itself looks at the file of the loop alone. What is set here is not public; where it is not, numba decides.
+    """
+    kept: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if hasattr(kept, "_source_stamp"):
+        kept._source_stamp = (kept._source_stamp, _files())
+
+
+@cache
+def _files() -> tuple[tuple[str, int, int], ...]:
+    """Return name, date and size of every file of this folder."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
 @cache

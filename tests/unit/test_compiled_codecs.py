@@ -138,6 +138,13 @@ def test_places_are_packed_as_in_torch(low: int, gap: int, count: int) -> None:
         assert torch.equal(bits.get_places(packed, count, low, gap, length), places)
 
 
+def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed() -> None:
+    from micro.kernels import blockwise, jit
+
+    assert jit._files() in blockwise.encode_int8._cache._cache_file._source_stamp
+    assert {"noise.py", "packing.py", "casts.py"} <= {name for name, _, _ in jit._files()}
+
+
 def test_random_bits_are_the_same_in_both_forms_and_evenly_spread() -> None:
     words = randomness.words(*KEY)
     assert words != randomness.words(1, 2, 4)
