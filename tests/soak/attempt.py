@@ -24,6 +24,7 @@ from tests.soak.case import ANY, TIME, Fault
 from tests.soak.forked import ForkedPopen
 
 LIMIT_S = 240.0  # without any event, on a busy machine; a run here takes seconds
+_MEETING_S = 90.0  # in which hosts meet; torch waits ten minutes for one that does not come
 _STACKS_S = 1.0  # in which processes write their stacks
 
 
@@ -50,6 +51,7 @@ class Ended:
         errors: Standard error of each.
         fired: The faults that came.
         hung: Whether it took longer than the limit and was killed.
+        gave_up: Whether Ctrl-C was pressed on hosts that waited for one that did not come.
         left: Processes that were alive some seconds after the commands had ended.
         temporary: Files that it left in the folder of temporary files.
     """
@@ -58,6 +60,7 @@ class Ended:
     errors: list[str]
     fired: list[Fault]
     hung: bool
+    gave_up: bool
     left: list[str]
     temporary: list[str]
     elapsed_s: float
@@ -87,6 +90,7 @@ class Attempt:
         self.pids: dict[str, int] = {}
         self._roles: dict[int, str] = {}
         self.fired: list[Fault] = []
+        self._gave_up = False
         self._started: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> Ended:
@@ -104,6 +108,7 @@ class Attempt:
             for fault in self._faults:
                 if fault.point == TIME:
                     self.after(fault.number / 10, functools.partial(self._strike, fault))
+            self.after(_MEETING_S, self._give_up)
             hung = not self._serve(server)
             if hung:
                 self._write_stacks()
@@ -113,6 +118,7 @@ class Attempt:
             errors=[_read(self.folder / f"{number}.err") for number in range(len(self._started))],
             fired=self.fired,
             hung=hung,
+            gave_up=self._gave_up,
             left=[f"{self._roles.get(pid, 'unknown')} ({state})" for pid, state in left.items()],
             temporary=sorted(path.name for path in (self.folder / "tmp").iterdir()),
             elapsed_s=time.monotonic() - started,
@@ -201,6 +207,14 @@ class Attempt:
         for timer in [timer for timer in self._timers if timer[0] <= now]:
             self._timers.remove(timer)
             timer[1]()
+
+    def _give_up(self) -> None:
+        """Press Ctrl-C, as a user does, on hosts that have not met."""
+        if len(self.commands) > 1 and not any(role.startswith("rank") for role in self.pids):
+            for process in self._started:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+                    self._gave_up = True
 
     def _write_stacks(self) -> None:
         for pid in orphans.descendants():

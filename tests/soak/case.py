@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
+from experiments.config.stopping import STOP_SIGNALS
 
 KINDS = {"simulated": 30, "local": 18, "started": 1, "torchrun": 3, "hosts": 6}  # with their shares of the cases
 FAULTS = ("signal", "pause", "freeze", "clock", "full", "removed", "twice", "torn", "cut", "slow", "vanish")
-SAVING = (signal.SIGTERM, signal.SIGUSR1)  # at which a run saves its state and ends
 SIGNALS = (
-    *(*SAVING, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(*STOP_SIGNALS, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGSEGV, signal.SIGABRT, signal.SIGUSR2, signal.SIGALRM),  # at which a process ends that expects none
 )
 _SHARES = {

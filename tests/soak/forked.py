@@ -8,6 +8,7 @@ import atexit
 import ctypes
 import gc
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from experiments.config import stopping
 from tests.soak import points
 
 SPACE, HOST = "MICRO_SOAK_SPACE", "MICRO_SOAK_HOST"  # variables: the network namespace and the name of a host
@@ -89,6 +91,8 @@ def _be(module: str, arguments: list[str], settings: Mapping[str, Any]) -> NoRet
         atexit._clear()
         _separate(settings)
         sys.argv = [module, *arguments]
+        if re.fullmatch(r"experiments\.\w+", module):
+            stopping.begin_command()  # as the import of the package does in a new process
         points.install(points.role_of(module))
         warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)  # preload has imported it
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -166,6 +166,7 @@ class _Disturbed:
 
     def finish(self, expected: Outcome) -> None:
         """Give the command until the run has ended, follow what its errors advise, and compare its end."""
+        self._more = []
         for _ in range(_CALM_ATTEMPTS):
             ended = self.attempt()
             if not any(ended.codes):

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import UserError
+from experiments.config.stopping import STOP_SIGNALS, exit_code
 from experiments.runs.atomic_files import load_json
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder
 from tests.soak.attempt import Ended
-from tests.soak.case import SAVING, Fault, Setup
+from tests.soak.case import Fault, Setup
 from tests.soak.damage import run_folders
 
 MAX_LINES = 6  # that a command prints on standard error, beside its progress
-_STOPPED = {75, 128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP, 128 + signal.SIGQUIT}
+_SAVED = {exit_code(number) for number in STOP_SIGNALS}
+_STOPPED = _SAVED | {128 + signal.SIGHUP, 128 + signal.SIGQUIT}
+_TOLD = ("stopped by ", "left without saving")
 _USUAL = re.compile(
-    r"step \d+/\d+(, |$)|^resumed from step |^checkpoint not used: |^stopped by |^left without saving|^\s*$"
+    r"step \d+/\d+(, |$)|^resumed from step |^checkpoint not used: |^stopped by |^left without saving,|^\s*$"
 )
 _DRAFTS = (".*.tmp", ".draft-*", ".old-*")
 
@@ -56,12 +59,14 @@ def problems_of_attempt(ended: Ended, setup: Setup, output: Path, *, torn: bool)
     if ended.hung:
         return ["it did not end: see the stacks of its processes"]
     found = [f"left behind: {process}" for process in ended.left]
-    killed = any(fault.signal not in (0, *SAVING) for fault in ended.fired)
+    killed = any(fault.signal not in (0, *STOP_SIGNALS) for fault in ended.fired)
     if ended.temporary and not killed:
         found.append(f"temporary files left: {', '.join(ended.temporary)}")
     if setup.kind != "torchrun":  # which prints what it likes
         for number, (code, errors) in enumerate(zip(ended.codes, ended.errors, strict=True)):
-            found += [f"command {number}: {line}" for line in _problems_of_command(code, errors, ended.fired)]
+            found += [
+                f"command {number}: {line}" for line in _problems_of_command(code, errors, ended.fired, setup.kind)
+            ]
     if not any(ended.codes) and not is_done(output):
         found.append("exit code 0 without DONE")
     if any(ended.codes) and not ended.fired and not torn:
@@ -88,7 +93,8 @@ def error_lines(ended: Ended) -> list[str]:
     return [line for errors in ended.errors for line in errors.splitlines() if line.startswith("error:")]
 
 
-def _problems_of_command(code: int, errors: str, fired: Sequence[Fault]) -> list[str]:
+def _problems_of_command(code: int, errors: str, fired: Sequence[Fault], kind: str) -> list[str]:
+    """Return what is wrong with a command; a signal may come before the program of a started one has begun."""
     lines = [line for line in errors.splitlines() if not _USUAL.search(line)]
     found = []
     if any(line.startswith("Traceback") for line in lines):
@@ -97,9 +103,11 @@ def _problems_of_command(code: int, errors: str, fired: Sequence[Fault]) -> list
         found.append(f"{len(lines)} lines on standard error: {lines[0]}")
     if code in (1, 2) and not any(line.startswith("error:") for line in lines):
         found.append(f"exit code {code} without a line that begins with error:")
-    known = {-fault.signal for fault in fired}
+    known = {-fault.signal for fault in fired if kind == "started" or fault.signal not in STOP_SIGNALS}
     if code not in known | _STOPPED | {0, 1, 2}:
         found.append(f"exit code {code}")
+    if code in _SAVED and not any(line.startswith(_TOLD) for line in errors.splitlines()):
+        found.append(f"exit code {code}, and not a word of what is saved")
     if code in (1, 2) and [fault.kind for fault in fired] == ["full"] and "free space" not in errors:
         found.append(f"a full disk, and not a word of free space: {lines[-1:]}")
     return found
@@ -107,7 +115,7 @@ def _problems_of_command(code: int, errors: str, fired: Sequence[Fault]) -> list
 
 def _wrong_blame(ended: Ended, setup: Setup) -> list[str]:
     """Return whether a rank was killed or frozen, nothing else happened, and the error names something else."""
-    if setup.kind not in ("local", "hosts") or len(ended.fired) != 1 or not any(ended.codes):
+    if setup.kind not in ("local", "hosts") or len(ended.fired) != 1 or ended.gave_up or not any(ended.codes):
         return []
     (fault,) = ended.fired
     if fault.kind == "vanish":
