@@ -46,10 +46,13 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
             return
         sys.stdout.flush()
         sys.stderr.flush()
+        # A handler that raises in a function that Python calls at a fork would raise nothing.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self.pid = os.fork()
         if self.pid == 0:
-            _be(*module, self._settings)
+            _be(*module, {**self._settings, "signal_mask": before})
         self._child_created = True
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def preload() -> None:
@@ -118,6 +121,7 @@ def _separate(settings: Mapping[str, Any]) -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, settings["signal_mask"])
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if settings.get(name) is not None:
             os.dup2(settings[name].fileno(), number)
