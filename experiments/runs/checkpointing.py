@@ -233,14 +233,14 @@ class Checkpointer:
         """Remove the checkpoints of steps after ``step``, from which the run resumes."""
         self._as_owner(lambda: self._files.remove_after(step))
 
-    def finish(self, check: Callable[[], None]) -> None:
-        """Remove the checkpoints of a finished run, if ``check``, which rank 0 calls before, raises nothing."""
+    def finish(self, mark_done: Callable[[], None]) -> None:
+        """Remove the checkpoints of a finished run, after rank 0 has marked it: a kill at any moment loses nothing."""
 
-        def check_and_remove() -> None:
-            check()
+        def mark_and_remove() -> None:
+            mark_done()
             self._files.remove_all()
 
-        self._as_owner(check_and_remove)
+        self._as_owner(mark_and_remove)
 
     def _write(self, draft: Path, shared: dict[str, Any]) -> list[PartDigest]:
         random = random_state(self._workers.device)

@@ -1,6 +1,8 @@
 """The training loop: steps, epochs, checkpoints, and the resume from a checkpoint."""
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,12 @@ class Trainer:
         self._checkpointer.remove_after(self.position.step)
         self._recorder = Recorder(folder, after_gap=self._rewind()) if workers.is_main else None
 
-    def run(self) -> dict[str, Any] | None:
-        """Train to the end and return the last epoch's row; None if a signal stopped the run, after it was saved.
+    def run(self, mark_done: Callable[[dict[str, Any]], None] = lambda row: None) -> bool:
+        """Train to the end; return False if a signal stopped the run, after it was saved.
+
+        Args:
+            mark_done: called on rank 0 with the last epoch's row, when the records are checked and before the
+                checkpoints are removed.
 
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
@@ -67,11 +73,11 @@ class Trainer:
                 if action != "continue":
                     self._save()
                 if action == "stop":
-                    return None
+                    return False
                 self.step(first.epoch, index)
             row = self._evaluate()
-        self._checkpointer.finish(self._check_ending)
-        return row or {}
+        self._checkpointer.finish(partial(self._finish, mark_done, row or {}))
+        return True
 
     @property
     def records(self) -> Records:
@@ -85,6 +91,11 @@ class Trainer:
             return self._folder.keep_readable_rows(saved.position.step, saved.records)
         self._folder.rewind(saved.ends if saved else None)
         return set()
+
+    def _finish(self, mark_done: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
+        self._check_ending()
+        activity.begin("the end, after the last step")
+        mark_done(row)
 
     def _check_ending(self) -> None:
         activity.begin("the check of the records")

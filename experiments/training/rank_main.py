@@ -54,15 +54,15 @@ def run_rank(
                 workers.plan.save(folder.plan_path)
         started = time.perf_counter()
         begin()
-        last = trainer.run()
-        if workers.is_main and last is not None:
+
+        def mark_done(last_row: dict[str, Any]) -> None:
             weights = workers.task.model.state_dict()
             if config.save_weights:
                 save_weights(weights, folder.weights_path)
-            digest = weights_digest(weights)
-            end = last | {"weights_sha256": digest, "wall_s": time.perf_counter() - started}
-            write_done(folder, end, trainer.records, missing=trainer.missing)
-    return last is not None
+            end = {"weights_sha256": weights_digest(weights), "wall_s": time.perf_counter() - started}
+            write_done(folder, last_row | end, trainer.records, missing=trainer.missing)
+
+        return trainer.run(mark_done)
 
 
 @contextmanager

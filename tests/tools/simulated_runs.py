@@ -64,4 +64,5 @@ class Run:
             return loss
 
         self.trainer.step = watched  # type: ignore[method-assign]
-        return self.trainer.run()
+        rows: list[dict[str, object]] = []
+        return rows[0] if self.trainer.run(rows.append) else None
