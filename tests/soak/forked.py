@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from experiments.config import stopping
+from experiments.runs.stop_signals import StopSignals, stop_signals
 from tests.soak import points
 
 SPACE, HOST = "MICRO_SOAK_SPACE", "MICRO_SOAK_HOST"  # variables: the network namespace and the name of a host
@@ -113,7 +114,7 @@ def _be(module: str, arguments: list[str], settings: Mapping[str, Any]) -> NoRet
 
 
 def _separate(settings: Mapping[str, Any]) -> None:
-    """Leave the parent's session, handlers of signals, files, folder and environment."""
+    """Leave the parent's session, its handlers of signals and what they recorded, its files, folder and environment."""
     if settings.get("start_new_session"):
         os.setsid()
     for number in signal.valid_signals():
@@ -121,6 +122,7 @@ def _separate(settings: Mapping[str, Any]) -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    vars(stop_signals).update(vars(StopSignals()))
     signal.pthread_sigmask(signal.SIG_SETMASK, settings["signal_mask"])
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if settings.get(name) is not None:
