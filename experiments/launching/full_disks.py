@@ -41,12 +41,17 @@ def spare_reports() -> Iterator[Path | None]:
 
 
 def blame_disk(failure: Failure, run_dir: Path) -> Failure:
-    """Return the failure of a rank that ended without a report, with the run's disk as its cause where it is one."""
-    if failure.kind != Kind.EXIT or failure.traceback:
+    """Return the failure of a rank that ended without a report, with the run's disk as its cause where it is one.
+
+    So too for a rank that lost contact: that of another node may have had no place for its report.
+    """
+    is_lost = failure.kind == Kind.LOST_PEER
+    if not is_lost and (failure.kind != Kind.EXIT or failure.traceback):
         return failure
     try:
         try_to_write(run_dir)
     except OSError as error:
         if is_of_disk(error):
-            return replace(failure, message=str(cannot_write(run_dir, error)), of_disk=True)
+            message = f"{cannot_write(run_dir, error)}" + (f"; {failure.message}" if is_lost else "")
+            return replace(failure, message=message, of_disk=True)
     return failure

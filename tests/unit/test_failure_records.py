@@ -1,11 +1,13 @@
 """Why a launch failed, from what its ranks, its watchers and the exit codes say."""
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from experiments.launching import full_disks
 from experiments.launching.failure_records import record_failure
 from experiments.launching.failures import Kind, RankFailure
 from experiments.launching.stall_report import StallReport, read_stall_report, write_stall_report
@@ -57,6 +59,22 @@ def test_a_rank_that_died_is_blamed_whomever_the_others_waited_for(folder: RunFo
     cause = record_failure(folder, ended, watch(missed=STALL))  # type: ignore[arg-type]
     assert (cause.rank, cause.kind) == (1, Kind.KILLED)
     assert cause.message == f"killed by {end}"
+
+
+def test_a_rank_that_lost_contact_while_the_disk_is_full_says_so(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank, of another node, had no place for its report."""
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(full_disks, "try_to_write", full)
+    report(folder, 0, "Timed out waiting for clients. 1/2 clients joined.", collective=True)
+    cause = record_failure(folder, {0: process(1)}, watch())  # type: ignore[arg-type]
+    assert cause.of_disk
+    assert "no space left on device" in cause.message
+    assert cause.message.endswith("RuntimeError: Timed out waiting for clients. 1/2 clients joined.")
 
 
 @pytest.mark.parametrize(("is_host", "kind"), [(False, Kind.STALLED), (True, Kind.LOST_HOST)])
