@@ -1,7 +1,7 @@
 """Save a run at intervals, stop it at a signal, and resume it from a checkpoint: the same on all ranks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -13,8 +13,8 @@ from torch import Tensor
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.checkpoint_folder import Checkpoint
-from experiments.runs.checkpoint_parts import PartDigest
+from experiments.runs.checkpoint_folder import Checkpoint, part_path
+from experiments.runs.checkpoint_parts import PartDigest, torn
 from experiments.runs.checkpoints import Checkpoints, open_checkpoint
 from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
@@ -326,8 +326,8 @@ def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
             f"start_from={config.start_from} had {checkpoint.world_size} workers, this run has {config.world_size}: "
             "make them equal, or set resize=average"
         )
-    parts = [Checkpoints.read_part(checkpoint, rank) for rank in range(checkpoint.world_size)]
-    states = average([part["own"] for part in parts], config.world_size)
+    parts = _read_parts(checkpoint, range(checkpoint.world_size))
+    states = average([part["own"] for part in parts.values()], config.world_size)
     own = [{**states[rank], "carry": None} for rank in workers.ranks]
     return _saved(parts[0]["shared"], own, None, checkpoint.world_size)
 
@@ -350,10 +350,31 @@ def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> 
 
 
 def _read(checkpoint: Checkpoint, workers: Workers) -> Saved:
-    parts = {rank: Checkpoints.read_part(checkpoint, rank) for rank in sorted({0, *workers.ranks})}
+    parts = _read_parts(checkpoint, sorted({0, *workers.ranks}))
     own = [parts[rank]["own"] for rank in workers.ranks]
     saved = _saved(parts[0]["shared"], own, parts[workers.ranks[0]]["random"], checkpoint.world_size)
     return replace(saved, records=checkpoint.records)
+
+
+def _read_parts(checkpoint: Checkpoint, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Return what these ranks saved. Raises: TornCheckpoint, also where a part holds no such state."""
+    parts = {rank: Checkpoints.read_part(checkpoint, rank) for rank in ranks}
+    for rank, part in parts.items():
+        problem = _foreign(part, {"own", "random", "shared"})
+        if not problem and rank == 0:
+            problem = _foreign(part["shared"], {"model", "optimizer", "num_steps", "position"})
+            problem = problem or _foreign(part["shared"]["position"], set(Position.__slots__))
+        if problem:
+            raise torn(part_path(checkpoint.path, rank), f"it is no part of a run's checkpoint: {problem}")
+    return parts
+
+
+def _foreign(found: Any, keys: set[str]) -> str:
+    """Return what keeps a value from being a mapping with these keys; empty where nothing does."""
+    if not isinstance(found, dict):
+        return f"a value of type {type(found).__name__} where {', '.join(sorted(keys))} are expected"
+    missing = sorted(keys - found.keys())
+    return f"{', '.join(missing)} missing" if missing else ""
 
 
 def _saved(

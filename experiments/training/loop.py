@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
 from experiments.config.start_up import collect_as_usual
 from experiments.launching.beats import activity
@@ -49,7 +50,7 @@ class Trainer:
         self.missing = ""
         self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:
-            self._load(self.resumed_from)
+            self._load(self.resumed_from, of=folder.path if own else config.start_from)
         self._checkpointer.remove_after(self.position.step)
         self._recorder = Recorder(folder, after_gap=self._rewind()) if workers.is_main else None
 
@@ -173,7 +174,19 @@ class Trainer:
             "num_steps": self._workers.num_steps,
         }
 
-    def _load(self, saved: Saved) -> None:
+    def _load(self, saved: Saved, *, of: object) -> None:
+        """Take over a saved state. Raises: UserError where it is that of another training."""
+        try:
+            self._load_state(saved)
+        except UserError:
+            raise
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            step = saved.position.step
+            raise UserError(
+                f"the checkpoint of step {step} of {of} does not fit this run: {one_line(error)}"
+            ) from error
+
+    def _load_state(self, saved: Saved) -> None:
         self._workers.task.model.load_state_dict(saved.shared["model"])
         self._optimizer.load_state_dict(saved.shared["optimizer"])
         self._workers.load_states(saved.ranks)

@@ -1,12 +1,15 @@
 """What is missing never passes for whole: a table of damages to a run's folder, and what each command says to them."""
 
+import hashlib
 import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from experiments.config.errors import UserError
 from experiments.config.schema import to_yaml
@@ -294,7 +297,65 @@ def remove_description(folder: RunFolder) -> str:
     return "CHECKPOINT.json: no such file or directory"
 
 
-@pytest.mark.parametrize("spoil", [break_checkpoint, remove_description])
+def rewritten(folder: RunFolder, change: Callable[[dict[str, Any]], object]) -> None:
+    """Give rank 0's part of the only checkpoint another content, with the right sums."""
+    (description,) = folder.checkpoints_path.glob("*/CHECKPOINT.json")
+    part = description.parent / "rank0.pt"
+    content = torch.load(part, weights_only=True)
+    changed = change(content)
+    torch.save(content if changed is None else changed, part)
+    held = json.loads(description.read_text())
+    held["parts"][0] = {"sha256": hashlib.sha256(part.read_bytes()).hexdigest(), "size": part.stat().st_size}
+    description.write_text(json.dumps(held))
+
+
+def replace_by_tensor(folder: RunFolder) -> str:
+    rewritten(folder, lambda content: torch.ones(3))
+    return (
+        "rank0.pt: it is no part of a run's checkpoint: a value of type Tensor where own, random, shared are expected"
+    )
+
+
+def remove_own_state(folder: RunFolder) -> str:
+    rewritten(folder, lambda content: {key: content[key] for key in ("random", "shared")})
+    return "rank0.pt: it is no part of a run's checkpoint: own missing"
+
+
+def remove_model(folder: RunFolder) -> str:
+    rewritten(folder, lambda content: {**content, "shared": {"position": {}}})
+    return "rank0.pt: it is no part of a run's checkpoint: model, num_steps, optimizer missing"
+
+
+def remove_position(folder: RunFolder) -> str:
+    rewritten(folder, lambda content: {**content, "shared": {**content["shared"], "position": {"step": 1}}})
+    return "rank0.pt: it is no part of a run's checkpoint: epoch, index, loss_sum, time_s missing"
+
+
+SPOILS = [
+    break_checkpoint,
+    remove_description,
+    replace_by_tensor,
+    remove_own_state,
+    remove_model,
+    remove_position,
+]
+
+
+def test_a_checkpoint_with_the_state_of_another_model_is_one_line(unfinished: Path, tmp_path: Path) -> None:
+    folder = copied(unfinished, tmp_path)
+
+    def change(content: dict[str, Any]) -> None:
+        content["shared"]["model"] = {"other.weight": torch.ones(3)}
+
+    rewritten(folder, change)
+    refused = train(tmp_path / "runs")
+    assert refused.code == 1
+    line = error_of(refused)
+    assert f"the checkpoint of step {STOP} of {folder.path} does not fit this run: Error(s) in loading" in line
+    assert not folder.is_done()
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
 def test_a_run_without_a_whole_checkpoint_starts_anew_by_choice_alone(
     unfinished: Path, finished: Path, tmp_path: Path, spoil: Callable[[RunFolder], str]
 ) -> None:
