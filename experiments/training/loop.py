@@ -13,10 +13,11 @@ from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
 from experiments.config.start_up import collect_as_usual
 from experiments.launching.beats import activity
-from experiments.runs.checkpointing import Checkpointer, Position, Saved, read_start_from, set_random_state
+from experiments.runs.checkpointing import Checkpointer
 from experiments.runs.ending import check_ending
 from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
 from experiments.runs.whole_rows import DamagedRows
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.recording import Recorder, step_row
