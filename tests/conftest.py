@@ -33,10 +33,18 @@ def one_rank() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Collect garbage from here on, but not among what was imported and collected."""
+    """Collect garbage from here on, but not among what was imported and collected.
+
+    Whatever imports Triton meanwhile, tests/unit/test_triton_kernels.py needs its interpreter. Triton looks at the
+    variable when it is imported and when a kernel is defined; processes that a test starts later compile.
+    """
+    is_given = "TRITON_INTERPRET" in os.environ
+    os.environ.setdefault("TRITON_INTERPRET", "1")
     try:
         return (yield)
     finally:
+        if not is_given:
+            del os.environ["TRITON_INTERPRET"]
         gc.freeze()
         gc.enable()
 

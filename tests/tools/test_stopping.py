@@ -69,10 +69,11 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (7, "")
 
 
-def test_nohup_holds_for_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _agent_signals() == [signal.SIGHUP, signal.SIGQUIT]
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_nohup_holds_for_the_ranks() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup themselves
     try:
+        assert _agent_signals() == [signal.SIGHUP, signal.SIGQUIT]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert _agent_signals() == [signal.SIGQUIT]
     finally:
         signal.signal(signal.SIGHUP, before)

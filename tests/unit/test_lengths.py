@@ -15,7 +15,7 @@ from torch import Tensor
 
 import micro
 from experiments.studies.methods import build_methods, known_methods
-from micro import index_codecs, kernels
+from micro import kernels
 from micro.clipping import clip_
 from micro.comm import Comm
 from micro.exchanges.base import Wire, gather_header
@@ -163,28 +163,14 @@ def test_random_indices_of_the_longest_vector() -> None:
     assert torch.equal(drawn.to(torch.int32).long(), drawn)
 
 
-@pytest.mark.parametrize("count", [1, 1000, 2**29 + 1, 2**30 + 1, MAX_NUMEL - 1, MAX_NUMEL])
-def test_packed_indices_fit_into_their_type_at_every_density(count: int) -> None:
-    """The highest bit that is set is that of the last index: its high part plus how many come before it."""
-    length = index_codecs._high_length(count, MAX_NUMEL, index_codecs._low_bits(count, MAX_NUMEL))
-    assert length - 1 <= torch.iinfo(index_codecs._type_for(length)).max
-
-
-def test_packed_indices_are_placed_in_the_type_for_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed: list[torch.dtype] = []
-    bits_at = index_codecs._bits_at
-    monkeypatch.setattr(index_codecs, "_bits_at", lambda at, length: placed.append(at.dtype) or bits_at(at, length))
-    indices = torch.arange(0, 20, dtype=torch.int32)
-    for longest in (10, MAX_NUMEL):
-        monkeypatch.setattr(index_codecs, "MAX_NUMEL", longest)
-        assert torch.equal(micro.Packed().decode(micro.Packed().encode(indices, 20), 20, 20), indices)
-    assert placed == [torch.int64, torch.int32]
-
-
-def test_bits_are_unpacked_to_one_byte_each() -> None:
-    packed = index_codecs._bits_at(torch.tensor([3, 9, 12]), 13)
-    assert index_codecs.unpack_bits(packed, 13).dtype == torch.uint8
-    assert index_codecs._places(packed, 13).tolist() == [3, 9, 12]
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_packed_indices_reach_the_end_of_the_longest_vector(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(kernels, "codes_on", lambda device: None)
+    for first in (0, 2**30, MAX_NUMEL - 1000):
+        indices = torch.arange(first, first + 1000, dtype=torch.int32)
+        wire = micro.Packed().encode(indices, MAX_NUMEL)
+        assert torch.equal(micro.Packed().decode(wire, 1000, MAX_NUMEL), indices)
 
 
 def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
