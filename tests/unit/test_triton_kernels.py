@@ -12,7 +12,7 @@ from tests.interpreted import kernels as interpreted  # isort: skip  # before wh
 from micro import ErrorFeedback, kernels
 from micro.kernels import candidates, reference
 from micro.kernels.candidates import NUM_BINS, Candidates
-from micro.kernels.triton import encoding, scanning
+from micro.kernels.triton import checking, encoding, scanning
 from tests.products import grid
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
@@ -154,6 +154,7 @@ def test_codes_refuse_blocks_and_bits_that_do_not_fill_whole_bytes_or_tiles() ->
 @pytest.fixture
 def cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the kernels serve tensors of the CPU, which the interpreter runs."""
+    monkeypatch.setattr(interpreted, "check", lambda device: None)  # a test of its own is below
     kernels._runs.cache_clear()
     monkeypatch.setattr(kernels, "_is_gpu", lambda device: True)
     yield
@@ -204,3 +205,18 @@ def test_a_device_on_which_no_kernel_runs_is_named_once_and_served_by_torch(monk
 
 def test_tensors_of_a_cpu_never_meet_triton() -> None:
     assert not kernels.on_gpu(torch.ones(5))
+
+
+def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "NUMEL", 40_001)
+    checking.check(torch.device("cpu"))
+    for name, wrong in {
+        "absorb_": lambda residual, grad: None,
+        "above": lambda x, threshold: reference.above(x, 1.01 * threshold),
+        "magnitude_counts": lambda *arguments: reference.magnitude_counts(*arguments) + 1,
+        "largest": lambda x, k, sample: reference.largest(x, k + 1),
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(checking, name, wrong)
+            with pytest.raises(RuntimeError, match="gives another result than torch"):
+                checking.check(torch.device("cpu"))

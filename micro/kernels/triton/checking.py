@@ -1,22 +1,52 @@
-"""Whether a GPU runs the kernels."""
+"""Whether a GPU runs the kernels, and computes with them what torch does."""
+
+import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
+from micro.kernels import reference
 from micro.kernels.triton.absorbing import absorb_
+from micro.kernels.triton.scanning import above, largest, magnitude_counts
 
 OLDEST = (8, 0)  # compute capability for which the kernels are compiled in the tests
+NUMEL = 300_001  # more programs of a kernel than run at once
+ONE_BITS = 0x3F800000  # 1.0 as bits of a float32
+SAMPLE = 4096
 
 
 def check(device: torch.device) -> None:
-    """Run a kernel on ``device``.
+    """Run each kernel that methods use on ``device``, and compare it with torch. The host waits a few times.
 
     Raises:
-        RuntimeError: the GPU is too old, or what it computes is wrong.
+        RuntimeError: the GPU is too old, or a kernel's result is not torch's.
         Exception: whatever Triton, the driver or the C compiler raise.
     """
     if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < OLDEST:
         raise RuntimeError(f"compute capability must be at least {OLDEST}, got {capability}")
-    residual, grad = (torch.arange(40, dtype=torch.float32, device=device) for _ in range(2))
-    found = absorb_(residual, grad)
-    if found is not None or residual.tolist() != [2.0 * i for i in range(40)] or any(grad.tolist()):  # host sync: once
-        raise RuntimeError(f"a sum of two vectors is wrong: {residual.tolist()}")
+    x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)).to(device)
+    pairs: dict[str, Callable[[], bool]] = {
+        "adding a gradient": lambda: _absorbs(x, 1.0),
+        "adding a gradient with NaN": lambda: _absorbs(x, math.nan),
+        "the scan": lambda: _equal(above(x, 2.0), reference.above(x, 2.0)),
+        "counting": lambda: _equal(
+            [magnitude_counts(x, ONE_BITS, 20, 16)], [reference.magnitude_counts(x, ONE_BITS, 20, 16)]
+        ),
+        "top-k": lambda: _equal([largest(x, 999, SAMPLE)], [reference.largest(x, 999)]),
+    }
+    for name, is_right in pairs.items():
+        if not is_right():
+            raise RuntimeError(f"{name} gives another result than torch")
+
+
+def _absorbs(x: Tensor, number: float) -> bool:
+    """Whether a gradient that holds a given number is added, and searched for what is not finite, as torch does."""
+    ours, theirs = [(x.clone(), x.flip(0)) for _ in range(2)]
+    for _, grad in (ours, theirs):
+        grad[NUMEL // 2] = number
+    return absorb_(*ours) == reference.absorb_(*theirs) and _equal(ours, theirs)
+
+
+def _equal(ours: tuple[Tensor, ...] | list[Tensor], theirs: tuple[Tensor, ...] | list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
