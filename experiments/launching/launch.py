@@ -225,6 +225,11 @@ def _failures(folder: RunFolder, spare: Path | None, rdzv_endpoint: str, watch: 
             raise
         message = f"the nodes could not meet at {rdzv_endpoint}: {short_line(str(error))}; check host and port"
         raise UserError(message) from None
+    except AttributeError as error:
+        if error.name != "is_failed":  # else the agent has no result: the nodes met without it, and have ended
+            raise
+        message = f"the nodes met at {rdzv_endpoint} without this one, and have ended: start the run once on each node"
+        raise UserError(message) from None
     except ChildFailedError as error:
         raise RankFailure(record_failure(folder, error.failures, watch, spare=spare)) from None
 

@@ -4,11 +4,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
 from experiments.config.errors import UserError
+from experiments.launching import launch as launching
 from experiments.launching import meeting
 from experiments.launching.meeting import check_endpoint, check_master
 from experiments.launching.rank_environment import RankEnvironment
@@ -150,3 +152,10 @@ def test_torch_with_another_protocol_decides_itself(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(meeting, "_knows_protocol", lambda: False)
     with listener(None) as port:
         rank(1)(port)
+
+
+def test_a_command_too_many_says_that_the_nodes_met_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's agent then returns no result, and reads it."""
+    monkeypatch.setattr(launching, "elastic_launch", lambda *_: lambda *_: getattr(None, "is_failed"))  # noqa: B009
+    with pytest.raises(UserError, match=r"met at .* without this one, and have ended: start the run once on each node"):
+        launching.launch(tmp_path, module="none", nproc_per_node=1, run_id="run")
