@@ -25,6 +25,7 @@ from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError
 from experiments.config.schema import TIMEOUT_S
 from experiments.config.start_up import LOG_LEVEL, log_level_of_ranks
+from experiments.config.stopping import raise_stop
 from experiments.launching.beats import rank_folder
 from experiments.launching.child_environment import num_cores, with_python_path
 from experiments.launching.failure_records import record_failure
@@ -79,7 +80,8 @@ def launch(
         SystemExit: SIGHUP or SIGQUIT was received, with code 128 + its number; all ranks were stopped. After a stop
             signal, ``stop_signals.number`` has it.
     """
-    _check(nproc_per_node, nnodes, rdzv_endpoint)
+    with stop_signals.recorded(then=lambda: raise_stop(stop_signals.number, None)):  # it waits for the other nodes
+        _check(nproc_per_node, nnodes, rdzv_endpoint)
     run_dir = run_dir.resolve()
     folder = RunFolder(run_dir)
     with disk_errors(folder.ranks_path):

@@ -1,5 +1,6 @@
 """Where ranks and nodes meet is checked before they do: who listens there, and whether this machine can."""
 
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from experiments.launching import launch as launching
 from experiments.launching import meeting
 from experiments.launching.meeting import check_endpoint, check_master
 from experiments.launching.rank_environment import RankEnvironment
+from experiments.runs.stop_signals import stop_signals
 
 HERE = "127.0.0.1"
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -159,3 +161,10 @@ def test_a_command_too_many_says_that_the_nodes_met_without_it(tmp_path: Path, m
     monkeypatch.setattr(launching, "elastic_launch", lambda *_: lambda *_: getattr(None, "is_failed"))  # noqa: B009
     with pytest.raises(UserError, match=r"met at .* without this one, and have ended: start the run once on each node"):
         launching.launch(tmp_path, module="none", nproc_per_node=1, run_id="run")
+
+
+def test_ctrl_c_ends_the_wait_for_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "check_endpoint", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    settings = {"module": "none", "nproc_per_node": 1, "nnodes": 2, "rdzv_endpoint": "node1:29500", "run_id": "run"}
+    with stop_signals.recorded(), pytest.raises(KeyboardInterrupt):
+        launching.launch(tmp_path, **settings)  # type: ignore[arg-type]
