@@ -62,9 +62,7 @@ class Checkpointer:
         self._from = config.from_
         self._world_size = config.world_size
         self._folder = folder
-        self._files = Checkpoints(
-            folder.checkpoints_path, run=run_name(config), world_size=config.world_size, keep=self._config.keep
-        )
+        self._files = own_checkpoints(config, folder)
         self._saved_at = time.monotonic()
         self._first_step: int | None = None
         if self._config.every_s or self._config.every_steps:
@@ -237,6 +235,13 @@ class Checkpointer:
     def _by_steps(self, step: int) -> Action:
         every = self._config.every_steps
         return "save" if every and step % every == 0 and step != self._first_step else "continue"
+
+
+def own_checkpoints(config: TrainConfig, folder: RunFolder) -> Checkpoints:
+    """Return the checkpoints of a run."""
+    return Checkpoints(
+        folder.checkpoints_path, run=run_name(config), world_size=config.world_size, keep=config.checkpoint.keep
+    )
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, UserError | None]:

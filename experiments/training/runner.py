@@ -18,6 +18,7 @@ from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import recorded_errors
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic
+from experiments.runs.checkpointing import own_checkpoints
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.lease import VARIABLE as LEASE
 from experiments.runs.run_folder import RunFolder, folder_of
@@ -92,6 +93,8 @@ def _is_done(config: TrainConfig, folder: RunFolder) -> bool:
         raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
     if problem:
         folder.set_aside_ending()
+    elif folder.checkpoints_path.exists():  # a kill right after DONE left them
+        own_checkpoints(config, folder).remove_all()
     return not problem
 
 

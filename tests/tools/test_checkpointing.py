@@ -10,6 +10,7 @@ import micro
 from experiments.config.errors import UserError
 from experiments.config.schema import to_yaml
 from experiments.runs.atomic_files import load_json
+from experiments.runs.checkpoints import Checkpoints
 from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import saved_step
@@ -74,6 +75,23 @@ def test_checkpoints_stay_until_the_run_is_marked_as_done(tmp_path: Path, monkey
     assert execute(config, lambda config, folder: nullcontext())
     assert load_json(folder.manifest_path)["began_at_step"] == saved
     assert folder.is_done()
+    assert not folder.checkpoints_path.exists()
+
+
+def test_what_a_kill_right_after_done_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(tmp_path, *IMAGES, "sparsifier=micro", "checkpoint.every_steps=2")
+
+    def killed(checkpoints: Checkpoints) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "remove_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            execute(config, lambda config, folder: nullcontext())
+    folder = folder_of(config)
+    assert folder.is_done()
+    assert folder.checkpoints_path.exists()
+    assert not execute(config, lambda config, folder: nullcontext())
     assert not folder.checkpoints_path.exists()
 
 
