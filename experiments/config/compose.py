@@ -75,8 +75,9 @@ def _interpolated(value: Any, key: str = "") -> str | None:
     """Return the dotted key of the first text with an interpolation, None without any."""
     if isinstance(value, str):
         return key if "${" in value else None
-    inner = (
-        value.items() if isinstance(value, dict) else [("", each) for each in value] if isinstance(value, list) else ()
-    )
-    found = (_interpolated(each, f"{key}.{name}".strip(".")) for name, each in inner)
-    return next((each for each in found if each), None)
+    if isinstance(value, dict):
+        inner = [(f"{key}.{name}".strip("."), each) for name, each in value.items()]
+    else:
+        inner = [(key, each) for each in value] if isinstance(value, list) else []
+    found = (_interpolated(each, name) for name, each in inner)
+    return next((each for each in found if each is not None), None)

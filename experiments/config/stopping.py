@@ -62,9 +62,8 @@ def leave(number: int, frame: FrameType | None) -> NoReturn:
 def leave_with(line: str, code: int) -> NoReturn:
     """End this process at once, after one line on standard error."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(
-            OSError, RuntimeError, ValueError, AttributeError
-        ):  # broken, in use by what was interrupted, closed
+        # It may be broken, in use by what was interrupted, closed, or missing.
+        with suppress(OSError, RuntimeError, ValueError, AttributeError):
             stream.flush()
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())

@@ -79,6 +79,7 @@ def launch(
         UserError: An argument is out of its range, or the nodes could not meet.
         SystemExit: SIGHUP or SIGQUIT was received, with code 128 + its number; all ranks were stopped. After a stop
             signal, ``stop_signals.number`` has it.
+        Interrupted, Stopped: a stop signal came before ranks were started, for instance in the wait for other nodes.
     """
     with stop_signals.recorded(then=lambda: raise_stop(stop_signals.number, None)):  # it waits for the other nodes
         _check(nproc_per_node, nnodes, rdzv_endpoint)
