@@ -143,12 +143,19 @@ class HostWatch:
         mine = Host(socket.gethostname(), "", ranks)
         self._rules = HostRules({own: mine}, own=own, keeper=self._keeper, limit_s=self._limit_s, now=time.monotonic())
         self._over = threading.Event()
-        for work in (self._talk, self._judge):
-            threading.Thread(target=work, daemon=True).start()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._judge)]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End the threads; the other hosts no longer wait for this one."""
+        """End the threads; the other hosts no longer wait for this one.
+
+        Where Python ends while a thread is in a call of torch's store, the process is aborted: they are waited for.
+        """
         self._over.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_CONNECT_S)  # no longer: a store that is gone may not answer
 
     def _talk(self) -> None:
         with suppress(RuntimeError, OSError, ValueError):  # the host that has the store has ended its work, or failed
