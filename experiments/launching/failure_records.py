@@ -10,7 +10,6 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from experiments.launching.beats import rank_folder
 from experiments.launching.failures import (
     ENDED_WITH_RUN,
     Failure,
@@ -22,8 +21,9 @@ from experiments.launching.failures import (
     with_consequences,
 )
 from experiments.launching.full_disks import blame_disk
-from experiments.launching.launch_watch import LaunchWatch
-from experiments.launching.stall_report import StallReport
+from experiments.launching.watching.beats import rank_folder
+from experiments.launching.watching.launch_watch import LaunchWatch
+from experiments.launching.watching.stall_report import StallReport
 from experiments.runs.atomic_files import RecordError, load_json, write_json
 from experiments.runs.run_folder import RunFolder
 

@@ -26,15 +26,15 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TIMEOUT_S
 from experiments.config.start_up import LOG_LEVEL, log_level_of_ranks
 from experiments.config.stopping import raise_stop
-from experiments.launching.beats import rank_folder
 from experiments.launching.child_environment import num_cores, with_python_path
 from experiments.launching.failure_records import record_failure
 from experiments.launching.failures import RankFailure, short_line
 from experiments.launching.full_disks import LossyLog, spare_reports
-from experiments.launching.launch_watch import LaunchWatch
 from experiments.launching.meeting import check_endpoint
 from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT, saves_path
 from experiments.launching.store_server import LOOPBACK, serve_store
+from experiments.launching.watching.beats import rank_folder
+from experiments.launching.watching.launch_watch import LaunchWatch
 from experiments.runs.atomic_files import disk_errors
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
@@ -70,7 +70,7 @@ def launch(
         run_id: The same on all nodes of a run, and different for each run at the same endpoint.
         max_restarts: How often all ranks are started again, after one of them failed.
         timeout_s: Time limit of the ranks' collectives in seconds, which the ranks set themselves. When a rank stands
-            still or a node is gone, all ranks are ended within it; stalls.py and host_watch.py have the rules.
+            still or a node is gone, all ranks are ended within it; watching/stalls.py and host_watch.py have the rules.
         env: Environment variables of the workers, added to those of this process. If OMP_NUM_THREADS is in neither,
             each rank gets an equal share of the cores.
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.start_up import collect_seldom
-from experiments.launching.beats import beating
 from experiments.launching.failures import is_lost_peer
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import whole_number
+from experiments.launching.watching.beats import beating
 from experiments.runs.atomic_files import DiskError, RecordError, disk_errors, write_atomic, write_json
 from experiments.runs.lease import LeaseLost
 from experiments.runs.run_folder import RunFolder

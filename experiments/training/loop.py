@@ -12,7 +12,7 @@ import torch.distributed as dist
 from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
 from experiments.config.start_up import collect_as_usual
-from experiments.launching.beats import activity
+from experiments.launching.watching.beats import activity
 from experiments.runs.checkpointing import Checkpointer
 from experiments.runs.ending import check_ending
 from experiments.runs.rewinding import Records

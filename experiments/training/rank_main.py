@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig, from_yaml
-from experiments.launching.beats import activity
 from experiments.launching.rank_process import tell_saves
 from experiments.launching.store_server import serve_store
+from experiments.launching.watching.beats import activity
 from experiments.runs.atomic_files import write_json
 from experiments.runs.ending import write_done
 from experiments.runs.manifest import collect_manifest

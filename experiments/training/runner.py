@@ -12,11 +12,11 @@ import data
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.config.stopping import NOTHING_SAVED, exit_code, name_of
-from experiments.launching.joined_watch import watched_rank
 from experiments.launching.launch import launch
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.rank_process import recorded_errors
+from experiments.launching.watching.joined_watch import watched_rank
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic
 from experiments.runs.checkpointing import own_checkpoints
 from experiments.runs.folder_lock import FolderInUse

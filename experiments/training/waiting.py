@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import torch.distributed as dist
 
-from experiments.launching.beats import Waiting
+from experiments.launching.watching.beats import Waiting
 from micro.pending import pending
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.launching.process_lifetime import kill_all
-from experiments.launching.stall_report import read_stall_report
+from experiments.launching.watching.stall_report import read_stall_report
 from tests.dist.commands import ROOT
 
 WORKER = Path(__file__).parent / "workers/watched_worker.py"

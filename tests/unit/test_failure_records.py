@@ -10,8 +10,8 @@ import pytest
 from experiments.launching import full_disks
 from experiments.launching.failure_records import record_failure
 from experiments.launching.failures import Kind, RankFailure
-from experiments.launching.stall_report import StallReport, read_stall_report, write_stall_report
-from experiments.launching.stalls import Stall
+from experiments.launching.watching.stall_report import StallReport, read_stall_report, write_stall_report
+from experiments.launching.watching.stalls import Stall
 from experiments.runs.atomic_files import write_json
 from experiments.runs.run_folder import RunFolder
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import pytest
 from torch.distributed import TCPStore
 
-from experiments.launching import host_watch
-from experiments.launching.host_watch import Host, HostRules, LostHost
-from experiments.launching.launch_watch import break_connections
+from experiments.launching.watching import host_watch
+from experiments.launching.watching.host_watch import Host, HostRules, LostHost
+from experiments.launching.watching.launch_watch import break_connections
 
 LIMIT_S = 50.0
 HOSTS = {number: Host(f"node{number + 1}", f"10.0.0.{number + 1}", (2 * number, 2 * number + 1)) for number in range(3)}

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.launching.beats import Beat
 from experiments.launching.process_state import ProcessState, process_state
-from experiments.launching.stacks import place_in
-from experiments.launching.stalls import Seen, Stall, StallRules
+from experiments.launching.watching.beats import Beat
+from experiments.launching.watching.stacks import place_in
+from experiments.launching.watching.stalls import Seen, Stall, StallRules
 
 LIMIT_S = 100.0  # stands still: 20 s; on another host: 50 s; missed: 80 s
 

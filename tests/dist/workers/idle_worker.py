@@ -23,7 +23,7 @@ print(f"hello from rank {rank}, {os.environ['OMP_NUM_THREADS']} threads", flush=
 (run_dir / f"gc{rank}").write_text(str(gc.get_threshold()[2]))
 
 if job in ("stand", "miss", "compute"):
-    from experiments.launching.beats import Waiting, activity
+    from experiments.launching.watching.beats import Waiting, activity
 
     activity.begin("step 7")
 if job == "stand" and rank == 1:

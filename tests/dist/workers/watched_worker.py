@@ -7,8 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from experiments.launching.beats import Waiting, activity, beat_path, read_beat
-from experiments.launching.joined_watch import watched_rank
+from experiments.launching.watching.beats import Waiting, activity, beat_path, read_beat
+from experiments.launching.watching.joined_watch import watched_rank
 
 run_dir, rank, timeout_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 began = time.monotonic()

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from experiments.launching.beats import beating, read_beats
 from experiments.launching.process_lifetime import leave
 from experiments.launching.process_state import process_state
-from experiments.launching.rank_watch import RankWatch, kill_ranks
-from experiments.launching.stall_report import StallReport
-from experiments.launching.stalls import Stall
+from experiments.launching.watching.beats import beating, read_beats
+from experiments.launching.watching.rank_watch import RankWatch, kill_ranks
+from experiments.launching.watching.stall_report import StallReport
+from experiments.launching.watching.stalls import Stall
 
 
 @contextmanager

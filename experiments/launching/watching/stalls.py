@@ -16,8 +16,8 @@ missed.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from experiments.launching.beats import Beat
 from experiments.launching.process_state import STOPPED, TRACED, ProcessState
+from experiments.launching.watching.beats import Beat
 
 _LONGEST_STILL_S = 60.0
 _LONGEST_LOOK_S = 10.0  # between two looks; after a longer time the watcher itself was stopped, and starts anew

@@ -15,8 +15,8 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from experiments.launching.beats import beat_interval_s
-from experiments.launching.stalls import ranks_in_words
+from experiments.launching.watching.beats import beat_interval_s
+from experiments.launching.watching.stalls import ranks_in_words
 
 _CONNECT_S = 2.0
 _LEFT = "left"

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from experiments.launching.beats import beat_path, rank_folder
-from experiments.launching.host_watch import HostWatch, LostHost
 from experiments.launching.process_state import process_state
 from experiments.launching.rank_process import pid_path
-from experiments.launching.rank_watch import RankWatch, kill_ranks
-from experiments.launching.stacks import stack_path
-from experiments.launching.stall_report import StallReport, read_stall_report, remove_stall_report
-from experiments.launching.stalls import Stall
+from experiments.launching.watching.beats import beat_path, rank_folder
+from experiments.launching.watching.host_watch import HostWatch, LostHost
+from experiments.launching.watching.rank_watch import RankWatch, kill_ranks
+from experiments.launching.watching.stacks import stack_path
+from experiments.launching.watching.stall_report import StallReport, read_stall_report, remove_stall_report
+from experiments.launching.watching.stalls import Stall
 
 
 class LaunchWatch:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from experiments.launching.process_state import process_state
-from experiments.launching.stacks import dumps_on_request
+from experiments.launching.watching.stacks import dumps_on_request
 from experiments.runs.run_folder import RunFolder
 
 _SIZE = 2048  # bytes of the file: one write in place, and none that needs new space on a full disk

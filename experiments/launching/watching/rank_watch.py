@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from experiments.launching.beats import beat_interval_s, rank_folder, read_beats
 from experiments.launching.process_state import process_state
-from experiments.launching.stacks import place_in, read_stack, request_stacks
-from experiments.launching.stall_report import StallReport, has_stall_report, write_stall_report
-from experiments.launching.stalls import Seen, Stall, StallRules
+from experiments.launching.watching.beats import beat_interval_s, rank_folder, read_beats
+from experiments.launching.watching.stacks import place_in, read_stack, request_stacks
+from experiments.launching.watching.stall_report import StallReport, has_stall_report, write_stall_report
+from experiments.launching.watching.stalls import Seen, Stall, StallRules
 
 
 class RankWatch:
