@@ -1,6 +1,7 @@
 """Record the gradients of a real training, one per worker and step."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -10,10 +11,10 @@ import micro
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.studies.gradient_sources import RECORDED, Gradients, check_size
-from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.preflight import prepare_runs, shapes_of
-from experiments.training.seeding import seed_step
-from experiments.training.tasks import Batch, Carry, load_task
+from experiments.training.simulated_workers import SimulatedWorkers
+from experiments.training.steps import Steps
+from experiments.training.tasks import load_task
 
 FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings that a recording chooses itself
 
@@ -39,65 +40,73 @@ def numel_of(config: TrainConfig) -> int:
 
 
 class Training:
-    """A training on n workers in one process that hands out each step's gradients and waits for the update.
+    """The training that a configuration describes, on simulated workers, with the gradients that they reduce.
 
-    One model stands for all workers, as their replicas are equal; batch-norm statistics are rank 0's, as DDP keeps
-    them.
+    The workers and their steps are those of ``experiments.train``; neither evaluation nor records interrupt them.
+
+    Args:
+        reducer: in place of the one that the configuration describes.
+
+    Attributes:
+        layout: names and shapes of a gradient, in the order in which a backward makes them.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, *, reducer: micro.Reducer | None = None) -> None:
         self._config = config
-        self._task = load_task(config, torch.device("cpu"))
-        named = [(name, p) for name, p in self._task.model.named_parameters() if p.requires_grad]
-        self._parameters = [parameter for _, parameter in named]
-        self.layout = micro.Layout.of(named)
-        self._batches = [self._task.batches(rank) for rank in range(config.world_size)]
-        self._optimizer = build_optimizer(config.optimizer, self._task.model, config.lr)
+        self._workers = SimulatedWorkers(config, load_task(config, torch.device("cpu")), reducer=reducer)
+        self._steps = Steps(config, self._workers)
+        self.layout = self._workers.layout
 
     def steps(self, num_steps: int) -> Iterator[Tensor]:
-        """Yield the gradients (world_size, numel) of each step; the first row is then the update that is applied.
+        """Take steps; yield after each the gradients (world_size, numel) that the workers brought to it.
 
-        The tensor is the same at every step. Epochs follow one another until there were enough steps.
+        They have each step's batches, scale and clip. The tensor is the same at every step. Epochs follow one another
+        until there were enough steps.
+
+        Raises:
+            UserError: more steps than the schedule of learning rates has, or a gradient with NaN or Inf.
         """
-        num_batches = self._batches[0].num_batches
+        per_epoch = self._workers.num_steps
+        self._check_length(num_steps)
         rows = torch.empty(self._config.world_size, self.layout.numel)
+        self._workers.watch = lambda rank, gradient: rows[rank].copy_(gradient)
         for step in range(num_steps):
-            epoch, index = divmod(step, num_batches)
+            epoch, index = divmod(step, per_epoch)
             if index == 0:
-                epochs = [batches.epoch(epoch) for batches in self._batches]
-                self._carries: list[Carry] = [None] * len(epochs)
-            for rank, batches in enumerate(epochs):
-                self._gradient_into_(rows[rank], step, rank, next(batches))
+                self._workers.start_epoch(epoch)
+            try:
+                self._steps.take(step, epoch, index)
+            except micro.NonFiniteGradient as error:
+                raise UserError(f"the training to record: {error}") from None
             yield rows
-            self._apply(rows[0], epoch + index / num_batches)
 
-    def _gradient_into_(self, row: Tensor, step: int, rank: int, batch: Batch) -> None:
-        model = self._task.model
-        kept = [buffer.clone() for buffer in model.buffers()] if rank else []
-        seed_step(self._config.seed, step, rank, self._task.device)
-        loss, self._carries[rank] = self._task.loss(model, batch, self._carries[rank])
-        gradients = torch.autograd.grad(loss, self._parameters)
-        torch.cat([gradient.reshape(-1) for gradient in gradients], out=row)
-        for buffer, before in zip(model.buffers(), kept, strict=False):
-            buffer.copy_(before)
+    def _check_length(self, num_steps: int) -> None:
+        """Refuse steps after the end of a schedule that falls to a rate of 0; steps at milestones go on for ever."""
+        most = self._config.epochs * self._workers.num_steps
+        if num_steps > most and self._config.lr_shape != "steps":
+            raise UserError(
+                f"{num_steps} steps are to be recorded, but {self._config.epochs} epochs have {most}, after which the "
+                f"learning rate (lr_shape={self._config.lr_shape}) is 0: lower the steps, or raise epochs"
+            )
 
-    def _apply(self, update: Tensor, epoch: float) -> None:
-        set_lr_(self._optimizer, self._config.optimizer, learning_rate(self._config, epoch))
-        for parameter, gradient in zip(self._parameters, self.layout.views(update).values(), strict=True):
-            parameter.grad = gradient
-        self._optimizer.step()
+    def residual(self) -> Tensor:
+        """Return rank 0's residual (numel,), not copied."""
+        return self._workers.residuals()[0]
+
+    def close(self) -> None:
+        """End the workers' threads."""
+        self._workers.close()
 
 
 def record(overrides: list[str], *, num_steps: int, world_size: int, max_gb: float = 1.0) -> Gradients:
-    """Train densely and return every worker's gradients.
+    """Train densely and return the gradients that every worker brought to each exchange.
 
     Raises:
         UserError: no such training, or gradients that need more memory than allowed.
     """
-    training = Training(training_config(overrides, world_size))
-    check_size(num_steps, world_size, training.layout.numel, max_gb)
-    kept = torch.empty(num_steps, world_size, training.layout.numel)
-    for step, rows in enumerate(training.steps(num_steps)):
-        kept[step] = rows
-        rows[0] = rows.mean(0)
-    return Gradients(RECORDED, training.layout, kept)
+    with closing(Training(training_config(overrides, world_size))) as training:
+        check_size(num_steps, world_size, training.layout.numel, max_gb)
+        kept = torch.empty(num_steps, world_size, training.layout.numel)
+        for step, rows in enumerate(training.steps(num_steps)):
+            kept[step] = rows
+        return Gradients(RECORDED, training.layout, kept)

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from experiments.config.errors import UserError, one_line
@@ -19,8 +18,8 @@ from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
 from experiments.runs.whole_rows import DamagedRows
-from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from experiments.training.recording import Recorder, step_row
+from experiments.training.steps import Steps
 from experiments.training.workers import Workers
 
 
@@ -44,7 +43,7 @@ class Trainer:
         self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None = None
     ) -> None:
         self._config, self._workers, self._folder = config, workers, folder
-        self._optimizer = build_optimizer(config.optimizer, workers.task.model, config.lr)
+        self._steps = Steps(config, workers)
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
         own, self.passed_over = self._checkpointer.beginning()
@@ -117,14 +116,8 @@ class Trainer:
         """Take one step, number ``index`` of an epoch, and return the loss of rank 0's batch."""
         activity.begin(f"step {self.position.step}")
         started = time.perf_counter()
-        lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
-        set_lr_(self._optimizer, self._config.optimizer, lr)
-        self._optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
         at = self.position
-        reduced = self._workers.reduce(at.step, lr)
-        if not any(stats.skipped for stats in reduced.stats):
-            self._clip_update(lr)
-            self._optimizer.step()
+        lr, reduced = self._steps.take(at.step, epoch, index)
         loss = float(reduced.loss)  # host sync: for the record, and to include all work in the step's time
         step_s = time.perf_counter() - started
         self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
@@ -137,12 +130,6 @@ class Trainer:
         """Return the norm of rank 0's residual in every n-th step, else None; step_s does not include it."""
         every = self._config.measure_residual_every
         return self._workers.residual_norm() if every and step % every == 0 else None
-
-    def _clip_update(self, lr: float) -> None:
-        chosen = self._config.optimizer
-        if chosen.clip is not None and chosen.clip_at == "update":
-            limit = chosen.clip * (lr if chosen.scales_gradients else 1.0)
-            torch.nn.utils.clip_grad_norm_(self._workers.task.model.parameters(), limit)
 
     def _evaluate(self) -> dict[str, Any]:
         at = self.position
@@ -171,7 +158,7 @@ class Trainer:
         """Return the state that is equal on all ranks; batch-norm statistics are those of rank 0, as in DDP."""
         return {
             "model": self._workers.task.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._steps.optimizer.state_dict(),
             "num_steps": self._workers.num_steps,
         }
 
@@ -189,7 +176,7 @@ class Trainer:
 
     def _load_state(self, saved: Saved) -> None:
         self._workers.task.model.load_state_dict(saved.shared["model"])
-        self._optimizer.load_state_dict(saved.shared["optimizer"])
+        self._steps.optimizer.load_state_dict(saved.shared["optimizer"])
         self._workers.load_states(saved.ranks)
         set_random_state(saved.random, self._workers.device)
         at, before = saved.position, saved.shared["num_steps"]

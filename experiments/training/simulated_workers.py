@@ -1,7 +1,7 @@
 """All workers of a run in one process: one model, and as many simulated ranks that reduce its gradients."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -26,22 +26,30 @@ class SimulatedWorkers(Workers):
     The ranks' gradients are computed in turn and reduced by ``micro.Simulation``; batch-norm statistics are rank 0's,
     as DDP keeps them. The order of parameters in the flat gradient is that in which gradients become ready in backward,
     as DDP's is. So the result equals that of real processes up to the order of floating-point sums.
+
+    Args:
+        reducer: in place of the one that the configuration describes.
+
+    Attributes:
+        layout: names and shapes of a gradient.
+        watch: called with each rank and its gradient (numel,) before the reduction, on the rank's thread.
     """
 
     is_main = True
 
-    def __init__(self, config: TrainConfig, task: Task) -> None:
+    def __init__(self, config: TrainConfig, task: Task, *, reducer: micro.Reducer | None = None) -> None:
         super().__init__(config, task)
         self.ranks = range(config.world_size)
         kernels.prepare()
         self._batches = [task.batches(rank) for rank in self.ranks]
         self.num_batches = self._batches[0].num_batches
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
-        layout = micro.Layout.of({name: self._parameters[name] for name in self._ready_order()})
-        reducer = scoped(build_reducer(config, steps_per_epoch=self.num_steps), config.scope)
-        reducer.check_parameters(dict(zip(layout.names, layout.shapes, strict=True)))
-        self._simulation = micro.Simulation(reducer, layout, config.world_size, device=task.device)
-        self._rows = torch.zeros(config.world_size, layout.numel, device=task.device)
+        self.layout = micro.Layout.of({name: self._parameters[name] for name in self._ready_order()})
+        self.watch: Callable[[int, Tensor], object] = lambda rank, gradient: None
+        reducer = reducer or scoped(build_reducer(config, steps_per_epoch=self.num_steps), config.scope)
+        reducer.check_parameters(dict(zip(self.layout.names, self.layout.shapes, strict=True)))
+        self._simulation = micro.Simulation(reducer, self.layout, config.world_size, device=task.device)
+        self._rows = torch.zeros(config.world_size, self.layout.numel, device=task.device)
 
     def start_epoch(self, epoch: int, *, start: int = 0) -> None:
         """Start drawing every rank's batches of an epoch."""
@@ -58,7 +66,7 @@ class SimulatedWorkers(Workers):
         self._rows.zero_()
         losses = [self._gradient(step, rank, given, lr) for rank, given in enumerate(batches)]
         compute_s = time.perf_counter() - drawn
-        stats = self._simulation.step_(self._rows, ahead=partial(self._clip_, self._clip(lr)))
+        stats = self._simulation.step_(self._rows, ahead=partial(self._clip_and_show, self._clip(lr)))
         self._point_gradients_at(0)
         first = stats[0]
         exposed_s = first.select_s + first.exchange_s + first.rest_s
@@ -97,10 +105,11 @@ class SimulatedWorkers(Workers):
             losses = [self._backward(rank, batch, self._scale(lr)) for batch in batches]
         return torch.stack(losses).mean()
 
-    def _clip_(self, limit: float | None, comm: micro.Comm) -> None:
-        """Clip the gradient of a rank, on its thread."""
+    def _clip_and_show(self, limit: float | None, comm: micro.Comm) -> None:
+        """Clip the gradient of a rank, on its thread, and show it to the watch."""
         if limit is not None:
             clip_to_([self._rows[comm.rank]], limit, comm, norm=self._config.optimizer.clip_norm)
+        self.watch(comm.rank, self._rows[comm.rank])
 
     def _backward(self, rank: int, batch: Batch, scale: float) -> Tensor:
         loss, self._carries[rank] = self.task.loss(self.task.model, batch, self._carries[rank])

@@ -31,10 +31,16 @@ class Run:
 
     Args:
         at: what to do when so many steps are done.
+        watch: called with each rank and its gradient, before they are reduced.
     """
 
     def __init__(
-        self, config: TrainConfig, *, stop: int | None = None, at: Mapping[int, Callable[[], object]] | None = None
+        self,
+        config: TrainConfig,
+        *,
+        stop: int | None = None,
+        at: Mapping[int, Callable[[], object]] | None = None,
+        watch: Callable[[int, torch.Tensor], object] = lambda rank, gradient: None,
     ) -> None:
         self._at = at or {}
         self.folder = RunFolder(Path(config.output) / run_name(config))
@@ -42,6 +48,7 @@ class Run:
         self.folder.config_path.touch()
         self.folder.manifest_path.touch()
         workers = SimulatedWorkers(config, load_task(config, CPU))
+        workers.watch, self.layout = watch, workers.layout
         try:
             self.trainer = Trainer(config, workers, self.folder)
             self.began_at = self.trainer.position.step

@@ -3,6 +3,7 @@
 import argparse
 import io
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -26,6 +27,8 @@ from experiments.studies.method_comparison.point_figures import draw_front
 from experiments.studies.method_comparison.trial import trial
 from experiments.studies.methods import build_methods, known_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
+from experiments.studies.topk_theory.accumulators import accumulators
+from tests.tools.simulated_runs import IMAGES, Run, configured
 
 N, NUMEL, STEPS, DENSITY = 4, 500, 5, 0.1
 
@@ -195,15 +198,42 @@ def test_a_mistake_is_one_line(words: str, capsys: pytest.CaptureFixture[str], t
     assert re.search(MISTAKES[words], captured), captured
 
 
-def test_recorded_gradients_are_a_dense_trainings() -> None:
+RECORDINGS = {
+    "a whole batch": (),
+    "several batches": ("accumulate=2",),
+    "clipped gradients": ("optimizer.clip=0.05",),
+    "clipped alike": ("optimizer.clip=0.05", "optimizer.clip_norm=global"),
+    "a clipped update": ("optimizer.clip=0.05", "optimizer.clip_at=update"),
+    "gradients times the rate": ("optimizer.lr_at=gradient", "optimizer.clip=0.05"),
+}
+
+
+@pytest.mark.parametrize("case", RECORDINGS)
+def test_recorded_gradients_are_those_of_the_training(case: str, tmp_path: Path) -> None:
+    words = [*IMAGES, "model=mlp", "dataset.settings.num_samples=64", "batch_size=4", *RECORDINGS[case]]
+    config = configured(tmp_path, *words, "sparsifier=dense", world_size=2)
+    seen: list[torch.Tensor] = []
+    trained = Run(config, watch=lambda rank, gradient: seen.append(gradient.clone()) if rank == 1 else None)
+    kept = record(words, num_steps=trained.trainer.position.step, world_size=2)
+    assert kept.layout == trained.layout
+    assert len(seen) == len(kept.rows) > 5
+    for step, gradient in enumerate(seen):
+        assert torch.equal(kept.rows[step, 1], gradient)
+
+
+def test_accumulators_hold_what_top_k_did_not_send() -> None:
     words = ["batch_size=4", "model=mlp"]
-    kept = record(words, num_steps=2, world_size=2)
-    training = Training(training_config(words, 2))
-    assert kept.layout == training.layout
-    for step, rows in enumerate(training.steps(2)):
-        assert torch.equal(kept.of(step, 2), rows)
-        rows[0] = (rows[0] + rows[1]) / 2
-    assert kept.rows.abs().sum() > 0
+    first, second = (vector.values for vector in accumulators(words, 1, 0.1, [0, 1]))
+    with closing(Training(training_config(words, 1), reducer=micro.SparseReducer(micro.TopK(), 0.1))) as training:
+        gradients = [rows[0].clone() for rows in training.steps(2)]
+    sent = first.abs().topk(round(0.1 * first.numel())).indices
+    assert torch.equal(first, gradients[0])
+    assert torch.equal(second, gradients[1] + first.index_fill(0, sent, 0.0))
+
+
+def test_steps_after_the_end_of_a_schedule_are_refused() -> None:
+    with pytest.raises(UserError, match=r"2 epochs have 4, after which the learning rate .* is 0"):
+        record([*IMAGES, "lr_shape=cosine", "batch_size=32"], num_steps=5, world_size=2)
 
 
 def test_front_holds_what_nothing_beats() -> None:

@@ -1,8 +1,10 @@
 """Accumulators (gradient + residual) of a training with top-k and error feedback."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 import micro
@@ -23,14 +25,12 @@ def accumulators(overrides: list[str], world_size: int, density: float, steps: S
     Raises:
         UserError: no such training.
     """
-    training = Training(training_config(overrides, world_size))
-    simulation = micro.Simulation(micro.SparseReducer(micro.TopK(), density), training.layout, world_size)
+    reducer = micro.SparseReducer(micro.TopK(), density)
     vectors = []
-    try:
+    with closing(Training(training_config(overrides, world_size), reducer=reducer)) as training:
+        residual = torch.zeros(training.layout.numel)
         for step, rows in enumerate(training.steps(max(steps) + 1)):
             if step in steps:
-                vectors.append(Vector(f"step {step}", rows[0] + simulation.residuals()[0]))
-            simulation.step_(rows)
-    finally:
-        simulation.close()
+                vectors.append(Vector(f"step {step}", rows[0] + residual))
+            residual.copy_(training.residual())
     return vectors

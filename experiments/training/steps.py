@@ -1,0 +1,44 @@
+"""The steps of a training: each worker's gradient, their reduction, and the optimizer's update; no records."""
+
+import torch
+
+from experiments.config.schema import TrainConfig
+from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
+from experiments.training.workers import Reduced, Workers
+
+
+class Steps:
+    """The workers of a training and the optimizer of their model.
+
+    Attributes:
+        optimizer: of the averaged gradient.
+    """
+
+    def __init__(self, config: TrainConfig, workers: Workers) -> None:
+        self._config, self._workers = config, workers
+        self.optimizer = build_optimizer(config.optimizer, workers.task.model, config.lr)
+
+    def take(self, step: int, epoch: int, index: int) -> tuple[float, Reduced]:
+        """Take a step; return its learning rate, and what the reduction returned.
+
+        Args:
+            step: its number in the training.
+            epoch, index: its epoch, and its number in there.
+
+        Raises:
+            NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
+        """
+        lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
+        set_lr_(self.optimizer, self._config.optimizer, lr)
+        self.optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
+        reduced = self._workers.reduce(step, lr)
+        if not any(stats.skipped for stats in reduced.stats):
+            self._clip_update(lr)
+            self.optimizer.step()
+        return lr, reduced
+
+    def _clip_update(self, lr: float) -> None:
+        chosen = self._config.optimizer
+        if chosen.clip is not None and chosen.clip_at == "update":
+            limit = chosen.clip * (lr if chosen.scales_gradients else 1.0)
+            torch.nn.utils.clip_grad_norm_(self._workers.task.model.parameters(), limit)
