@@ -96,7 +96,7 @@ def _kth_by_run(bits: Any, lengths: Any, ranks: Any) -> Any:
 
 def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
     """Return the ``ranks[s]``-th largest (S,) of contiguous float32 ``magnitudes`` in each run; see micro.kernels."""
-    bits = magnitudes.detach().view(torch.int32).numpy()
+    bits = bits_of(magnitudes)
     return torch.from_numpy(_kth_by_run(bits, lengths.numpy(), ranks.numpy())).view(torch.float32)
 
 
@@ -156,9 +156,9 @@ def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any) -
 
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     """Add contiguous ``grad`` (numel,), of 32 or 16 bits, to float32 ``residual`` and set it to zero."""
-    target = residual.detach().numpy()
+    target = array_of(residual)
     if grad.dtype is torch.float32:
-        source = grad.detach().numpy()
+        source = array_of(grad)
         first_bad = int(_absorb(target, target.view(np.int32), source, source.view(np.int32)))
     else:
         codes = grad.detach().view(torch.uint16).numpy()
@@ -179,18 +179,43 @@ def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
 
 def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
     """Return (num_bins,) int32 counts of contiguous float32 ``x`` (numel,) by ranges of bit patterns."""
-    bits = x.detach().view(torch.int32).numpy()
-    return torch.from_numpy(_magnitude_counts(bits, np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins)))
+    return torch.from_numpy(_magnitude_counts(bits_of(x), np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins)))
 
 
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return indices (k,) int32 and magnitudes (k,) of contiguous float32 ``x`` (numel,) with abs(x) >= threshold."""
-    return above_by_piece(x, torch.tensor([[0, x.numel()]]), torch.tensor([threshold]))
+    return _found(x, np.array([[0, x.numel()]]), np.array([threshold]))
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `above` does, with one threshold (S,) for each piece [start, stop) of ``pieces`` (S, 2) int64."""
-    lowests = thresholds.to(torch.float32).clamp(min=0.0).view(torch.int32).numpy()
-    bits = x.detach().view(torch.int32).numpy()
-    indices, magnitudes = _above(bits, pieces.numpy(), lowests, x.numel() // 32)
-    return torch.from_numpy(indices), torch.from_numpy(magnitudes).view(torch.float32)
+    return _found(x, pieces.numpy(), thresholds.numpy())
+
+
+def _found(x: Tensor, pieces: Any, thresholds: Any) -> tuple[Tensor, Tensor]:
+    with np.errstate(over="ignore"):  # a threshold beyond the largest float32 is infinity
+        lowests = np.maximum(thresholds.astype(np.float32), np.float32(0)).view(np.int32)
+    indices, magnitudes = scan(bits_of(x), pieces, lowests)
+    return torch.from_numpy(indices), torch.from_numpy(magnitudes.view(np.float32))
+
+
+def scan(bits: Any, pieces: Any, lowests: Any) -> tuple[Any, Any]:
+    """Return indices and magnitudes, both (k,) int32, of what reaches the lowest magnitude of its piece; all as bits.
+
+    Args:
+        bits: (numel,) int32.
+        pieces: (S, 2) int64 starts and stops, ascending, not overlapping.
+        lowests: (S,) int32, none negative.
+    """
+    found: tuple[Any, Any] = _above(bits, pieces, lowests, bits.size // 32)
+    return found
+
+
+def array_of(x: Tensor) -> Any:
+    """Return the memory of ``x`` as an array."""
+    return (x.detach() if x.requires_grad else x).numpy()
+
+
+def bits_of(x: Tensor) -> Any:
+    """Return the memory of contiguous float32 ``x`` (numel,) as int32."""
+    return array_of(x).view(np.int32)
