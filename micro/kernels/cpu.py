@@ -179,7 +179,9 @@ def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
 
 def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
     """Return (num_bins,) int32 counts of contiguous float32 ``x`` (numel,) by ranges of bit patterns."""
-    return torch.from_numpy(_magnitude_counts(bits_of(x), np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins)))
+    return torch.from_numpy(
+        _magnitude_counts(bits_of(x), np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins))
+    )
 
 
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
