@@ -1,13 +1,18 @@
 """Handwritten digits that ship with scikit-learn: real images without a download."""
 
+import zlib
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data.seeding import generator
 from data.source import Classification, DatasetInfo, channel_stats, sha256
 
+FILE = "datasets/data/digits.csv.gz"  # within scikit-learn; a row is an image and its class
 NUM_IMAGES = 1797
 NUM_TEST = 360
 MAX_PIXEL = 16  # a pixel counts the set bits of a 4x4 block
@@ -50,18 +55,21 @@ class Digits:
 
 
 def _read() -> tuple[Tensor, Tensor]:
+    """Read the file that scikit-learn ships, without importing scikit-learn, which takes as long as importing torch."""
+    package = find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise ValueError("dataset digits needs scikit-learn: pip install scikit-learn")
+    path = Path(package.submodule_search_locations[0]) / FILE
     try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ValueError(f"dataset digits needs scikit-learn ({error}): pip install scikit-learn") from error
-    bunch = load_digits()
-    images = torch.from_numpy(bunch.images).float().div_(MAX_PIXEL).unsqueeze(1)
-    if images.shape != (NUM_IMAGES, 1, 8, 8):
+        rows = torch.from_numpy(np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise ValueError(f"scikit-learn's {path} cannot be read ({error}): install scikit-learn again") from error
+    if rows.shape != (NUM_IMAGES, 8 * 8 + 1):
         raise ValueError(
-            f"scikit-learn's digits must be {NUM_IMAGES} images of 8x8, got {tuple(bunch.images.shape)}: "
+            f"scikit-learn's digits must be {NUM_IMAGES} rows of {8 * 8 + 1} numbers, got {tuple(rows.shape)}: "
             "install scikit-learn again"
         )
-    return images, torch.from_numpy(bunch.target).long()
+    return rows[:, :-1].div(MAX_PIXEL).reshape(-1, 1, 8, 8), rows[:, -1].long()
 
 
 def _split(targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,6 @@ def preload() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import sklearn.datasets  # noqa: F401
     import torch._dynamo
     import torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler as ranks
     import torch.distributed.run

@@ -294,7 +294,7 @@ def test_a_planted_crossing_is_caught(module: str, source: str) -> None:
         ("micro.selectors.micro_rules.agreed", "from ..base import Step\nfrom . import published"),
         ("models.mlp", "from torch import nn\nfrom models.registry import build"),
         ("models.mlp", "class A:\n    def late(self):\n        from transformers import BertConfig"),
-        ("data.digits", "import numpy, sklearn.datasets, torch"),
+        ("data.digits", "import numpy, torch"),
         (
             "experiments.studies.gradient_sources",
             "from experiments.config import errors\nfrom experiments.studies import methods",

@@ -1,5 +1,6 @@
 """What every data set and every batch promises."""
 
+import gzip
 import math
 import os
 import pickle
@@ -352,8 +353,21 @@ def test_digits_are_normalised_by_their_mean_and_std() -> None:
 
 
 def test_digits_without_scikit_learn_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ValueError, match=r"dataset digits needs scikit-learn .*: pip install scikit-learn"):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ValueError, match="dataset digits needs scikit-learn: pip install scikit-learn"):
+        data.check("digits")
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"1,2,3\n"), gzip.compress(b"1,2\n")[:-9]])
+def test_a_damaged_file_of_digits_says_what_to_install(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sklearn/datasets/data").mkdir(parents=True)
+    (tmp_path / "sklearn/__init__.py").touch()
+    (tmp_path / "sklearn/datasets/data/digits.csv.gz").write_bytes(content)
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"digits.* install scikit-learn again"):
         data.check("digits")
 
 
