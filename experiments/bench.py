@@ -2,6 +2,7 @@
 
 step   every method's reduction against its floor, the memory traffic that no sparse step can avoid
 select the scan for what is at or above a threshold against torch's ways to do it, and against one read of the vector
+threads  the compiled loops on all threads of a rank against one thread
 ranks  what a rank computes for one bucket as ranks grow in number, without a network
 transform  the FFT at good and bad lengths against a power of two
 loop   a training step of the harness against a bare PyTorch loop with DDP, dense against dense
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import gpu, loading, loop, network, ranks, rules, select, step, transform
+from experiments.benchmarks import gpu, loading, loop, network, ranks, rules, select, step, threads, transform
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
 from experiments.launching.failures import RankFailure
@@ -53,7 +54,7 @@ def parser() -> Parser:
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, select, ranks, transform, loop, loading, rules, network, gpu):
+    for benchmark in (step, select, threads, ranks, transform, loop, loading, rules, network, gpu):
         command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)

@@ -430,6 +430,7 @@ WRONG: dict[str, str] = {
     "bench step --steps 0": "--steps must be at least 1, got 0",
     "bench ranks --ranks 1": "--ranks must be at least 2, got 1",
     "bench ranks --ranks 8 --numel 4": "--ranks must be at most --numel, 4, got 8",
+    "bench threads --threads 0": "--threads must be at least 1, got 0",
     "bench select --pairs 0": "--pairs must be at least 1, got 0",
     "bench transform --rounds 0": "--rounds must be at least 1, got 0",
     "bench loading sede=1": "'sede' is not a key of the configuration, which has model,",

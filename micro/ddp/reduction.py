@@ -17,6 +17,7 @@ from micro.drivers.last_step_stats import LastStep
 from micro.drivers.loss_scale import LossScale, common_scale
 from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
+from micro.kernels.threads import one_while
 from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
 from micro.scope import joined
@@ -76,6 +77,7 @@ class Reduction:
         self._finished: list[tuple[Running, Attempt]] = []
         self._errors: list[BaseException] = []
         self._has_failed = False
+        self._backward_runs = False  # beside the lane, whose loops then leave the threads to it
 
     def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
         """Begin a backward; called before its first bucket is put.
@@ -84,6 +86,7 @@ class Reduction:
             has_inputs: whether this rank has inputs.
             counts_inputs: whether the mean is over the ranks that have some; the same on all ranks.
         """
+        self._backward_runs = self._lane.is_beside
         self._lane.put(partial(self._guarded, partial(self._begin, has_inputs, counts_inputs)))
 
     def put(self, bucket: Bucket) -> None:
@@ -92,6 +95,7 @@ class Reduction:
 
     def end(self) -> None:
         """End a backward; called after its last bucket was put."""
+        self._backward_runs = False
         self._lane.put(partial(self._guarded, partial(self._advance, is_last=True)))
 
     def wait(self) -> None:
@@ -118,7 +122,8 @@ class Reduction:
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do a part of a backward: a task of the lane must not raise, backward does at its end."""
         try:
-            work()
+            with one_while(lambda: self._backward_runs):
+                work()
         except BaseException as error:
             self._errors.append(error)
             self._has_failed = True

@@ -4,7 +4,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
@@ -19,8 +19,10 @@ class Lane(Protocol):
 
     One lane means one order: every rank puts its buckets on it in the order of DDP's numbers, so all ranks call the
     same collectives in the same order, whatever becomes ready when. On an accelerator a lane has a stream of its own,
-    which waits for the gradients that are put on it.
+    which waits for the gradients that are put on it. ``is_beside`` says that backward goes on while a task runs.
     """
+
+    is_beside: ClassVar[bool] = False
 
     def put(self, task: Task) -> None:
         """Run ``task`` after all that was put before, once the work queued on the caller's stream so far is done.
@@ -47,6 +49,8 @@ class ThreadLane(Lane):
 
     The thread ends with the lane. It is a daemon: a collective that waits for a lost rank keeps no process alive.
     """
+
+    is_beside: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
         self._tasks: queue.SimpleQueue[tuple[Task, Any] | None] = queue.SimpleQueue()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from micro.kernels.casts import of_bfloat16, of_half
 from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
+from micro.kernels.threads import are_few, in_parts
 
 LANES = 64
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
@@ -156,14 +157,21 @@ def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any) -
 
 def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     """Add contiguous ``grad`` (numel,), of 32 or 16 bits, to float32 ``residual`` and set it to zero."""
-    target = array_of(residual)
+    target, numel, is_half = array_of(residual), grad.numel(), grad.dtype is torch.float16
+    target_bits = target.view(np.int32)
     if grad.dtype is torch.float32:
         source = array_of(grad)
-        first_bad = int(_absorb(target, target.view(np.int32), source, source.view(np.int32)))
+        source_bits = source.view(np.int32)
+
+        def absorb(a: int, b: int) -> tuple[int, int]:
+            return a + int(_absorb(target[a:b], target_bits[a:b], source[a:b], source_bits[a:b])), a
     else:
         codes = grad.detach().view(torch.uint16).numpy()
-        first_bad = int(_absorb_narrow(target, target.view(np.int32), codes, grad.dtype is torch.float16))
-    return None if first_bad < 0 else first_bad
+
+        def absorb(a: int, b: int) -> tuple[int, int]:
+            return a + int(_absorb_narrow(target[a:b], target_bits[a:b], codes[a:b], is_half)), a
+
+    return next((place for place, start in in_parts(absorb, numel, unit=TILE) if place >= start), None)
 
 
 @jitted
@@ -179,9 +187,9 @@ def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
 
 def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
     """Return (num_bins,) int32 counts of contiguous float32 ``x`` (numel,) by ranges of bit patterns."""
-    return torch.from_numpy(
-        _magnitude_counts(bits_of(x), np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins))
-    )
+    bits, bins = bits_of(x), (np.int64(first_bit_pattern), np.int64(shift), np.int64(num_bins))
+    found = in_parts(lambda start, stop: _magnitude_counts(bits[start:stop], *bins), bits.size)
+    return torch.from_numpy(found[0] if len(found) == 1 else np.sum(found, axis=0, dtype=np.int32))
 
 
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -209,8 +217,19 @@ def scan(bits: Any, pieces: Any, lowests: Any) -> tuple[Any, Any]:
         pieces: (S, 2) int64 starts and stops, ascending, not overlapping.
         lowests: (S,) int32, none negative.
     """
-    found: tuple[Any, Any] = _above(bits, pieces, lowests, bits.size // 32)
-    return found
+    if are_few(bits.size):
+        found: tuple[Any, Any] = _above(bits, pieces, lowests, bits.size // 32)
+        return found
+    starts, lengths = pieces[:, :1], pieces[:, 1] - pieces[:, 0]
+    before = lengths.cumsum() - lengths
+
+    def search(start: int, stop: int) -> Any:
+        inside = np.clip([start - before, stop - before], 0, lengths).T
+        return _above(bits, starts + inside, lowests, (stop - start) // 32)
+
+    parts = in_parts(search, int(lengths.sum()), unit=LANES)
+    indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+    return indices, magnitudes
 
 
 def array_of(x: Tensor) -> Any:

@@ -1,0 +1,141 @@
+"""Compiled loops on the threads that a rank has: ``torch.get_num_threads()`` of the thread that calls.
+
+A loop that releases the interpreter is called for neighbouring parts of a vector, by the caller and by helper threads
+that wait for work between two steps. Whoever is free takes the next part, so a helper that gets no core delays nobody.
+What a loop gives must not depend on the parts: where it adds up, it does so in units of a fixed length, and parts begin
+at multiples of it.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+LEAST = 1 << 20  # elements of a part: to hand one over costs some ten microseconds
+PARTS = 2  # for each thread, so that one that is late leaves the rest to the others
+
+T = TypeVar("T")
+
+
+def in_parts(work: Callable[[int, int], T], numel: int, *, unit: int = 1) -> list[T]:
+    """Return ``work(start, stop)`` of neighbouring parts of [0, numel), in order; short vectors are one part.
+
+    Args:
+        work: calls compiled loops and little else; threads call it at the same time.
+        unit: parts begin at multiples of it.
+    """
+    num_threads = 1 if are_few(numel) else available()
+    if num_threads == 1:
+        return [work(0, numel)]
+    job = _Job(work, _spans(numel, num_threads, unit))
+    _helpers.call(job, num_threads - 1)
+    return job.results()
+
+
+def are_few(numel: int) -> bool:
+    """Tell whether so few elements are one part, whatever the number of threads."""
+    return numel < 2 * LEAST
+
+
+def available() -> int:
+    """Return how many threads a loop of the calling thread may use now."""
+    is_busy = getattr(_local, "is_busy", None)
+    return 1 if is_busy is not None and is_busy() else torch.get_num_threads()
+
+
+@contextmanager
+def one_while(is_busy: Callable[[], bool]) -> Iterator[None]:
+    """Have loops of the calling thread use no other thread while ``is_busy()``, which each of them asks.
+
+    The lane that reduces beside backward does so: backward's operations use all threads of the rank.
+    """
+    before = getattr(_local, "is_busy", None)
+    _local.is_busy = is_busy
+    try:
+        yield
+    finally:
+        _local.is_busy = before
+
+
+def _spans(numel: int, num_threads: int, unit: int) -> list[tuple[int, int]]:
+    size = max(-(-numel // (PARTS * num_threads)), LEAST)
+    size = -(-size // unit) * unit
+    return [(start, min(start + size, numel)) for start in range(0, numel, size)]
+
+
+class _Job:
+    """The parts of one call, which the caller and its helpers take one after the other."""
+
+    def __init__(self, work: Callable[[int, int], Any], spans: list[tuple[int, int]]) -> None:
+        self._work = work
+        self._spans = spans
+        self._open = deque(range(len(spans)))
+        self._found: list[Any] = [None] * len(spans)
+        self._errors: list[BaseException] = []
+        self._left = len(spans)
+        self._lock = threading.Lock()
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def do_parts(self) -> None:
+        """Do parts until none is open."""
+        while True:
+            try:
+                number = self._open.popleft()
+            except IndexError:
+                return
+            try:
+                self._found[number] = self._work(*self._spans[number])
+            except BaseException as error:  # the caller raises it
+                self._errors.append(error)
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._done.release()
+
+    def results(self) -> list[Any]:
+        """Do parts too, wait for those that others do, and return what all gave."""
+        self.do_parts()
+        with self._done:
+            if self._errors:
+                raise self._errors[0]
+            return self._found
+
+
+class _Helpers:
+    """Daemon threads that wait for jobs; a forked process starts its own."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._num_threads = 0
+        self._lock = threading.Lock()
+
+    def call(self, job: _Job, count: int) -> None:
+        """Have ``count`` helpers do parts of a job."""
+        if self._num_threads < count:
+            with self._lock:
+                for _ in range(count - self._num_threads):
+                    threading.Thread(target=_serve, args=(self._jobs,), name="micro-loops", daemon=True).start()
+                self._num_threads = max(self._num_threads, count)
+        for _ in range(count):
+            self._jobs.put(job)
+
+
+def _serve(jobs: "SimpleQueue[_Job]") -> None:
+    while True:
+        jobs.get().do_parts()
+
+
+def _start_anew() -> None:
+    global _helpers
+    _helpers = _Helpers()
+
+
+_local = threading.local()
+_helpers = _Helpers()
+os.register_at_fork(after_in_child=_start_anew)
