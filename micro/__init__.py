@@ -42,6 +42,8 @@ from micro.codecs.raw import Raw
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
+from micro.codecs.two_means import TwoMeans
+from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.comm import Comm, GroupComm, SoloComm, Traffic
 from micro.ddp import Attachment, attach, detach
 from micro.density.accordion import Accordion
@@ -55,6 +57,7 @@ from micro.exchanges.dsa import DSA
 from micro.exchanges.dsa_published import PublishedDSA
 from micro.exchanges.gather import Gather
 from micro.exchanges.gather_published import PublishedGather
+from micro.exchanges.gather_senders import GatherBySenders
 from micro.exchanges.gtopk import GTopK
 from micro.exchanges.gtopk_published import PublishedGTopK
 from micro.exchanges.in_pieces import InPieces
@@ -79,6 +82,7 @@ from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
 from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
+from micro.selectors.chunks import Chunks
 from micro.selectors.deft import Deft
 from micro.selectors.deft_published import PublishedDeft
 from micro.selectors.dgc import DGC
@@ -121,6 +125,7 @@ __all__ = [
     "Bitmap",
     "BucketState",
     "ByName",
+    "Chunks",
     "Codec",
     "Comm",
     "Constant",
@@ -137,6 +142,7 @@ __all__ = [
     "Feedback",
     "GTopK",
     "Gather",
+    "GatherBySenders",
     "GaussianK",
     "GroupComm",
     "Half",
@@ -180,6 +186,7 @@ __all__ = [
     "PublishedSage",
     "PublishedSidco",
     "PublishedTernGrad",
+    "PublishedTwoMeans",
     "RandomK",
     "RangeFloat",
     "RankStates",
@@ -214,6 +221,7 @@ __all__ = [
     "TopK",
     "Traffic",
     "TwoLevel",
+    "TwoMeans",
     "Union",
     "WarmUp",
     "Wire",

@@ -29,6 +29,7 @@ class StepStats:
             update of all buckets is zero then, on all ranks, and nothing left the residuals.
         relative_error: L2 norm of what this rank's sending lost of its accumulator, over the accumulator's norm, where
             the method knows it.
+        forgotten: L2 norm of what a decay took off this rank's residual, where there is one.
         num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of
             bins.
         overfull: whether a message of fixed capacity did not hold what was chosen, so that one more followed.
@@ -54,6 +55,7 @@ class StepStats:
     rest_s: float
     skipped: bool
     relative_error: float | None = None
+    forgotten: float | None = None
     num_bins: int | None = None
     overfull: bool = False
     dense_numel: int = 0

@@ -10,7 +10,7 @@ FLOORS = {
     **dict.fromkeys(("topk", "accordion", "deft", "sage", "threshold"), 2.5),
     **dict.fromkeys(("gaussiank", "sidco", "redsync", "dgc"), 4.0),
     **dict.fromkeys(("oktopk", "gtopk", "dsa"), 4.0),
-    **dict.fromkeys(("qsgd", "terngrad", "natural", "signsgd", "onebit"), 4.0),
+    **dict.fromkeys(("qsgd", "terngrad", "natural", "signsgd", "onebit", "sparseloco"), 4.0),
 }
 NOT_IN_FLOORS = frozenset({"dense", "fft", "powersgd"})  # held against an all-reduce, a transform, products of matrices
 

@@ -177,6 +177,11 @@ def _feedback(config: TrainConfig) -> Any:
             f"optimizer.momentum_at=gradient replaces feedback residual, got '{part_name(given)}': "
             "use momentum_at=update"
         )
+    if isinstance(given, dict) and given.get("decay", 1.0) != 1.0:
+        raise UserError(
+            f"optimizer.momentum_at=gradient replaces feedback residual, got decay={shown(given['decay'])}: "
+            "use momentum_at=update"
+        )
     if chosen.nesterov == "published":
         raise UserError("optimizer.nesterov=published works on the averaged gradient: use momentum_at=update")
     return {"name": "momentum", "momentum": chosen.momentum, "nesterov": chosen.nesterov == "pytorch"}

@@ -1,6 +1,7 @@
 """What rank 0 records of each step and epoch."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def step_row(
         "imbalance": first.imbalance,
         "threshold": first.threshold,
         "relative_error": first.relative_error,
+        "forgotten": _joint_norm([s.forgotten for s in stats if s.forgotten is not None]),
         "bytes_sent": sum(s.bytes_sent for s in stats),
         "counts_bytes": sum(s.counts_bytes for s in stats),
         "indices_bytes": sum(s.indices_bytes for s in stats),
@@ -97,3 +99,8 @@ def step_row(
         "time_s": time_s,
         "skipped": any(s.skipped for s in stats),
     }
+
+
+def _joint_norm(norms: Sequence[float]) -> float | None:
+    """Return the norm of several vectors together, None of none."""
+    return math.hypot(*norms) if norms else None

@@ -124,6 +124,7 @@ class FFTReducer(Reducer):
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s
         step, numel = state.step, grad.numel()
         target = self.density_policy.target(state.density, grad, step, state.layout, comm)
+        forgotten = self.feedback.forgotten(state.memory)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device)
         spectrum = to_spectrum(acc)
@@ -162,6 +163,7 @@ class FFTReducer(Reducer):
             exchange_s=exchange_s,
             rest_s=comm.now(grad.device) - started - select_s - exchange_s,
             skipped=False,
+            forgotten=forgotten,
             relative_error=outcome.relative_error,
             num_bins=spectrum.numel(),
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]

@@ -105,6 +105,7 @@ class SparseReducer(Reducer):
         wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.effective_target(wanted, state.layout)
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
+        forgotten = self.feedback.forgotten(state.memory)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         at_work = self.at(target.density)
         if at_work.sends_all:
@@ -128,6 +129,7 @@ class SparseReducer(Reducer):
             exchange_s=exchange_s,
             rest_s=comm.now(grad.device) - started - sent.select_s - exchange_s,
             skipped=False,
+            forgotten=forgotten,
             overfull=sent.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )

@@ -192,6 +192,7 @@ class TwoLevel(WrappingReducer):
             exchange_s=0.0,
             rest_s=0.0,
             skipped=False,
+            forgotten=inner.stats.forgotten if inner else None,
             overfull=inner is not None and inner.stats.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )

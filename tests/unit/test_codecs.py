@@ -18,6 +18,8 @@ from micro.codecs.range_float import Format, RangeFloat
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad, pack_ternary, unpack_ternary
 from micro.codecs.terngrad_published import PublishedTernGrad
+from micro.codecs.two_means import TwoMeans
+from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.selectors.everything import Everything
 from tests.products import grid
 from tests.sparsifiers.quantisers import Size, coded, ternary
@@ -35,6 +37,8 @@ DETERMINISTIC: dict[str, tuple[micro.Codec, Size]] = {
     "range_float, 11 bits": (RangeFloat(bits=11, mantissa=6), coded(11)),
     "range_float, 16 bits": (RangeFloat(bits=16), coded(16)),
     "sign": (Sign(block=BLOCK), coded(1, block=BLOCK)),
+    "two_means": (TwoMeans(block=BLOCK), coded(2, block=BLOCK, header=8)),
+    "two_means as published": (PublishedTwoMeans(), coded(8, header=16)),
 }
 LEAST_SQUARES: dict[str, tuple[micro.Codec, Size]] = {
     "qsgd": (QSGD(block=BLOCK), coded(4, block=BLOCK)),

@@ -54,7 +54,7 @@ class Taken:
     """One step: what went in, what came out, and the residuals around it."""
 
     grads: Tensor
-    before: Tensor  # residual, and what the feedback's momentum adds to it
+    before: Tensor  # what is left of the residual, and what the feedback's momentum adds to it
     updates: Tensor
     after: Tensor
     stats: list[micro.StepStats]
@@ -120,6 +120,10 @@ def momentum_of(reducer: micro.Reducer) -> float:
     return getattr(getattr(reducer, "feedback", None), "momentum", 0.0)
 
 
+def decay_of(reducer: micro.Reducer) -> float:
+    return getattr(getattr(reducer, "feedback", None), "decay", 1.0)
+
+
 def assert_waits(residual: Tensor, expected: Tensor, reducer: micro.Reducer) -> None:
     """Nothing was sent: all is kept, bit for bit unless a momentum was added in another order."""
     allowed = 1e-12 if momentum_of(reducer) else 0.0
@@ -137,7 +141,7 @@ def kept_of(grads: Tensor, row: Row) -> Tensor:
 
 
 def take(simulation: micro.Simulation, grads: Tensor) -> Taken:
-    before, momentum = torch.stack(simulation.residuals()), None
+    before, momentum = decay_of(simulation.reducer) * torch.stack(simulation.residuals()), None
     if factor := momentum_of(simulation.reducer):
         momentum = factor * torch.stack(simulation.memory("momentum"))
         before += momentum
@@ -395,7 +399,8 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
         grads = spoiled(gradients(LAYOUT, world_size, 1, torch.float64), value)
         waiting = None
         if states[0].residual.numel():
-            waiting = sum_in_node(row, torch.stack([state.residual for state in states])) + kept_of(grads, row)
+            kept = decay_of(reducer) * torch.stack([state.residual for state in states])
+            waiting = sum_in_node(row, kept) + kept_of(grads, row)
         if momentum := momentum_of(reducer):
             waiting += momentum * torch.stack([state.memory["momentum"] for state in states])
         messages = group.run(reduce)

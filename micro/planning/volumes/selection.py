@@ -19,7 +19,7 @@ _RULES: Mapping[str, Calls] = {
     "published": (("gather_rows", COUNT_BYTES),),
 }
 _WITH_SLICES = ("micro", "exdyna")
-_KNOWING_COUNTS = ("topk", "leader", "randomk", "everything", "micro", "exdyna")
+_KNOWING_COUNTS = ("topk", "chunks", "leader", "randomk", "everything", "micro", "exdyna")
 
 
 def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, world_size: int) -> Calls:

@@ -1,0 +1,35 @@
+"""Gather with the mean over those who sent, as public code of SparseLoCo and DeMo has it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from micro.exchanges.gather import Gather
+from micro.sparse import Overlap, SparseValues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherBySenders(Gather):
+    """Gather (index, value) pairs; an index gets the mean over those ranks that chose it, instead of over all.
+
+    What one of n ranks alone has sent is applied n times as large as with `Gather`, and it leaves that rank's residual
+    once: mass is not conserved, and updates are the larger the less the ranks' choices agree. Bytes as with `Gather`.
+
+    Source: the public code of Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706, and of Peng et al., DeMo, 2024, arXiv
+    2411.19870. Differences: no median of norms over ranks, to which SparseLoCo's scales the largest down; added up in
+    rank order, so that all ranks get the same bits.
+    """
+
+    name: ClassVar[str] = "gather"
+    rule: ClassVar[str] = "senders"
+    is_default: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
+
+    def parts_of_update(
+        self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap
+    ) -> tuple[SparseValues, ...]:
+        """Return each rank's pairs as their shares of the means over senders."""
+        _, group, senders = torch.unique(pairs.indices, return_inverse=True, return_counts=True)
+        shares = SparseValues(pairs.indices, pairs.values * (len(counts) / senders[group]))
+        return Gather.parts_of_update(self, shares, counts, overlap)

@@ -1,0 +1,123 @@
+"""SparseLoCo's parts against brute force: chunks, two bits a value, the mean over senders, a residual that decays."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.codecs.sign import Sign
+from micro.codecs.two_means import TwoMeans
+from micro.codecs.two_means_published import PublishedTwoMeans
+from micro.exchanges.gather_senders import GatherBySenders
+from micro.selectors.chunks import Chunks
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def chosen(selector: micro.Selector, acc: Tensor, count: int) -> list[int]:
+    step = micro.Step(0, count, 0, micro.Layout.flat(acc.numel()))
+    return selector.select(selector.start(), acc, step, micro.SoloComm()).indices.tolist()
+
+
+@pytest.mark.parametrize(("numel", "size", "count"), [(1, 8, 1), (7, 3, 2), (64, 16, 8), (65, 16, 9), (200, 64, 11)])
+def test_chunks_give_the_largest_of_each(numel: int, size: int, count: int) -> None:
+    acc = drawn(numel)
+    expected: list[int] = []
+    for start in range(0, numel, size):
+        stop = min(start + size, numel)
+        share = stop * count // numel - start * count // numel
+        places = sorted(range(start, stop), key=lambda place: -abs(float(acc[place])))
+        expected += sorted(places[:share])
+    assert chosen(Chunks(size=size), acc, count) == expected
+    assert len(expected) == count
+
+
+def test_whole_chunks_differ_by_one_at_most_and_64_of_4096_are_64() -> None:
+    places = torch.tensor(chosen(Chunks(), drawn(3 * 4096), 3 * 64))
+    assert torch.bincount(places // 4096).tolist() == [64, 64, 64]
+    places = torch.tensor(chosen(Chunks(size=10), drawn(70), 18))
+    assert set(torch.bincount(places // 10).tolist()) == {2, 3}
+
+
+def lost(codec: micro.Codec, values: Tensor) -> float:
+    decoded = codec.decode(codec.encode(values, (0,)), values.numel(), values.dtype)
+    return float((values - decoded).norm() / values.norm()) ** 2
+
+
+def test_two_magnitudes_leave_the_least_of_all_cuts_of_a_block() -> None:
+    values = drawn(24).float()
+    ordered = values.abs().sort().values
+    splits = [(ordered[:cut], ordered[cut:]) for cut in range(1, 24)]
+    errors = [sum(float(((half - half.mean()) ** 2).sum()) for half in split) for split in splits]
+    assert lost(TwoMeans(), values) == pytest.approx(min(errors) / float(values.norm()) ** 2, rel=0.05)
+
+
+def test_of_what_top_k_selects_the_published_levels_tell_little_more_than_a_sign() -> None:
+    values = drawn(200_000).float()
+    largest = values[micro.kernels.largest(values, values.numel() // 64).long()]
+    sign, ours, published = (lost(codec, largest) for codec in (Sign(), TwoMeans(), PublishedTwoMeans()))
+    assert published > 0.9 * sign
+    assert ours < 0.5 * sign
+
+
+def test_the_published_levels_are_those_of_the_public_code() -> None:
+    values = [0.1, 0.2, -0.1, 3.0, -4.0, 0.5]
+    mean = sum(values) / 6
+    sigma = (sum((value - mean) ** 2 for value in values) / 5) ** 0.5
+    levels = [min(max(round((value - mean) / (1.5 * sigma) + 2), 0), 3) for value in values]
+    expected = [
+        sum(v for v, other in zip(values, levels, strict=True) if other == own) / levels.count(own) for own in levels
+    ]
+    codec = PublishedTwoMeans()
+    decoded = codec.decode(codec.encode(torch.tensor(values), (0,)), 6, torch.float32)
+    assert decoded.tolist() == pytest.approx(expected)
+    assert len(set(levels)) > 2
+
+
+def test_the_mean_is_over_those_who_sent() -> None:
+    reducer = micro.SparseReducer(micro.TopK(), 0.2, GatherBySenders())
+    grads = drawn(4, 30)
+    with closing(micro.Simulation(reducer, micro.Layout.flat(30), 4, dtype=torch.float64)) as simulation:
+        update = simulation.step(grads).update
+    places = [set(micro.kernels.largest(row, 6).tolist()) for row in grads]
+    for place in range(30):
+        senders = [rank for rank in range(4) if place in places[rank]]
+        expected = sum(float(grads[rank, place]) for rank in senders) / max(len(senders), 1)
+        assert float(update[place]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.1, float("nan"), -1.0])
+def test_decay_is_a_share(decay: float) -> None:
+    with pytest.raises(ValueError, match=r"decay of the feedback must be in \(0, 1\], got"):
+        micro.ErrorFeedback(decay=decay)
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        micro.SparseReducer(micro.TopK(), 0.1, feedback=micro.ErrorFeedback(decay=0.75)),
+        micro.FFTReducer(density=0.1, bits=32, feedback=micro.ErrorFeedback(decay=0.75)),
+    ],
+    ids=["sparse", "fft"],
+)
+def test_what_decays_is_recorded(reducer: micro.Reducer) -> None:
+    with closing(micro.Simulation(reducer, micro.Layout.flat(40), 2, dtype=torch.float64)) as simulation:
+        for index in range(3):
+            before = [residual.clone() for residual in simulation.residuals()]
+            grads = drawn(2, 40, seed=index)
+            stats = simulation.step_(updates := grads.clone())
+            for rank in range(2):
+                assert stats[rank].forgotten == pytest.approx(0.25 * float(before[rank].norm()))
+            kept = 0.75 * sum(before) + grads.sum(0) - sum(simulation.residuals())
+            torch.testing.assert_close(kept, 2 * updates[0])
+    assert stats[0].forgotten
+
+
+def test_without_decay_nothing_is_forgotten() -> None:
+    reducer = micro.SparseReducer(micro.TopK(), 0.1)
+    with closing(micro.Simulation(reducer, micro.Layout.flat(40), 2)) as simulation:
+        assert all(stats.forgotten is None for stats in simulation.step_(drawn(2, 40).float()))
