@@ -20,6 +20,7 @@ from experiments.config.schema import TrainConfig
 from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, remove
+from experiments.runs.finished_requests import check_requests
 from experiments.runs.output import check_are_folders, check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.runs.saved_run import compare_weights, find_run
@@ -102,6 +103,7 @@ def _carry_out(name: str, configs: list[TrainConfig], *, jobs: str, on_error: st
 
     check_runs(configs)
     check_outputs(configs)
+    check_requests(configs)
     console = Console(stderr=True)
     show(plan_table(name, configs), console)
     return _tell(run_all(configs, console, jobs=jobs, on_error=on_error), len(configs), console)

@@ -1,10 +1,16 @@
-"""The identity of a run: its name, which is a hash of all settings but the neutral ones."""
+"""The identity of a run: its settings of version 1 of the schema, and what differs from the defaults of newer ones.
+
+So a run keeps its name, and the folder with it, when the schema gets a key.
+"""
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from experiments.config.schema import TrainConfig
+from experiments.config.values import MISSING, defaults_of_schema
 
 NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {
@@ -15,27 +21,104 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
     }
 )
 
+VERSION_1 = {  # the schema's settings when names of runs were fixed, by group; their values are always in the hash
+    "model": "name num_classes settings",
+    "dataset": "name augment sequence_length negatives settings",
+    "sparsifier": "name reducer selector exchange codec indices feedback policy",
+    "schedule": "name settings trace link select",
+    "cluster": "name nproc_per_node nnodes world_size device",
+    "optimizer": "name momentum nesterov betas momentum_at lr_at weight_decay decay_of clip clip_at",
+    "density_warmup": "steps start stages",
+    "": "scope density seed epochs batch_size lr lr_shape lr_warmup_epochs lr_warmup_start lr_milestones lr_decay "
+    "accumulate precision channels_last compile nonfinite timed start_from resize",
+}
 
 ADDED = {"optimizer.clip_norm": "rank"}
-"""Settings that are newer than runs that are kept. With these values, which those had, they are not in the hash."""
+"""Newer settings, with the values that runs before them had: with these they are not in the hash.
+
+A test compares them with the schema: a new setting is added here with what a run without it did.
+"""
+
+FORMER: Mapping[str, Any] = {
+    "scope": "bucket",
+    "scale": "paper",
+    "lr_shape": "steps",
+    "accumulate": 1,
+    "precision": "float32",
+    "channels_last": False,
+    "compile": False,
+    "nonfinite": "stop",
+    "timed": True,
+    "start_from": None,
+    "resize": "refuse",
+    "save_weights": False,
+    "checkpoint": {},
+    "density_warmup": {},
+}
+"""Settings that runs of before version 1 may lack, with what those runs did. See saved_run.py."""
+
+Flat = dict[str, Any]
 
 
 def is_neutral(key: str) -> bool:
     """Return whether a dotted key is a neutral setting, or part of one."""
-    parts = key.split(".")
-    return any(".".join(parts[:length]) in NEUTRAL for length in range(1, len(parts) + 1))
+    return _is_in(key, NEUTRAL)
+
+
+def is_of_version_1(key: str) -> bool:
+    """Return whether a dotted key is a setting of version 1, or part of one."""
+    return _is_in(key, _VERSION_1_KEYS)
+
+
+def identity(settings: Mapping[str, Any]) -> Flat:
+    """Return what tells a run from others, of its settings by dotted keys: no neutral ones, no newer defaults."""
+    newer = newer_defaults()
+    return {
+        key: value
+        for key, value in settings.items()
+        if not is_neutral(key) and (is_of_version_1(key) or newer.get(key, MISSING) != value)
+    }
+
+
+def newer_defaults(kind: type = TrainConfig) -> Flat:
+    """Return the values with which settings that version 1 has not are left out of names, by dotted keys."""
+    known = flat(defaults_of_schema(kind))
+    return {key: value for key, value in known.items() if not (is_neutral(key) or is_of_version_1(key))} | ADDED
 
 
 def run_name(config: TrainConfig) -> str:
-    """Return the run's folder name: readable, and ending in a hash of all settings but the neutral ones."""
+    """Return the run's folder name: readable, and ending in a hash of its identity."""
     plain = dataclasses.asdict(config)
-    for path in [*NEUTRAL, *ADDED]:
-        *groups, key = path.split(".")
-        holder = plain
-        for group in groups:
-            holder = holder[group]
-        if path in NEUTRAL or holder[key] == ADDED[path]:
-            del holder[key]
+    for path in NEUTRAL:
+        _remove_(plain, path.split("."))
+    for path, default in newer_defaults(type(config)).items():
+        _remove_(plain, path.split("."), default)
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
     method = f"{config.sparsifier.name}-d{config.density:g}"
     return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Return nested settings by dotted keys; an empty mapping is a value."""
+    found: Flat = {}
+    for key, value in node.items():
+        inner = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
+
+
+def _remove_(node: Flat, path: list[str], default: Any = MISSING) -> None:
+    """Remove a setting, if it has a default only at that, and with it the group that this leaves empty."""
+    key, *inner = path
+    if inner:
+        _remove_(node[key], inner, default)
+    if (inner and not node[key]) or (not inner and default in (MISSING, node[key])):
+        del node[key]
+
+
+def _is_in(key: str, known: frozenset[str]) -> bool:
+    parts = key.split(".")
+    return any(".".join(parts[:length]) in known for length in range(1, len(parts) + 1))
+
+
+_VERSION_1_KEYS = frozenset(f"{group}.{key}".lstrip(".") for group, keys in VERSION_1.items() for key in keys.split())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from experiments.config.errors import UserError, suggestion
-from experiments.config.identity import is_neutral
+from experiments.config.identity import flat, identity
 from experiments.reports.finished_runs import FinishedRun
 
 # column of the run table -> key of config.yaml
@@ -66,7 +66,7 @@ def run_frame(configs: dict[str, Config]) -> pd.DataFrame:
 
 
 def _read_config(run: FinishedRun) -> Config:
-    config = {key: _plain(value) for key, value in _flatten(run.config()).items()}
+    config = {key: _plain(value) for key, value in flat(run.config()).items()}
     missing = [key for key in COLUMNS.values() if key not in config]
     if missing:
         raise UserError(f"{run.place('configuration')} has no {', '.join(missing)}; {run.remedy}")
@@ -81,15 +81,8 @@ def _plain(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _flatten(node: Mapping[str, object], prefix: str = "") -> Config:
-    flat: Config = {}
-    for key, value in node.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _settings(config: Config) -> Config:
-    return {key: value for key, value in config.items() if not is_neutral(key)}
+    return identity(config)
 
 
 def _distinct(configs: dict[str, Config]) -> dict[str, Config]:

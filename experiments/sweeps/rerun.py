@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_run import code_differences, find_run, saved_config
+from experiments.runs.saved_run import code_differences, find_run, lacking_settings, saved_config
 from experiments.sweeps.attempt import attempt
 from experiments.sweeps.outcome import Outcome
 from experiments.training.preflight import check_run
@@ -30,7 +30,7 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> tuple[RunFolder, O
     check_run(config)
     parent = Path(config.output) if _sets(overrides, "output") else original.path.parent
     config.output = str(parent)
-    for line in code_differences(original):
+    for line in [*lacking_settings(original), *code_differences(original)]:
         print(f"warning: {line}", file=sys.stderr)
     folder = free_folder(parent / original.path.name)
     outcome = Outcome()

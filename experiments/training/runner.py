@@ -19,6 +19,7 @@ from experiments.launching.rank_process import recorded_errors
 from experiments.launching.watching.joined_watch import watched_rank
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic
 from experiments.runs.checkpointing import own_checkpoints
+from experiments.runs.finished_requests import unmet_request
 from experiments.runs.folder_lock import FolderInUse
 from experiments.runs.lease import VARIABLE as LEASE
 from experiments.runs.run_folder import RunFolder, folder_of
@@ -84,7 +85,11 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
 
 
 def _is_done(config: TrainConfig, folder: RunFolder) -> bool:
-    """Return whether a run is finished. Raises: UserError: it was, and its folder is no longer whole."""
+    """Return whether a run is finished.
+
+    Raises:
+        UserError: it is, and its folder is no longer whole, or it has not what is asked for now.
+    """
     if not folder.is_done():
         return False
     problem = judge(folder).problem
@@ -95,6 +100,8 @@ def _is_done(config: TrainConfig, folder: RunFolder) -> bool:
         folder.set_aside_ending()
     elif folder.checkpoints_path.exists():  # a kill right after DONE left them
         own_checkpoints(config, folder).remove_all()
+    if not problem and (unmet := unmet_request(config, folder)):
+        raise UserError(unmet)
     return not problem
 
 

@@ -1,9 +1,5 @@
 """A mistake is told in one line before anything starts; what is right is typed, complete and named by its content."""
 
-import dataclasses
-import functools
-import hashlib
-import json
 import pickle
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import pytest
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
-from experiments.config.identity import ADDED, NEUTRAL, run_name
 from experiments.config.overrides import expand
 from experiments.config.schema import from_yaml, to_yaml
 from experiments.sweeps.study import jobs_of
@@ -206,24 +201,6 @@ def test_yaml_holds_everything(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
     assert from_yaml(path) == config
-
-
-def test_the_name_follows_content_and_not_place() -> None:
-    name = run_name(compose_one("seed=1"))
-    assert name == run_name(compose_one("seed=1", "output=elsewhere"))
-    assert name != run_name(compose_one("seed=1", "lr=0.019"))
-    assert name != run_name(compose_one("seed=2"))
-
-
-def test_settings_that_are_newer_than_kept_runs_leave_their_names() -> None:
-    config = compose_one("optimizer.clip=1.0")
-    plain = dataclasses.asdict(config)
-    assert dict(ADDED) == {"optimizer.clip_norm": plain["optimizer"]["clip_norm"]}
-    assert run_name(config) != run_name(compose_one("optimizer.clip=1.0", "optimizer.clip_norm=global"))
-    for path in [*NEUTRAL, *ADDED]:
-        *groups, key = path.split(".")
-        del functools.reduce(dict.__getitem__, groups, plain)[key]
-    assert run_name(config).endswith(hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8])
 
 
 def test_dense_has_density_one_whatever_is_asked() -> None:

@@ -1,0 +1,53 @@
+"""What a command asks of a run beside its result, and cannot have when the run is finished without it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.status import State, state_of
+
+
+def check_requests(configs: Sequence[TrainConfig]) -> None:
+    """Refuse runs of which some are finished, and have not what is asked for. Raises: UserError: the first of them."""
+    folders = [(config, folder_of(config)) for config in configs]
+    found = [(config, folder) for config, folder in folders if state_of(folder) == State.DONE]
+    unmet = [(folder, line) for config, folder in found if (line := unmet_request(config, folder))]
+    if unmet:
+        more = f" ({len(unmet) - 1} more runs are like it)" if unmet[1:] else ""
+        raise UserError(f"{unmet[0][0].path.name}: {unmet[0][1]}{more}")
+
+
+def unmet_request(config: TrainConfig, folder: RunFolder) -> str:
+    """Return why a finished run cannot have what ``config`` asks for and its own did not, empty where it has all."""
+    saved = _saved(folder)
+    if config.save_weights and not folder.weights_path.exists():
+        return _repeat(folder, "its weights were not saved", "save_weights=true")
+    every, before = config.measure_residual_every, saved.get("measure_residual_every") or 0
+    if every and (not before or every % before):
+        had = f"in every {before}. step" if before else "never"
+        wanted = f"measure_residual_every={every}"
+        return _repeat(folder, f"its residual was measured {had}", wanted)
+    if config.tracking.name != "none" and not _is_mirrored(saved, folder):
+        again = f"python -m experiments.track {folder.path} --mode {config.tracking.mode}"
+        return f"the run is finished and was not mirrored: make the mirror with {again}, or leave out tracking"
+    return ""
+
+
+def _repeat(folder: RunFolder, why: str, word: str) -> str:
+    again = f"python -m experiments.sweep rerun {folder.path} {word}"
+    return f"the run is finished and {why}: repeat it in a folder of its own with {again}, or leave out {word}"
+
+
+def _is_mirrored(saved: dict[str, Any], folder: RunFolder) -> bool:
+    tracking = saved.get("tracking") or {}
+    return tracking.get("name", "none") != "none" or any((folder.path / "wandb").glob("*run-*"))
+
+
+def _saved(folder: RunFolder) -> dict[str, Any]:
+    """Return the settings of a finished run as its configuration has them, unchecked."""
+    found = yaml.safe_load(folder.config_path.read_text())
+    return found if isinstance(found, dict) else {}

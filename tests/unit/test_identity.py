@@ -1,0 +1,126 @@
+"""A run's name follows what it computes, and stays when the schema gets a key or its output another place."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.config.compose import compose_run
+from experiments.config.errors import UserError
+from experiments.config.identity import ADDED, NEUTRAL, VERSION_1, flat, identity, run_name
+from experiments.config.schema import TrainConfig, to_yaml
+from experiments.config.values import defaults_of_schema
+from experiments.runs.finished_requests import check_requests, unmet_request
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.saved_run import lacking_settings, saved_config
+
+
+def test_the_name_follows_content_and_not_place() -> None:
+    name = run_name(compose_run(["seed=1"]))
+    assert name == run_name(compose_run(["seed=1", "output=elsewhere", "save_weights=true"]))
+    assert name != run_name(compose_run(["seed=1", "lr=0.019"]))
+    assert name != run_name(compose_run(["seed=2"]))
+
+
+@dataclasses.dataclass(kw_only=True)
+class NewGroup:
+    """A group of settings that a later schema has."""
+
+    rate: float = 0.5
+    parts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(kw_only=True)
+class LaterConfig(TrainConfig):
+    """A schema with a key and a group more."""
+
+    new_key: int = 3
+    new_group: NewGroup = dataclasses.field(default_factory=NewGroup)
+
+
+def later(**changes: object) -> LaterConfig:
+    config = compose_run(["optimizer.clip=1.0"])
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return LaterConfig(**{**fields, **changes})
+
+
+def test_a_new_key_with_a_default_leaves_names() -> None:
+    name = run_name(compose_run(["optimizer.clip=1.0"]))
+    assert run_name(later()) == name
+    changed = [later(new_key=4), later(new_group=NewGroup(rate=0.6)), later(new_group=NewGroup(parts={"a": 1}))]
+    assert len({name, *map(run_name, changed)}) == 4
+
+
+def test_every_setting_is_neutral_of_version_1_or_recorded_with_what_runs_did_without_it() -> None:
+    old = {f"{group}.{key}".lstrip(".") for group, keys in VERSION_1.items() for key in keys.split()}
+    neutral = {key for key in flat(defaults_of_schema()) if not identity({key: None})}
+    assert set(flat(defaults_of_schema())) - neutral == old | set(ADDED)
+
+
+def test_names_of_version_1_are_hashes_of_all_its_settings() -> None:
+    config = compose_run(["optimizer.clip=1.0"])
+    plain = dataclasses.asdict(config)
+    assert run_name(config) != run_name(compose_run(["optimizer.clip=1.0", "optimizer.clip_norm=global"]))
+    for path in [*NEUTRAL, *ADDED]:
+        *groups, key = path.split(".")
+        del functools.reduce(dict.__getitem__, groups, plain)[key]
+    assert run_name(config).endswith(hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8])
+
+
+def finished(config: TrainConfig, *without: str) -> RunFolder:
+    """Write the folder of a finished run whose configuration lacks lines that begin with some words."""
+    folder = folder_of(config)
+    folder.path.mkdir(parents=True)
+    lines = to_yaml(config).splitlines(keepends=True)
+    folder.config_path.write_text("".join(line for line in lines if not line.strip().startswith(without or "#")))
+    for path in (folder.steps_path, folder.epochs_path):
+        path.write_text('{"step": 0}\n')
+    folder.done_path.write_text("{}")
+    return folder
+
+
+def test_a_run_whose_configuration_lacks_settings_is_read_as_it_ran(tmp_path: Path) -> None:
+    config = compose_run([f"output={tmp_path}", "sparsifier=topk"])
+    folder = finished(config, "compile", "channels_last", "clip_norm", "scope")
+    assert saved_config(folder, []) == config
+    assert sorted(line.partition(" is older than ")[2] for line in lacking_settings(folder)) == [
+        "channels_last: false is taken",
+        "compile: false is taken",
+        "optimizer.clip_norm: 'rank' is taken",
+        "scope: 'bucket' is taken",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["save_weights=true"], "its weights were not saved: .* experiments.sweep rerun .* save_weights=true"),
+        (["measure_residual_every=5"], "its residual was measured in every 10. step: .* measure_residual_every=5"),
+        (["tracking=wandb"], "was not mirrored: .* experiments.track .* --mode offline"),
+    ],
+)
+def test_a_finished_run_is_refused_what_it_has_not(words: list[str], line: str, tmp_path: Path) -> None:
+    common = [f"output={tmp_path}", "measure_residual_every=10"]
+    finished(compose_run(common))
+    config = compose_run([*common, *words])
+    with pytest.raises(UserError, match=line) as caught:
+        check_requests([config, compose_run([*common, "seed=5"])])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_finished_run_is_not_refused_what_it_has(tmp_path: Path) -> None:
+    folder = finished(compose_run([f"output={tmp_path}", "measure_residual_every=10"]))
+    folder.weights_path.touch()
+    (folder.path / "wandb" / "offline-run-1-name").mkdir(parents=True)
+    words = ["save_weights=true", "measure_residual_every=20", "tracking=wandb"]
+    assert unmet_request(compose_run([f"output={tmp_path}", *words]), folder) == ""
+    assert unmet_request(compose_run([f"output={tmp_path}"]), folder) == ""
+
+
+def test_runs_with_and_without_a_newer_key_are_one_experiment() -> None:
+    older = {"lr": 1, "model.settings.width": 4, "output": "here"}
+    assert identity(older) == identity({**older, "optimizer.clip_norm": "rank", "output": "there"})
+    assert identity(older) != identity({**older, "optimizer.clip_norm": "global"})
