@@ -1,7 +1,7 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -186,12 +186,6 @@ class Exchanged:
 
 def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     vector[indices] = values
-
-
-def union(parts: Iterable[Tensor]) -> Tensor:
-    """Return the sorted union (K,) int32 of index lists."""
-    merged: Tensor = torch.unique(torch.cat(list(parts)))
-    return merged
 
 
 def summed(parts: Sequence[SparseValues]) -> SparseValues:

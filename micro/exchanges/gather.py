@@ -7,10 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, gather_header, gather_indices, gather_values
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Gather(Exchange[NoState]):
         if len(parts) == 1 or overlap is Overlap.DISJOINT:
             num_updated = sum(part.indices.numel() for part in parts)
         else:
-            num_updated = union(part.indices for part in parts).numel()
+            num_updated = kernels.distinct(torch.cat([part.indices for part in parts]), acc.numel()).numel()
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 

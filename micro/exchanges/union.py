@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, gather_counts, gather_indices, mean_of
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
@@ -44,7 +44,7 @@ class Union(Exchange[NoState]):
         counts = gather_counts(selection, comm)
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
         if overlap is Overlap.ANY and comm.world_size > 1:
-            indices = torch.unique(indices)
+            indices = kernels.distinct(indices, acc.numel())
         key = (step.seed, step.index, comm.rank)
         mean, sent, is_finite = mean_of(acc.index_select(0, indices), wire.values, key, comm, is_finite=is_finite)
         return Exchanged(

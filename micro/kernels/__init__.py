@@ -16,6 +16,7 @@ from torch import Tensor
 from micro.kernels import reference
 
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
+SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
 
 
 class _Loops(Protocol):
@@ -30,6 +31,14 @@ class _Loops(Protocol):
     def absorb_(self, residual: Tensor, grad: Tensor) -> int | None: ...
 
     def magnitude_counts(self, x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor: ...
+
+
+class _ListLoops(Protocol):
+    """Compiled loops over lists of indices and of magnitudes; functions of this module say what they return."""
+
+    def largest(self, x: Tensor, k: int) -> Tensor: ...
+
+    def distinct(self, indices: Tensor, numel: int) -> Tensor: ...
 
 
 class _TritonLoops(_Loops, Protocol):
@@ -101,6 +110,16 @@ def codes_for(*values: Tensor) -> ModuleType | None:
 def codes_on(device: torch.device) -> ModuleType | None:
     """Return the module of the compiled codes where whole numbers on ``device`` are packed by it, else None."""
     return _codes() if device.type == "cpu" and _with_numba() is not None else None
+
+
+@cache
+def _choosing() -> _ListLoops | None:
+    """Return the compiled loops over lists, or None without numba."""
+    if _with_numba() is None:
+        return None
+    from micro.kernels import choosing
+
+    return choosing
 
 
 @cache
@@ -190,23 +209,36 @@ def largest(x: Tensor, k: int) -> Tensor:
     Exact. A sample estimates the k-th magnitude, one scan collects what is above the estimate, and top-k runs on those
     few. Where too few are above, the scan is repeated with a lower estimate.
     """
-    numel = x.numel()
-    if k == 0 or k >= numel or numel <= 2 * SAMPLE or 4 * k > numel:
+    numel, loops = x.numel(), _choosing()
+    if k == 0 or k >= numel:
         return reference.largest(x, k)
-    if on_gpu(x):
+    is_long = numel > 2 * SAMPLE and 4 * k <= numel
+    if is_long and on_gpu(x):
         return cast(_TritonLoops, _with_triton()).largest(x, k, SAMPLE)
-    if not compiled(x):
+    if loops is None or not compiled(x):
         return reference.largest(x, k)
+    if not is_long:
+        return loops.largest(x, k)
     sample = x[:: numel // SAMPLE].abs()
     expected = sample.numel() * k / numel
     rank = math.ceil(expected + 3 * math.sqrt(expected) + 1)
     while rank < sample.numel():
         guess = float(torch.topk(sample, rank, sorted=False).values.min())
-        candidates = above(x, guess)
+        candidates, magnitudes = above_with_magnitudes(x, guess)
         if candidates.numel() >= k:
-            return candidates.index_select(0, reference.largest(x.index_select(0, candidates), k))
+            return candidates.index_select(0, loops.largest(magnitudes, k))
         rank *= 2
-    return reference.largest(x, k)
+    return loops.largest(x, k)
+
+
+def distinct(indices: Tensor, numel: int) -> Tensor:
+    """Return the ascending indices that ``indices`` (m,), int32 or int64 in [0, numel), hold, each of them once."""
+    loops = _choosing()
+    is_dense = indices.numel() * SPARSEST > numel and indices.is_contiguous()
+    if loops is None or indices.device.type != "cpu" or not is_dense:
+        ascending: Tensor = torch.unique(indices)
+        return ascending
+    return loops.distinct(indices, numel)
 
 
 def prepare() -> None:
@@ -215,3 +247,5 @@ def prepare() -> None:
     absorb_(x, torch.ones(1))
     above(x, 0.5)
     magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
+    largest(torch.ones(2), 1)
+    distinct(torch.zeros(1, dtype=torch.int32), 1)

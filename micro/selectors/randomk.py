@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.comm import Comm
 from micro.randomness import generator
 from micro.selectors.base import NoState, Selector
@@ -41,6 +42,8 @@ def draw(numel: int, k: int, randomness: torch.Generator) -> Tensor:
         return torch.randperm(numel, generator=randomness)[:k].sort().values
     drawn = torch.empty(0, dtype=torch.int64)
     while drawn.numel() < k:
-        drawn = torch.unique(torch.cat([drawn, torch.randint(numel, (k + k // 4 + 8,), generator=randomness)]))
-    surplus = torch.randperm(drawn.numel(), generator=randomness)[:k]
-    return drawn[surplus.sort().values]
+        more = torch.randint(numel, (k + k // 4 + 8,), generator=randomness)
+        drawn = kernels.distinct(torch.cat([drawn, more]), numel)
+    is_kept = torch.zeros(drawn.numel(), dtype=torch.bool)
+    is_kept[torch.randperm(drawn.numel(), generator=randomness)[:k]] = True
+    return drawn[is_kept]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import micro
 from micro.exchanges.base import Wire
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, union
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 
@@ -219,12 +219,6 @@ def test_half_is_two_bytes_and_finite(dtype: torch.dtype) -> None:
     assert torch.isfinite(decoded).all()
     if dtype != torch.bfloat16:
         assert decoded.double().tolist() == halves(values.double().numpy()).tolist()
-
-
-def test_union_of_lists_is_sorted_and_unique() -> None:
-    lists = [torch.tensor(indices, dtype=torch.int32) for indices in ([3, 9], [], [1, 3])]
-    assert union(lists).tolist() == [1, 3, 9]
-    assert union(lists).dtype == torch.int32
 
 
 def test_sparse_values_add_with_a_factor() -> None:

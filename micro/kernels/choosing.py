@@ -1,0 +1,80 @@
+"""Compiled loops over lists of indices and magnitudes: the k largest, and what several lists hold together."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from micro.kernels.cpu import array_of, bits_of
+from micro.kernels.jit import MAGNITUDE_BITS, jitted, lowest_bit
+
+DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of a magnitude's bits, highest first: 31 in all
+WORD = 64
+
+
+@jitted
+def _kth(bits: Any, k: Any) -> Any:
+    """Return the k-th largest magnitude, as bits, and how many are larger; a digit of all that may be it at a time."""
+    left, above, found = bits & np.int32(MAGNITUDE_BITS), 0, np.int32(0)
+    for shift, width in DIGITS:
+        counts = np.zeros((2, 1 << width), np.int32)  # two tables: equal neighbours need not wait for each other
+        mask = np.int32((1 << width) - 1)
+        for i in range(left.size):
+            counts[i & 1, (left[i] >> np.int32(shift)) & mask] += 1
+        digit = (1 << width) - 1
+        while above + counts[0, digit] + counts[1, digit] < k:
+            above += counts[0, digit] + counts[1, digit]
+            digit -= 1
+        found |= np.int32(digit << shift)
+        num_equal = 0
+        for i in range(left.size):
+            magnitude = left[i]
+            left[num_equal] = magnitude
+            num_equal += (magnitude >> np.int32(shift)) & mask == digit
+        left = left[:num_equal]
+    return found, above
+
+
+@jitted
+def _largest(bits: Any, k: Any) -> Any:
+    kth, num_above = _kth(bits, k)
+    room = k - num_above  # for ties
+    indices = np.empty(k + 1, np.int32)
+    count = 0
+    for i in range(bits.size):
+        magnitude = bits[i] & np.int32(MAGNITUDE_BITS)
+        tied = (magnitude == kth) & (room > 0)
+        indices[count] = i
+        count += (magnitude > kth) | tied
+        room -= tied
+    return indices[:k]
+
+
+def largest(x: Tensor, k: int) -> Tensor:
+    """Return the ascending (k,) int32 indices of the k largest magnitudes of contiguous float32 ``x`` (numel,).
+
+    Ties go to the lowest index. It costs about six reads of ``x``, which is to be short; 1 <= k <= numel, no NaN.
+    """
+    return torch.from_numpy(_largest(bits_of(x), k))
+
+
+@jitted
+def _distinct(indices: Any, numel: Any) -> Any:
+    words = np.zeros(numel // WORD + 1, np.uint64)
+    for i in range(indices.size):
+        words[indices[i] >> 6] |= np.uint64(1) << np.uint64(indices[i] & 63)
+    ascending = np.empty_like(indices)
+    count = 0
+    for number in range(words.size):
+        word: Any = words[number]
+        while word:
+            ascending[count] = number * WORD + lowest_bit(word)
+            count += 1
+            word &= word - np.uint64(1)
+    return ascending[:count]
+
+
+def distinct(indices: Tensor, numel: int) -> Tensor:
+    """Return the ascending indices that ``indices`` (m,) hold, all in [0, numel), each once: a bit for each place."""
+    return torch.from_numpy(_distinct(array_of(indices), numel))

@@ -1,0 +1,36 @@
+"""Lists of indices: the k largest of few, and what several lists hold together, equal brute force."""
+
+import pytest
+import torch
+
+from micro import kernels
+from micro.kernels import reference
+from micro.randomness import generator
+from tests.products import grid
+
+
+@grid(numel=[2, 3, 65, 1000, 16_385], levels=[1, 3, 1000], scale=[1e-40, 1.0, 1e30])
+def test_the_largest_of_few_equal_the_reference(numel: int, levels: int, scale: float) -> None:
+    """Few levels tie; denormal and huge numbers fill all digits of a magnitude."""
+    x = torch.randn(numel, generator=generator(numel, levels)).mul(levels).round().mul(scale / levels)
+    for k in {1, numel // 3 + 1, numel // 2, numel - 1}:
+        assert torch.equal(kernels.largest(x, k), reference.largest(x, k))
+
+
+def test_the_largest_of_few_may_be_infinite() -> None:
+    x = torch.tensor([1.0, -torch.inf, 2.0, torch.inf])
+    assert [kernels.largest(x, k).tolist() for k in (1, 2, 3)] == [[1], [1, 3], [1, 2, 3]]
+
+
+@grid(numel=[1, 63, 64, 65, 100_000], count=[0, 1, 64, 5000], dtype=[torch.int32, torch.int64])
+def test_distinct_indices_ascend(numel: int, count: int, dtype: torch.dtype) -> None:
+    indices = torch.randint(numel, (count,), generator=generator(numel, count)).to(dtype)
+    found = kernels.distinct(indices, numel)
+    assert found.dtype == dtype
+    assert found.tolist() == sorted(set(indices.tolist()))
+
+
+@pytest.mark.parametrize("places", [slice(None, None, 2), slice(0, 100)])
+def test_distinct_serves_strided_lists_and_many_indices(places: slice) -> None:
+    indices = torch.arange(1000, dtype=torch.int32).repeat(2)[places]
+    assert torch.equal(kernels.distinct(indices, 1000), torch.unique(indices))
