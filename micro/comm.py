@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro.operations import Op, bytes_sent
+from micro.operations import Op, bytes_sent, travels_padded
 from micro.peer_failures import PeerFailures, Pending, Watched
 from micro.pending import pending
 
@@ -127,7 +127,9 @@ class Comm(ABC):
     def gather_lists(self, mine: Tensor, counts: Sequence[int], kind: Kind) -> list[Tensor]:
         """Return every rank's 1-D list in rank order; lengths may differ (``counts``, known everywhere) and be 0.
 
-        Nothing is padded: each rank sends exactly its list to each other rank.
+        Lists of about one length (`travels_padded`) are filled up to the longest and gathered: each passes every link
+        between two ranks once, and a rank sends the longest to n-1 others. Other lists, and those of two ranks, are
+        sent to each other rank as they are.
         """
         return list(self.gather_joined(mine, counts, kind).split(list(counts)))
 
@@ -135,11 +137,25 @@ class Comm(ABC):
         """Return the lists of `gather_lists` as one (sum(counts),), one after the other in rank order."""
         if self.world_size == 1:
             return mine
+        if travels_padded(counts):
+            return self._gather_padded(mine, counts, kind)
         received = mine.new_empty(sum(counts))
         with self._counted(kind, mine.device, "gather_lists", _num_bytes(mine)):
             if sum(counts):  # known everywhere, so all ranks skip together
                 self._exchange(received, mine.repeat(self.world_size), list(counts), [mine.numel()] * self.world_size)
         return received
+
+    def _gather_padded(self, mine: Tensor, counts: Sequence[int], kind: Kind) -> Tensor:
+        longest = max(counts)
+        row = mine.contiguous() if mine.numel() == longest else _filled_up(mine, longest)
+        rows = mine.new_empty((self.world_size, longest))
+        with self._counted(kind, mine.device, "gather_lists", _num_bytes(row)):
+            self._gather_rows(rows, row)
+        flat = rows.view(-1)
+        if longest == min(counts):
+            return flat
+        lists_and_gaps = flat.split([size for count in counts for size in (count, longest - count)])
+        return torch.cat(lists_and_gaps[::2])
 
     def scatter_parts(self, mine: Tensor, sizes: Sequence[int], kind: Kind) -> Tensor:
         """Send part j of ``mine`` (``sizes[j]`` elements) to rank j; return those received (world_size, own size)."""
@@ -210,6 +226,11 @@ class Comm(ABC):
 
 def _num_bytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
+
+
+def _filled_up(x: Tensor, length: int) -> Tensor:
+    """Return ``x`` (m,) with zeros after it, (length,)."""
+    return torch.cat([x, x.new_zeros(length - x.numel())])
 
 
 class SoloComm(Comm):

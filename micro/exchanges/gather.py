@@ -22,8 +22,8 @@ class Gather(Exchange[NoState]):
     all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the finite flag.
 
     Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772. Differences: int32 indices, lists
-    sent unpadded, added up in rank order so that all ranks get the same bits. `PublishedGather` loses pairs as the
-    public code does.
+    padded at most by a quarter, added up in rank order so that all ranks get the same bits. `PublishedGather` loses
+    pairs as the public code does.
     """
 
     name: ClassVar[str] = "gather"

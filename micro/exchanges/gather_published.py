@@ -19,7 +19,8 @@ class PublishedGather(Gather):
     `Gather`.
 
     Source: public code of Shi et al., arXiv 1911.08772, and of Abdelmoniem et al., SIDCo, MLSys 2021, arXiv 2101.10761.
-    Differences: int32 indices, lists sent unpadded, added up in rank order so that all ranks get the same bits.
+    Differences: int32 indices, lists padded at most by a quarter, added up in rank order so that all ranks get the
+    same bits.
     """
 
     name: ClassVar[str] = "gather"

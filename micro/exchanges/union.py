@@ -21,7 +21,7 @@ class Union(Exchange[NoState]):
     flag. Encoded values are scattered and gathered instead (`mean_of`).
 
     Source: the exchange of Yoon and Oh's public code, HiPC 2023, arXiv 2310.00967. Differences: int32 indices, lists
-    sent unpadded.
+    padded only where they are of about one length.
     """
 
     name: ClassVar[str] = "union"

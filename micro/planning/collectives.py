@@ -91,10 +91,6 @@ def _all_gather(link: Link, n: int, b: float, algorithm: str) -> float:
     return messages * link.alpha_s + (n - 1) * b * link.beta_s
 
 
-def _pairwise_lists(link: Link, n: int, b: float, _algorithm: str) -> float:
-    return (n - 1) * (link.alpha_s + b * link.beta_s)
-
-
 def _pairwise_scatter(link: Link, n: int, num_bytes: float, _algorithm: str) -> float:
     return (n - 1) * link.alpha_s + num_bytes * link.beta_s
 
@@ -108,7 +104,7 @@ def _broadcast(link: Link, n: int, m: float, algorithm: str) -> float:
 
 OTHERS: Mapping[str, Callable[[Link, int, float, str], float]] = {
     "gather_rows": _all_gather,
-    "gather_lists": _pairwise_lists,
+    "gather_lists": _all_gather,
     "scatter": _pairwise_scatter,
     "broadcast": _broadcast,
 }

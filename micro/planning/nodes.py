@@ -139,9 +139,10 @@ class Hierarchical(_Nodes):
 class FlatOnNodes(_Nodes):
     """Nodes of several ranks each, whose collectives know nothing of nodes.
 
-    All-reduce, gather_rows and the second half of a broadcast go by a ring in the order of ranks: of every step, the
-    message between nodes is the slowest where the link between nodes is. Lists and scatter are sent pairwise, as
-    micro.Comm sends them: a rank's messages to other nodes share the node's interfaces with those of all its ranks.
+    All-reduce, both gathers and the second half of a broadcast go by a ring in the order of ranks: of every step, the
+    message between nodes is the slowest where the link between nodes is. What is scattered is sent pairwise: a rank's
+    messages to other nodes share the node's interfaces with those of all its ranks. micro.Comm sends lists so too where
+    their lengths differ much, which these costs leave out.
 
     Attributes:
         intra: within a node.
@@ -164,18 +165,18 @@ class FlatOnNodes(_Nodes):
         if op == "all_reduce":
             added = (n - 1) / n * num_bytes * max(self.intra.gamma_s, self.inter.gamma_s)
             return 2 * (n - 1) * self._step_s(num_bytes / n) + added
-        if op == "gather_rows":
+        if op in ("gather_rows", "gather_lists"):
             return (n - 1) * self._step_s(num_bytes)
         if op == "broadcast":
             return self._scattered_s(num_bytes) + (n - 1) * self._step_s(num_bytes / n)
-        return self._pairwise_s(num_bytes if op == "gather_lists" else num_bytes / (n - 1))
+        return self._pairwise_s(num_bytes / (n - 1))
 
     def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
         """Return the bytes within the node and to other nodes; see NodeNetwork."""
         whole, n = bytes_sent(op, num_bytes, self.world_size), self.world_size
         if self.num_nodes == 1:
             return whole, 0.0
-        if op in ("gather_lists", "scatter"):
+        if op == "scatter":
             leaving = whole * (n - self.ranks_per_node) / (n - 1)
         elif op == "broadcast":  # each node but the source's receives it once
             leaving = num_bytes * (self.num_nodes - 1) / n

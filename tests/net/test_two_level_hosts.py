@@ -1,4 +1,4 @@
-"""Two hosts of two ranks: the kernel counts what crosses from host to host, and it is the sparse part alone."""
+"""Two hosts of two ranks: the kernel counts what crosses from host to host: the sparse part alone, each list once."""
 
 import subprocess
 import sys
@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "workers/two_level.py"
 REASON = unavailable()
 NUMEL, NUM_STEPS = 4_000_000, 4
+COUNTS = (950_000, 1_050_000, 1_000_000, 1_000_000)  # of the lists that all ranks gather
 
 pytestmark = [
     pytest.mark.net,
@@ -35,7 +36,7 @@ def test_only_what_is_sparse_crosses_from_host_to_host(hosts: Hosts) -> None:
     started = [
         hosts.start(
             rank // 2,
-            [sys.executable, str(WORKER), str(NUMEL), str(NUM_STEPS)],
+            [sys.executable, str(WORKER), str(NUMEL), str(NUM_STEPS), *map(str, COUNTS)],
             {**common, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)},
             stdout=subprocess.PIPE,
             text=True,
@@ -44,9 +45,12 @@ def test_only_what_is_sparse_crosses_from_host_to_host(hosts: Hosts) -> None:
     ]
     ended = [process.communicate(timeout=100)[0] for process in started]
     assert [process.returncode for process in started] == [0] * 4, ended
-    counted = [float(output.split()[-1]) for output in ended]
+    counted = [float(output.split()[-2]) for output in ended]
+    lists = [float(output.split()[-1]) for output in ended]
+    assert lists == [0.0, 4.0 * 3 * max(COUNTS)] * 2  # sent pairwise, a host's ranks would send each list twice
     dense = 4 * NUMEL * NUM_STEPS  # of a host's two shards, all-reduced with one other host: 2 (n - 1) / n = 1
     for host, (now, then) in enumerate(zip(hosts.counters(), before, strict=True)):
         expected = counted[2 * host] + counted[2 * host + 1]
         assert expected < 0.05 * dense
-        assert (now - then).payload_bytes == pytest.approx(expected, abs=200_000)
+        everything = expected + lists[2 * host + 1]
+        assert (now - then).payload_bytes == pytest.approx(everything, abs=200_000)

@@ -4,7 +4,7 @@ Closed forms count what the exchanges promise, independently: nothing here calls
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,9 +137,16 @@ def rows(row_bytes: int) -> Bytes:
     return lambda outcome, _rank: row_bytes * (outcome.world_size - 1)
 
 
+def gathered(sizes: Sequence[float], rank: int) -> float:
+    """A list of each rank to all others, filled up to the longest where that makes no more than 1.25 times as much."""
+    n, longest = len(sizes), max(sizes)
+    size = longest if n > 2 and n * longest <= 1.25 * sum(sizes) else sizes[rank]
+    return (n - 1) * size
+
+
 def lists(element_bytes: int) -> Bytes:
-    """Each rank's own list, to every other rank."""
-    return lambda outcome, rank: element_bytes * outcome.counts[rank] * (outcome.world_size - 1)
+    """A list of each rank to all others."""
+    return lambda outcome, rank: gathered([element_bytes * count for count in outcome.counts], rank)
 
 
 def raw_lists(outcome: Outcome, rank: int) -> float:
@@ -173,7 +180,7 @@ def encoded_values(num_bytes: Callable[[int], int]) -> Bytes:
     def sent(outcome: Outcome, rank: int) -> float:
         n = outcome.world_size
         sizes = [num_bytes(outcome.num_updated // n + (part < outcome.num_updated % n)) for part in range(n)]
-        return sum(sizes) - sizes[rank] + (n - 1) + sizes[rank] * (n - 1)
+        return sum(sizes) - sizes[rank] + (n - 1) + gathered(sizes, rank)
 
     return sent
 

@@ -13,6 +13,7 @@ from tests.sparsifiers.base import (
     Row,
     agreed_counts,
     encoded_values,
+    gathered,
     no_bytes,
     raw_lists,
     rows,
@@ -44,16 +45,17 @@ def shortest(count: int, span: int) -> int:
 
 def whole(size: Size) -> Bytes:
     """Each rank's own list of indices out of the whole vector, to every other rank."""
-    return lambda outcome, rank: (outcome.world_size - 1) * size(outcome.counts[rank], outcome.numel)
+    return lambda outcome, rank: gathered([size(count, outcome.numel) for count in outcome.counts], rank)
 
 
 def sliced(size: Size) -> Bytes:
     """Each rank's own list of indices out of its slice of the step, to every other rank."""
 
     def sent(outcome: Outcome, rank: int) -> float:
-        part = (outcome.step + rank) % outcome.world_size
-        span = outcome.numel // outcome.world_size + (part < outcome.numel % outcome.world_size)
-        return (outcome.world_size - 1) * size(outcome.counts[rank], span)
+        n, numel = outcome.world_size, outcome.numel
+        parts = [(outcome.step + place) % n for place in range(n)]
+        spans = [numel // n + (part < numel % n) for part in parts]
+        return gathered([size(*list_) for list_ in zip(outcome.counts, spans, strict=True)], rank)
 
     return sent
 

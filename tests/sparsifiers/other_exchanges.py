@@ -8,7 +8,18 @@ from micro.exchanges.dsa import DSA
 from micro.exchanges.dsa_published import PublishedDSA
 from micro.exchanges.gtopk import GTopK
 from micro.exchanges.gtopk_published import PublishedGTopK
-from tests.sparsifiers.base import BUILD_UP, EXACT, Bytes, Outcome, Row, lists, raw_lists, rows, sparse
+from tests.sparsifiers.base import (
+    BUILD_UP,
+    EXACT,
+    Bytes,
+    Outcome,
+    Row,
+    gathered,
+    lists,
+    raw_lists,
+    rows,
+    sparse,
+)
 
 
 def tree(entry_bytes: int) -> Bytes:
@@ -41,11 +52,11 @@ def regional(element_bytes: tuple[int, int], *, published: bool) -> Bytes:
     def sent(outcome: Outcome, rank: int) -> float:
         n, d, w = outcome.world_size, outcome.numel, outcome.value_bytes
         chosen = at_top(outcome, drop_smallest=published)
-        mine = slice(rank * (d // n) + min(rank, d % n), (rank + 1) * (d // n) + min(rank + 1, d % n))
-        distinct = chosen.any(0)
+        regions = [slice(r * (d // n) + min(r, d % n), (r + 1) * (d // n) + min(r + 1, d % n)) for r in range(n)]
+        mine, distinct = regions[rank], chosen.any(0)
         dense = 3 * distinct.sum() >= d if published else w * d < (4 + w) * distinct.sum()
-        held = as_dense * (mine.stop - mine.start) if dense else as_pair * int(distinct[mine].sum())
-        return as_pair * int(chosen[rank].sum() - chosen[rank, mine].sum()) + (n - 1) * held
+        held = [as_dense * (r.stop - r.start) if dense else as_pair * int(distinct[r].sum()) for r in regions]
+        return as_pair * int(chosen[rank].sum() - chosen[rank, mine].sum()) + gathered(held, rank)
 
     return sent
 

@@ -23,6 +23,7 @@ from tests.sparsifiers.base import (
     Row,
     agreed_counts,
     encoded_values,
+    gathered,
     lists,
     no_bytes,
     rows,
@@ -52,7 +53,7 @@ def encoded_lists(size: Size) -> Bytes:
     """Each rank's own codes, to every other rank."""
 
     def sent(outcome: Outcome, rank: int) -> float:
-        return (outcome.world_size - 1) * size(outcome.counts[rank])
+        return gathered([size(count) for count in outcome.counts], rank)
 
     return sent
 

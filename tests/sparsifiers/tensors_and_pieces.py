@@ -13,6 +13,7 @@ from tests.sparsifiers.base import (
     agreed_counts,
     all_reduce,
     broadcast,
+    gathered,
     lists,
     no_bytes,
     raw_lists,
@@ -20,6 +21,7 @@ from tests.sparsifiers.base import (
     sparse,
     union_values,
 )
+from tests.sparsifiers.other_exchanges import at_top
 
 GATHER, NUM_LAYERS = micro.Gather(), 3  # in the layout of the laws
 PIECE_BYTES = 1100  # one piece of the laws' 257 elements in single precision, two in double
@@ -50,6 +52,17 @@ def values_by_piece(outcome: Outcome, rank: int) -> float:
     """All-reduce of the union's values, and of a finite flag for each piece."""
     flags = all_reduce(outcome.value_bytes * (num_pieces(outcome) - 1), outcome.world_size)
     return union_values(outcome, rank) + flags
+
+
+def lists_by_piece(element_bytes: int | None) -> Bytes:
+    """Each rank's own list of top-k to all others, piece by piece, of elements at full length or of so many bytes."""
+
+    def sent(outcome: Outcome, rank: int) -> float:
+        size = element_bytes or outcome.value_bytes
+        pieces = at_top(outcome, drop_smallest=False).tensor_split(num_pieces(outcome), dim=1)
+        return sum(gathered([size * int(count) for count in piece.sum(1)], rank) for piece in pieces)
+
+    return sent
 
 
 def agreed_by_piece(outcome: Outcome, rank: int) -> float:
@@ -116,8 +129,8 @@ ROWS: tuple[Row, ...] = (
         make=sparse(micro.TopK(), exchange=in_pieces(GATHER)),
         band=BUILD_UP,
         counts=rows_by_piece(8),
-        indices=lists(4),
-        values=raw_lists,
+        indices=lists_by_piece(4),
+        values=lists_by_piece(None),
         num_collectives=3,
     ),
     Row(

@@ -64,6 +64,19 @@ def test_gather_lists_of_different_lengths(world_size: int) -> None:
 
 
 @WORLDS
+@pytest.mark.parametrize("spread", [0, 2])
+def test_lists_of_about_one_length_travel_as_long_as_the_longest(world_size: int, spread: int) -> None:
+    counts = [9 + rank % (spread + 1) for rank in range(world_size)]
+    lists, traffic = run(
+        world_size, lambda comm: comm.gather_lists(own(comm, counts[comm.rank], torch.int32), counts, "indices")
+    )
+    for got in lists:
+        assert [part.tolist() for part in got] == [[100 * r + i for i in range(counts[r])] for r in range(world_size)]
+    sent = counts if world_size <= 2 else [max(counts)] * world_size
+    assert_sent(traffic, "indices", [4.0 * count * (world_size - 1) for count in sent])
+
+
+@WORLDS
 def test_gather_lists_that_are_all_empty(world_size: int) -> None:
     lists, traffic = run(world_size, lambda comm: comm.gather_lists(own(comm, 0), [0] * world_size, "values"))
     assert all(part.numel() == 0 for got in lists for part in got)

@@ -40,18 +40,18 @@ def test_a_ring_is_as_slow_as_its_messages_between_nodes(local: int, num_nodes: 
             clock[rank] = max(before[source], before[rank]) + link.alpha_s + M / n * link.beta_s
     network = nodes(local, num_nodes)
     assert network.seconds("all_reduce", M) == pytest.approx(max(clock))
-    assert network.seconds("gather_rows", M / n) == pytest.approx(max(clock) / 2)
+    for op in ("gather_rows", "gather_lists"):
+        assert network.seconds(op, M / n) == pytest.approx(max(clock) / 2)
 
 
 @pytest.mark.parametrize(("local", "num_nodes"), SIZES)
-def test_lists_share_the_interfaces_of_a_node(local: int, num_nodes: int) -> None:
+def test_what_is_scattered_shares_the_interfaces_of_a_node(local: int, num_nodes: int) -> None:
     leaving = [a for leaves, a in pairs(local, num_nodes) if leaves and a < local]  # of the first node
     of_a_rank, inside = len(leaving) / local, local - 1
     for rails in (1, 2):
         expected = of_a_rank * SLOW.alpha_s + len(leaving) * M * SLOW.beta_s / rails
         expected += inside * (FAST.alpha_s + M * FAST.beta_s)
         network = nodes(local, num_nodes, rails=rails)
-        assert network.seconds("gather_lists", M) == pytest.approx(expected)
         assert network.seconds("scatter", (network.world_size - 1) * M) == pytest.approx(expected)
 
 
@@ -59,10 +59,12 @@ def test_lists_share_the_interfaces_of_a_node(local: int, num_nodes: int) -> Non
 def test_bytes_of_each_level_are_those_of_the_messages(local: int, num_nodes: int) -> None:
     n, network = local * num_nodes, nodes(local, num_nodes)
     crossing = sum(leaves for leaves, _ in pairs(local, num_nodes)) / n
-    assert network.bytes_by_level("gather_lists", M) == pytest.approx(((n - 1 - crossing) * M, crossing * M))
+    assert network.bytes_by_level("scatter", (n - 1) * M) == pytest.approx(((n - 1 - crossing) * M, crossing * M))
     edges = sum(rank // local != (rank + 1) % n // local for rank in range(n))  # of the ring
     each = 2 * (n - 1) * M / n / n
     assert network.bytes_by_level("all_reduce", M) == pytest.approx(((n - edges) * each, edges * each))
+    every = (n - 1) * M / n
+    assert network.bytes_by_level("gather_lists", M) == pytest.approx(((n - edges) * every, edges * every))
     for op in OPS:
         assert sum(network.bytes_by_level(op, M)) == pytest.approx(bytes_sent(op, M, n))
         between = nodes(local, num_nodes, kind=Hierarchical).bytes_by_level(op, M)[1]

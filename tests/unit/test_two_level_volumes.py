@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import micro
-from micro.operations import OPS, bytes_sent
+from micro.operations import OPS, PADDING, bytes_sent
 from micro.planning.volumes import Calls, Volume, calls_of, volume_of
 from micro.randomness import generator
 from tests.products import grid
@@ -81,7 +81,8 @@ def test_messages_and_bytes_of_each_level_are_those_that_ranks_count(
     assert volume.num_local_calls == len(stats[0].local_calls)
     assert volume.num_calls == statistics.fmean(len(each.calls) for each in stats)
     assert volume.between_bytes == pytest.approx(statistics.fmean(each.between_bytes for each in stats), rel=1e-12)
-    assert volume.local_bytes == pytest.approx(statistics.fmean(each.local_bytes for each in stats), rel=1e-12)
+    local_bytes = statistics.fmean(each.local_bytes for each in stats)  # lists of about one length are padded
+    assert local_bytes / PADDING <= volume.local_bytes <= local_bytes * (1 + 1e-12)
     for place, calls in enumerate(volume.place_calls):
         real = mean_of([each.calls for each in stats[place :: size[1]]])
         assert [op for op, _ in calls] == [op for op, _ in real]

@@ -26,7 +26,9 @@ LOOSE = {
     "dsa": 0.1,
     "dsa_published": 0.1,
     "micro_slack": 0.2,
-}  # what lies in a region, or a slice, varies
+    "deft": 0.2,
+    "deft_published": 0.2,
+}  # what lies in a region, or a slice, varies, and so does the longest list, to which the others are padded
 SELDOM_K = {"threshold", "redsync", "accordion", *(name for name in METHODS if name.endswith("_published"))}
 
 

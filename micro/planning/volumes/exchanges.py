@@ -7,6 +7,7 @@ import torch
 
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import NUM_SUM_BINS
+from micro.operations import PADDING
 from micro.planning.volumes.calls import COUNT_BYTES, Call, Calls
 from micro.planning.volumes.sparse_step import SparseStep
 from micro.sparse import Overlap
@@ -58,7 +59,13 @@ def _of_indices(step: SparseStep) -> Calls:
     if overlap is Overlap.LEADER:
         return (("broadcast", step.indices(step.total, step.numel)),)
     span = step.numel / step.world_size if step.has_slices else step.numel
-    return (("gather_lists", step.indices(step.chosen, span)),)
+    return (("gather_lists", step.indices(_sent_of(step), span)),)
+
+
+def _sent_of(step: SparseStep) -> float:
+    """Return how many elements each rank sends of those chosen: as many as the busiest where lists are padded."""
+    is_padded = step.world_size > 2 and step.longest <= PADDING * step.chosen
+    return step.longest if is_padded else step.chosen
 
 
 def _of_mean(step: SparseStep) -> Calls:
@@ -72,7 +79,7 @@ def _of_mean(step: SparseStep) -> Calls:
 
 def _of_gather(step: SparseStep) -> Calls:
     header: Call = ("gather_rows", 2 * COUNT_BYTES)
-    return header, *_of_indices(step), ("gather_lists", step.values(step.chosen))
+    return header, *_of_indices(step), ("gather_lists", step.values(_sent_of(step)))
 
 
 def _of_gtopk(step: SparseStep) -> Calls:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -51,6 +52,18 @@ class SparseStep:
     def is_published(self) -> bool:
         """Whether the exchange follows its published rule."""
         return self.exchange.rule_name == "published"
+
+    @property
+    def longest(self) -> float:
+        """How many the rank that chooses most is expected to choose: of its slice, or as many as every other.
+
+        Where slices differ by chance alone, their counts are those of a multinomial draw.
+        """
+        n = self.world_size
+        if not self.has_slices or n == 1:
+            return self.chosen
+        spread = math.sqrt(self.chosen * (1 - 1 / n))
+        return min(self.chosen + spread * NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), self.numel / n)
 
     def indices(self, count: float, span: float) -> float:
         """Return the bytes of ``count`` indices in a range of ``span`` elements."""

@@ -1,4 +1,7 @@
-"""One rank of two hosts with two: steps of two levels; what this rank counted to other hosts is the last word."""
+"""One rank of two hosts with two: steps of two levels, then lists of all ranks; what left for another host comes last.
+
+The last words are the bytes that this rank counted to other hosts, and those of its lists to the other host.
+"""
 
 import sys
 
@@ -22,5 +25,13 @@ for step in range(num_steps):
 everyone = comm.gather_rows(grad[:1000])
 assert all(torch.equal(everyone[0], row) for row in everyone), "replicas drift apart"
 dist.barrier()
-print(sent, flush=True)
+
+counts = [int(word) for word in sys.argv[3:]]
+comm.begin_step()
+lists = comm.gather_lists(torch.full((counts[comm.rank],), comm.rank, dtype=torch.int32), counts, "indices")
+assert [part.unique().tolist() for part in lists] == [[rank] for rank in range(len(counts))]
+assert [part.numel() for part in lists] == counts
+leaves = comm.rank % 2 == 1  # of a ring in the order of ranks
+dist.barrier()
+print(sent, comm.traffic.num_bytes["indices"] if leaves else 0.0, flush=True)
 dist.destroy_process_group()
