@@ -112,7 +112,7 @@ def test_other_compositions_are_known_too(reducer: micro.SparseReducer) -> None:
     said = calls_of(reducer, NUMEL, 3, build_up=stats[0].build_up, local_count=chosen, layout=LAYOUT)
     real = called(stats, busiest=False)
     assert [op for op, _ in said] == [op for op, _ in real]
-    assert sum(size for _, size in said) == pytest.approx(sum(size for _, size in real), rel=0.05)
+    assert sum(size for _, size in said) == pytest.approx(sum(size for _, size in real), rel=0.1)
 
 
 def test_powersgd_needs_shapes() -> None:
