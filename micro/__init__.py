@@ -19,6 +19,7 @@ Reading order:
     stats, summary, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
     ddp/               the driver for DistributedDataParallel; private_comm: its group; peer_failures: who failed
     fsdp/              the driver for FSDP2: sparse between the replicas of a sharded model
+    local/             the driver for local steps: H steps of each worker alone, then differences of weights are reduced
     drivers/           what both share: states of buckets, the lane that reduces, scales of losses; wrappers of models
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     simulate           n ranks in one process
@@ -68,6 +69,7 @@ from micro.feedback import ErrorFeedback, Feedback, Memory, MomentumCorrection, 
 from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
+from micro.local import LocalSteps, Outer, RoundStats
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.partition import cyclic_slice, equal_slice
 from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
@@ -153,6 +155,7 @@ __all__ = [
     "Key",
     "Layout",
     "Leader",
+    "LocalSteps",
     "Memory",
     "Micro",
     "MomentumCorrection",
@@ -162,6 +165,7 @@ __all__ = [
     "NonFiniteGradient",
     "Oktopk",
     "OneBit",
+    "Outer",
     "Overlap",
     "Packed",
     "Part",
@@ -195,6 +199,7 @@ __all__ = [
     "Reducer",
     "RepairedMicro",
     "Reused",
+    "RoundStats",
     "Rule",
     "Sage",
     "Scope",

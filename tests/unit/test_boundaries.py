@@ -33,6 +33,7 @@ COLLECTIVES = {
     *("send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"),
 }
 BELOW_DRIVERS = ("comm", "selectors", "exchanges", "codecs", "density", "feedback", "reducers")
+DRIVERS = ("micro.ddp", "micro.fsdp", "micro.local")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -161,17 +162,18 @@ def micro_may_import(module: str, name: str) -> bool:
             "micro.ddp.backward",
             "micro.ddp.checks",
             "micro.ddp.hook",
+            "micro.local.group",
         )  # types: process groups, and the bucket that DDP gives its hook
     if is_in(module, "micro.integrations"):
         return is_own_or_standard(name, "micro", "torch", FRAMEWORKS.get(module, "micro"))
     if is_in(name, "micro.integrations"):
         return False  # who uses a tool imports its module
-    if any(is_in(module, one) and is_in(name, other) for one, other in permutations(("micro.ddp", "micro.fsdp"))):
+    if any(is_in(module, one) and is_in(name, other) for one, other in permutations(DRIVERS, 2)):
         return False  # no driver knows another
-    if is_in(module, "micro.drivers", "micro.checkpoints") and is_in(name, "micro.ddp", "micro.fsdp"):
+    if is_in(module, "micro.drivers", "micro.checkpoints") and is_in(name, *DRIVERS):
         return False  # what drivers share knows no driver
     below = tuple(f"micro.{part}" for part in BELOW_DRIVERS)
-    if is_in(module, *below) and is_in(name, "micro.ddp", "micro.fsdp", "micro.drivers", "micro.checkpoints"):
+    if is_in(module, *below) and is_in(name, *DRIVERS, "micro.drivers", "micro.checkpoints"):
         return False
     if is_in(module, "micro.kernels"):
         return is_own_or_standard(name, "micro.kernels", "micro", "torch", "numpy", "numba", "llvmlite", "triton")

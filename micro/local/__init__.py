@@ -1,0 +1,7 @@
+"""The driver for local steps: every worker trains by itself for H steps, then differences of weights are reduced."""
+
+from micro.local.outer import Outer
+from micro.local.round_stats import RoundStats
+from micro.local.steps import LocalSteps
+
+__all__ = ["LocalSteps", "Outer", "RoundStats"]

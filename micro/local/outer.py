@@ -1,0 +1,58 @@
+"""The outer optimizer: it takes the mean difference of weights of a round for a gradient."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+MakeOuter = Callable[[list[Tensor]], Optimizer]
+"""A function from the global weights, one tensor per parameter, to their optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """SGD on the global weights. With a rate of 1 and no momentum the new weights are the mean of the workers'.
+
+    Args:
+        lr: of the mean difference of weights, which has the inner learning rate in it already. Not zero: nothing would
+            move.
+        momentum: in [0, 1).
+        nesterov: the step of torch.optim.SGD(nesterov=True). DiLoCo has lr 0.7, momentum 0.9 and nesterov.
+
+    Raises:
+        ValueError: a value out of its range, or nesterov without momentum.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr of the outer optimizer must be above 0, got {self.lr}: with 0 no weight would move")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum of the outer optimizer must be in [0, 1), got {self.momentum}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov of the outer optimizer needs a momentum above 0, got 0")
+
+    def __call__(self, weights: list[Tensor]) -> Optimizer:
+        """Return the optimizer of ``weights``."""
+        return SGD(weights, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+
+
+def has_momentum(optimizer: Optimizer) -> bool:
+    """Tell whether an optimizer adds updates of earlier rounds to those of this one."""
+    return any(_first(group.get("momentum")) or _first(group.get("betas")) for group in optimizer.param_groups)
+
+
+def rates(optimizer: Optimizer) -> tuple[float, ...]:
+    """Return the learning rates of the groups."""
+    return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+
+
+def _first(value: float | Sequence[float] | None) -> float:
+    """Return the number that stands for momentum, 0 where there is none."""
+    first = value[0] if isinstance(value, Sequence) and value else value
+    return float(first) if isinstance(first, int | float) else 0.0

@@ -1,0 +1,452 @@
+"""Local steps: laws that tie them to training with an exchange at every step, and brute force."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import micro
+from micro.comm import Comm
+from micro.reducers.wrapping import innermost
+from micro.thread_ranks import SimulatedGroup
+from tests.products import grid
+from tests.saving import through_a_file
+from tests.sparsifiers import TABLE, Row
+
+LR, BATCH = 0.05, 6
+Inner = Callable[[Any], torch.optim.Optimizer]
+SGD: Inner = partial(torch.optim.SGD, lr=LR)
+ADAM: Inner = partial(torch.optim.AdamW, lr=0.01, betas=(0.9, 0.95))
+SPARSE = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather())
+
+
+def network(*, has_norm: bool = False) -> nn.Module:
+    torch.manual_seed(3)
+    middle = nn.BatchNorm1d(6) if has_norm else nn.Identity()
+    parts = {"a": nn.Linear(5, 6), "norm": middle, "tanh": nn.Tanh(), "b": nn.Linear(6, 2)}
+    return nn.Sequential(OrderedDict(parts)).double()
+
+
+def backward(model: nn.Module, step: int, rank: int) -> None:
+    drawn = torch.Generator().manual_seed(100 * step + rank)
+    inputs = torch.randn(BATCH, 5, generator=drawn, dtype=torch.float64)
+    targets = torch.randn(BATCH, 2, generator=drawn, dtype=torch.float64) + inputs[:, :2]
+    model.zero_grad()
+    (model(inputs) - targets).square().mean().backward()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def on_ranks(world_size: int, work: Callable[[Comm], Any]) -> list[Any]:
+    torch.manual_seed(0)
+    with closing(SimulatedGroup(world_size)) as group:
+        return group.run(work)
+
+
+def trained(
+    world_size: int, num_steps: int, reducer: micro.Reducer, inner: Inner = SGD, **settings: Any
+) -> list[list[Tensor]]:
+    """Return for each rank its weights after each step."""
+    models = [network() for _ in range(world_size)]
+
+    def work(comm: Comm) -> list[Tensor]:
+        model = models[comm.rank]
+        optimizer, seen = inner(model.parameters()), []
+        with micro.LocalSteps(model, optimizer, reducer, comm=comm, **settings):
+            for step in range(num_steps):
+                backward(model, step, comm.rank)
+                optimizer.step()
+                seen.append(flat(model))
+        return seen
+
+    return on_ranks(world_size, work)
+
+
+def needs_gradients(row: Row) -> bool:
+    """Tell whether a method refuses differences of weights."""
+    return (
+        "momentum" in row.name
+        or getattr(getattr(innermost(row.make(0.2, 0)), "feedback", None), "name", "") == "momentum"
+    )
+
+
+METHODS = [row for row in TABLE if not needs_gradients(row)]
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+
+@grid(row=METHODS)
+def test_one_step_a_round_is_training_with_the_learning_rate_at_the_gradient(row: Row) -> None:
+    """Inner SGD, outer SGD with a rate of 1: whatever the method, the steps are those of reduced gradients."""
+    world_size, num_steps, reducer = row.world_size(2), 3, row.make(0.3, 0)
+    model = network()
+    layout = micro.Layout.of(model)
+    with closing(micro.Simulation(reducer, layout, world_size, dtype=torch.float64)) as simulation:
+        expected = []
+        for step in range(num_steps):
+            rows = torch.empty(world_size, layout.numel, dtype=torch.float64)
+            for rank in range(world_size):
+                backward(model, step, rank)
+                rows[rank] = LR * torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+            update = layout.views(simulation.step(rows).update)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter -= update[name]
+            expected.append(flat(model))
+    for seen in trained(world_size, num_steps, reducer, every=1):
+        for weights, reference in zip(seen, expected, strict=True):
+            torch.testing.assert_close(weights, reference, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("every", "inner"), [(1, SGD), (1, ADAM), (3, SGD), (4, ADAM)])
+def test_dense_rounds_average_the_weights(every: int, inner: Inner) -> None:
+    world_size, num_steps = 3, 8
+    models = [network() for _ in range(world_size)]
+    optimizers = [inner(model.parameters()) for model in models]
+    expected = []
+    for step in range(num_steps):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            backward(model, step, rank)
+            optimizer.step()
+        if (step + 1) % every == 0:
+            mean = torch.stack([flat(model) for model in models]).mean(0)
+            for model in models:
+                nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+        expected.append([flat(model) for model in models])
+    found = trained(world_size, num_steps, micro.DenseReducer(), inner, every=every)
+    for step in range(num_steps):
+        for rank in range(world_size):
+            torch.testing.assert_close(found[rank][step], expected[step][rank], rtol=1e-12, atol=1e-12)
+
+
+def test_diloco_is_nesterov_on_the_mean_difference() -> None:
+    world_size, every, num_rounds = 2, 3, 4
+    models = [network() for _ in range(world_size)]
+    optimizers = [ADAM(model.parameters()) for model in models]
+    start = flat(models[0])
+    velocity = torch.zeros_like(start)
+    for round_ in range(num_rounds):
+        for step in range(round_ * every, (round_ + 1) * every):
+            for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                backward(model, step, rank)
+                optimizer.step()
+        update = torch.stack([start - flat(model) for model in models]).mean(0)
+        velocity = 0.9 * velocity + update
+        start = start - 0.7 * (update + 0.9 * velocity)
+        for model in models:
+            nn.utils.vector_to_parameters(start.clone(), model.parameters())
+    outer = micro.Outer(lr=0.7, momentum=0.9, nesterov=True)
+    found = trained(world_size, every * num_rounds, micro.DenseReducer(), ADAM, every=every, outer=outer)
+    torch.testing.assert_close(found[0][-1], start, rtol=1e-11, atol=1e-12)
+
+
+@grid(row=METHODS[::5])
+def test_weights_are_equal_bit_for_bit_after_each_round_and_apart_within(row: Row) -> None:
+    found = trained(row.world_size(2), 4, row.make(0.2, 0), ADAM, every=2)
+    equal = [all(torch.equal(found[0][step], other[step]) for other in found) for step in range(4)]
+    assert equal == [False, True, False, True]
+
+
+def test_any_optimizer_may_be_the_outer_one() -> None:
+    found = trained(2, 4, micro.DenseReducer(), every=2, outer=partial(torch.optim.Adam, lr=0.01))
+    assert torch.equal(found[0][1], found[1][1])
+    moved = found[0][1] - flat(network())
+    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 0.01), rtol=1e-3, atol=1e-5)  # Adam's first step
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_of_few_bits_and_of_two_dtypes_are_equal_after_each_round(dtype: torch.dtype) -> None:
+    models = [network().to(dtype) for _ in range(3)]
+    for model in models:
+        model.a.double()
+
+    def work(comm: Comm) -> tuple[Tensor, int]:
+        model = models[comm.rank]
+        optimizer = SGD(model.parameters())
+        with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=comm) as local:
+            for step in range(4):
+                for parameter in model.parameters():
+                    noise = torch.Generator().manual_seed(step + 7 * comm.rank)
+                    parameter.grad = torch.randn(parameter.shape, generator=noise).to(parameter.dtype)
+                optimizer.step()
+            assert local.stats is not None
+            return torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]), len(local.stats.vectors)
+
+    found = on_ranks(3, work)
+    assert all(torch.equal(found[0][0], weights) for weights, _ in found)
+    assert all(num_vectors == 2 for _, num_vectors in found)
+
+
+def test_a_round_says_what_it_did() -> None:
+    models = [network() for _ in range(2)]
+    seen: list[list[micro.RoundStats]] = [[], []]
+
+    def work(comm: Comm) -> None:
+        optimizer = SGD(models[comm.rank].parameters())
+        reducer = micro.DenseReducer()
+        with micro.LocalSteps(
+            models[comm.rank], optimizer, reducer, every=2, comm=comm, on_round=seen[comm.rank].append
+        ) as local:
+            start = flat(models[comm.rank])
+            for step in range(5):
+                backward(models[comm.rank], step, comm.rank)
+                optimizer.step()
+            local.finish()
+            local.finish()  # nothing is open
+            assert local.residuals()[0].numel() == 0
+            assert local.num_rounds == 3
+        del start
+
+    on_ranks(2, work)
+    for rounds in seen:
+        assert [stats.round for stats in rounds] == [0, 1, 2]
+        assert [stats.num_steps for stats in rounds] == [2, 2, 1]
+        numel = flat(models[0]).numel()
+        assert [stats.bytes_sent for stats in rounds] == [8.0 * numel] * 3  # a ring of two ranks, float64
+        assert rounds[0].bytes_per_step == rounds[0].bytes_sent / 2
+        assert 0 < rounds[0].cosine < 1
+        assert rounds[0].summary.density == 1
+    assert seen[0][0].mean_norm == seen[1][0].mean_norm
+    assert seen[0][0].own_norm != seen[1][0].own_norm
+    assert torch.equal(flat(models[0]), flat(models[1]))
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+@grid(
+    reducer=[SPARSE, micro.SparseReducer(micro.Micro(), 0.2), micro.DenseReducer(), micro.PowerSGD(rank=1)],
+    stop=[2, 3, 4],
+)
+def test_a_run_resumed_in_the_middle_of_a_round_goes_on_bit_for_bit(reducer: micro.Reducer, stop: int) -> None:
+    world_size, num_steps, every = 2, 7, 3
+    outer = micro.Outer(lr=0.9) if reducer.name != "dense" else micro.Outer(lr=0.7, momentum=0.9, nesterov=True)
+
+    def run(saved: list[Any] | None, first: int, last: int) -> list[Any]:
+        models = [network(has_norm=True) for _ in range(world_size)]
+
+        def work(comm: Comm) -> Any:
+            model = models[comm.rank]
+            optimizer = ADAM(model.parameters())
+            with micro.LocalSteps(model, optimizer, reducer, every=every, outer=outer, comm=comm) as local:
+                if saved:
+                    state = saved[comm.rank]
+                    model.load_state_dict(state["model"])
+                    optimizer.load_state_dict(state["optimizer"])
+                    local.load_state_dict(state["local"])
+                for step in range(first, last):
+                    backward(model, step, comm.rank)
+                    optimizer.step()
+                names = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "local": local.state_dict()}
+                return through_a_file(names)
+
+        return on_ranks(world_size, work)
+
+    whole = run(None, 0, num_steps)
+    resumed = run(run(None, 0, stop), stop, num_steps)
+    for one, other in zip(whole, resumed, strict=True):
+        torch.testing.assert_close(one["model"], other["model"], rtol=0, atol=0)
+        for a, b in zip(one["local"]["buckets"], other["local"]["buckets"], strict=True):
+            for key in ("memory", "start", "outer", "num_steps"):
+                assert_same(a[key], b[key])
+        assert one["local"]["num_rounds"] == other["local"]["num_rounds"] == 2
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    else:
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize(("policy", "is_equal"), [("mean", True), ("first", True), ("own", False)])
+def test_buffers_follow_their_policy(policy: str, *, is_equal: bool) -> None:
+    models = [network(has_norm=True) for _ in range(3)]
+    before: dict[int, Tensor] = {}
+
+    def work(comm: Comm) -> Tensor:
+        model = models[comm.rank]
+        optimizer = SGD(model.parameters())
+        optimizer.register_step_pre_hook(lambda *_: before.__setitem__(comm.rank, model.norm.running_mean.clone()))
+        with micro.LocalSteps(model, optimizer, SPARSE, every=2, buffers=policy, comm=comm):
+            for step in range(2):
+                backward(model, step, comm.rank)
+                optimizer.step()
+        return model.norm.running_mean.clone()
+
+    found = on_ranks(3, work)
+    assert all(torch.equal(found[0], other) for other in found) == is_equal
+    if policy != "own":
+        means = torch.stack([before[rank] for rank in range(3)])
+        torch.testing.assert_close(found[2], means.mean(0) if policy == "mean" else means[0])
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------------
+
+
+@grid(policy=["stop", "skip"], value=[float("nan"), float("inf")])
+def test_a_round_that_is_not_finite_ends_where_it_began(policy: str, value: float) -> None:
+    models = [network(has_norm=True) for _ in range(3)]
+    reducer = micro.SparseReducer(micro.TopK(), 0.2, nonfinite=policy)
+
+    def work(comm: Comm) -> tuple[Tensor, Tensor, Tensor, str, int]:
+        model = models[comm.rank]
+        optimizer, message = ADAM(model.parameters()), ""
+        with micro.LocalSteps(model, optimizer, reducer, every=2, comm=comm) as local:
+            for step in range(4):
+                backward(model, step, comm.rank)
+                if step == 2 and comm.rank == 1:
+                    model.a.weight.grad[2, 3] = value
+                    model.norm.running_mean[0] = value
+                start = flat(model) if step == 2 else torch.empty(0)
+                if step == 2:
+                    kept = start
+                try:
+                    optimizer.step()
+                except micro.NonFiniteGradient as error:
+                    message = str(error)
+            after = flat(model)
+            for step in range(4, 6):
+                backward(model, step, comm.rank)
+                optimizer.step()
+            assert local.stats is not None
+            return kept, after, flat(model), message, local.num_rounds
+
+    for kept, after, end, message, num_rounds in (found := on_ranks(3, work)):
+        assert torch.equal(kept, after)
+        assert torch.isfinite(end).all()
+        assert torch.equal(end, found[0][2])
+        assert bool(message) == (policy == "stop")
+        assert not message or "'a.weight' on rank 1" in message
+        assert num_rounds == 3
+    assert torch.isfinite(models[1].norm.running_mean).all()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(world_size: int = 2, **settings: Any) -> list[str]:
+    """Return what each rank raises; a setting may be a function of the rank."""
+
+    def work(comm: Comm) -> str:
+        given = {
+            key: value(comm.rank) if getattr(value, "by_rank", False) else value for key, value in settings.items()
+        }
+        model = given.pop("model", None) or network()
+        optimizer = given.pop("optimizer", None) or SGD(model.parameters())
+        reducer = given.pop("reducer", SPARSE)
+        with pytest.raises(ValueError, match=r".") as caught:
+            micro.LocalSteps(model, optimizer, reducer, comm=comm, **{"every": 2, **given})
+        return str(caught.value)
+
+    return on_ranks(world_size, work)
+
+
+def by_rank(choose: Callable[[int], Any]) -> Callable[[int], Any]:
+    choose.by_rank = True  # type: ignore[attr-defined]
+    return choose
+
+
+def shifted(rank: int) -> nn.Module:
+    model = network()
+    with torch.no_grad():
+        model.b.bias += rank * 1e-15
+    return model
+
+
+MOMENTUM = micro.Outer(lr=0.7, momentum=0.9, nesterov=True)
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no steps": ({"every": 0}, "every must be a number of steps, at least 1, got 0"),
+    "half a step": ({"every": 1.5}, "every must be a number of steps, at least 1, got 1.5"),
+    "buffers": ({"buffers": "some"}, "buffers must be one of mean, first, own, got 'some'"),
+    "no reducer": ({"reducer": "topk"}, "reducer must be"),
+    "a model in place of the optimizer": ({"optimizer": network()}, "optimizer must be a torch.optim.Optimizer"),
+    "another model's optimizer": ({"optimizer": SGD(network().parameters())}, "optimizer holds no parameter of the mo"),
+    "momentum of gradients": (
+        {"reducer": micro.SparseReducer(micro.TopK(), 0.2, feedback=micro.MomentumCorrection())},
+        "feedback momentum needs the gradient of each step",
+    ),
+    "outer momentum with a residual": ({"outer": MOMENTUM}, "outer momentum and a residual both add up"),
+    "Adam outside with a residual": ({"outer": partial(torch.optim.Adam, lr=0.1)}, "outer momentum and a residual"),
+    "an outer rate of 0": ({"outer": partial(torch.optim.SGD, lr=0.0)}, "lr of the outer optimizer must not be 0"),
+    "other settings on a rank": (
+        {"every": by_rank(lambda rank: 2 + rank)},
+        "every must be the same on all ranks, rank 1",
+    ),
+    "other weights on a rank": ({"model": by_rank(shifted)}, "'b.bias' of rank 1 differs from rank 0's"),
+    "replicas and comm": ({"replicas": object()}, "replicas and comm both say who the ranks are"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused_on_all_ranks(case: str) -> None:
+    settings, message = WRONG[case]
+    for said in refused(**settings):
+        assert message in said
+        assert "\n" not in said
+
+
+def test_all_ranks_refuse_where_one_does() -> None:
+    first, second = refused(every=by_rank(lambda rank: 2 * rank))
+    assert first == "every must be a number of steps, at least 1, got 0"
+    assert second == "rank 0 refused its settings: its own error says why"
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.0}, {"lr": -1.0}, {"momentum": 1.0}, {"nesterov": True}])
+def test_the_outer_optimizer_has_a_range(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="of the outer optimizer"):
+        micro.Outer(**settings)
+
+
+def test_without_ranks_there_is_nothing_to_exchange_with() -> None:
+    model = network()
+    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group first"):
+        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, every=2)
+
+
+def test_weights_that_change_within_a_round_are_found() -> None:
+    model = network()
+    optimizer = SGD(model.parameters())
+    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.SoloComm()) as local:
+        backward(model, 0, 0)
+        optimizer.step()
+        model.load_state_dict(network().state_dict())
+        with pytest.raises(RuntimeError, match="weights were changed in the middle of a round"):
+            optimizer.step()
+        local.restart()
+        assert local.steps_in_round == 0
+        optimizer.step()
+        optimizer.step()
+        assert local.num_rounds == 1
+
+
+def test_a_state_of_other_settings_is_refused() -> None:
+    model = network()
+    optimizer = SGD(model.parameters())
+    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.SoloComm()) as local:
+        saved = local.state_dict()
+    with (
+        micro.LocalSteps(model, optimizer, SPARSE, every=3, comm=micro.SoloComm()) as other,
+        pytest.raises(ValueError, match="saved with every=2"),
+    ):
+        other.load_state_dict(saved)
+
+
+def test_closed_local_steps_leave_the_optimizer_alone() -> None:
+    model = network()
+    optimizer = SGD(model.parameters())
+    local = micro.LocalSteps(model, optimizer, SPARSE, every=1, comm=micro.SoloComm())
+    local.close()
+    backward(model, 0, 0)
+    optimizer.step()
+    assert local.num_rounds == 0
