@@ -33,7 +33,7 @@ $(READY): requirements.lock pyproject.toml
 
 demo: $(READY) ## train a small ResNet with five methods on four workers; table and figures at the end
 	@echo "training 10 runs on real digits (5 methods x 2 seeds, 4 workers each)"
-	@$(RUN) -m experiments.sweep demo
+	@$(RUN) -m experiments.sweep demo --jobs 1 # one at a time: its times are shown
 	@$(RUN) -m experiments.figures
 
 figures: $(READY) ## redraw tables and figures from the run folders alone

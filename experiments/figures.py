@@ -25,6 +25,7 @@ def _run(options: argparse.Namespace) -> int:
 
     from experiments.reports.all_figures import draw_all
     from experiments.reports.frames import load
+    from experiments.reports.provenance import refuse_differences
     from experiments.reports.run_configs import parse_selection
     from experiments.reports.summary import summarise
     from experiments.reports.tables import print_tables, write_summary
@@ -40,6 +41,8 @@ def _run(options: argparse.Namespace) -> int:
             frames = load(options.runs, selection, allow_torn=options.allow_torn)
     except OSError as error:
         raise UserError(f"{error.filename or options.runs}: {error.strerror or error}") from None
+    if options.strict:
+        refuse_differences(frames.origins, frames.studies())
     table = summarise(frames)
     # A pipe has no width: wide enough that no name is cut.
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -89,6 +92,11 @@ def parser() -> Parser:
     parser.add_argument("--table", action="store_true", help="only the table, no figures")
     parser.add_argument(
         "--allow-torn", action="store_true", help="draw what is left of damaged runs, and mark them; else none is drawn"
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse runs of different code, machines, versions of torch or numbers of runs at once side by side",
     )
     parser.add_argument(
         "select",

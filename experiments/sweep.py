@@ -23,8 +23,8 @@ from experiments.runs.cleaning import removable, remove
 from experiments.runs.finished_requests import check_requests
 from experiments.runs.output import check_are_folders, check_outputs
 from experiments.runs.run_folder import folder_of
-from experiments.runs.saved_run import compare_weights, find_run
-from experiments.runs.status import state_of
+from experiments.runs.saved_run import compare_weights, find_run, other_code
+from experiments.runs.status import State, state_of
 from experiments.sweeps.num_jobs import check_jobs, num_at_once
 from experiments.sweeps.outcome import ON_ERROR, Outcome
 from experiments.sweeps.study import distinct, jobs_of, studies
@@ -105,6 +105,8 @@ def _carry_out(name: str, configs: list[TrainConfig], *, jobs: str, on_error: st
     check_outputs(configs)
     check_requests(configs)
     console = Console(stderr=True)
+    for line in other_code([folder for folder in map(folder_of, configs) if state_of(folder) == State.DONE]):
+        print(f"note: {line}", file=sys.stderr)
     show(plan_table(name, configs), console)
     return _tell(run_all(configs, console, jobs=jobs, on_error=on_error), len(configs), console)
 

@@ -23,6 +23,7 @@ from experiments.reports.frames import Frames
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.method_figure import draw_methods
 from experiments.reports.names import KINDS, human, label
+from experiments.reports.provenance import differences
 from experiments.reports.rule_figure import draw_rules
 from experiments.reports.run_configs import EXPERIMENT
 from experiments.reports.speed_figures import draw_throughput, draw_times
@@ -137,9 +138,10 @@ def _draw_throughput(frames: Frames, out: Path) -> list[Path]:
 
 
 def _save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str], frames: Frames) -> list[Path]:
-    """Write a figure, with the names of those of its runs that are not whole below it."""
+    """Write a figure; below it are those of its runs that are not whole, and in what their origins differ."""
     names = set(runs)
-    return save(figure, numbers, stem, names, torn=names & set(frames.torn))
+    unlike = differences(frames.origins, names)
+    return save(figure, numbers, stem, names, torn=names & set(frames.torn), notes=unlike)
 
 
 def _part(frames: Frames, runs: pd.DataFrame) -> Frames:

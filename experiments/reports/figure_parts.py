@@ -80,20 +80,26 @@ def plain_ticks(axis: XAxis | YAxis) -> None:
 
 @style()
 def save(
-    figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str] = (), *, torn: Collection[str] = ()
+    figure: Figure,
+    numbers: pd.DataFrame,
+    stem: Path,
+    runs: Iterable[str] = (),
+    *,
+    torn: Collection[str] = (),
+    notes: Sequence[str] = (),
 ) -> list[Path]:
     """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths.
 
     The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt. Those that are
-    ``torn``, so not whole, are marked there and named below the figure.
+    ``torn``, so not whole, are marked there and named below the figure, where ``notes`` stand too.
 
     Raises:
         OSError: a file cannot be written; those written before are whole.
     """
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".pdf", ".png", ".csv")]
-    if torn:
-        text = plain(f"not whole: {', '.join(sorted(torn))}")
-        figure.supxlabel(textwrap.fill(text, int(18 * figure.get_figwidth())), fontsize="x-small", color="firebrick")
+    if lines := [*([f"not whole: {', '.join(sorted(torn))}"] if torn else []), *notes]:
+        text = "\n".join(textwrap.fill(plain(line), int(18 * figure.get_figwidth())) for line in lines)
+        figure.supxlabel(text, fontsize="x-small", color="firebrick")
     figure.draw_without_rendering()  # places the parts; once is enough for both files
     figure.set_layout_engine("none")
     write_file(paths[0], _drawn(figure, "pdf", metadata={"CreationDate": None}))

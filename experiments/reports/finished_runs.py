@@ -9,7 +9,7 @@ from typing import Protocol
 import yaml
 
 from experiments.config.errors import UserError, one_line
-from experiments.runs.atomic_files import RecordError
+from experiments.runs.atomic_files import RecordError, load_json
 from experiments.runs.json_lines import Row, read_records, read_remaining_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, Verdict, judge
@@ -31,6 +31,9 @@ class FinishedRun(Protocol):
 
     def config(self) -> Mapping[str, object]:
         """Return its configuration, nested as in config.yaml. Raises: UserError when it cannot be read."""
+
+    def manifest(self) -> Mapping[str, object]:
+        """Return its manifest, empty where there is none that can be read."""
 
     def rows(self, kind: str) -> list[Row]:
         """Return the rows of ``steps`` or ``epochs``, of a damaged run those that can be read. Raises: UserError."""
@@ -57,6 +60,9 @@ class _FolderRun:
         if not isinstance(found, dict):
             raise UserError(f"{path} is not a configuration; {self.remedy}")
         return found
+
+    def manifest(self) -> Mapping[str, object]:
+        return load_json(self.path / "manifest.json")
 
     def rows(self, kind: str) -> list[Row]:
         read = read_remaining_records if self.verdict.problem else read_records

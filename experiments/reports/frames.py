@@ -13,7 +13,8 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
 from experiments.reports.measures import METRICS, metric_of
-from experiments.reports.run_configs import Selection, run_frame, selected_configs
+from experiments.reports.provenance import Origin, differences, origin_of
+from experiments.reports.run_configs import EXPERIMENT, Selection, run_frame, selected_configs
 
 STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
@@ -42,7 +43,7 @@ class Frames:
     does not measure it, and ``metric``, the key of the one that stands for the run.
 
     ``torn`` has what is wrong with each run that is not whole; ``unverified`` are those of earlier versions, whose rows
-    have no sums.
+    have no sums. ``origins`` has the code, machine and company of each run; see provenance.py.
     """
 
     runs: pd.DataFrame
@@ -50,15 +51,23 @@ class Frames:
     epochs: pd.DataFrame
     torn: Mapping[str, str] = field(default_factory=dict)
     unverified: tuple[str, ...] = ()
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
-        """Return a line for each run that is not whole, and one for those that are not verified."""
+        """Return a line for each run that is not whole, and lines for those not verified and for unlike origins."""
         lines = [f"not whole: {run}: {problem}" for run, problem in self.torn.items()]
         if self.unverified:
             lines.append(
                 f"not verified, written by an earlier version: {len(self.unverified)} of {len(self.runs)} runs"
             )
+        for study, runs in self.studies().items():
+            lines += [f"{study}: {difference}" for difference in differences(self.origins, runs)]
         return lines
+
+    def studies(self) -> dict[str, list[str]]:
+        """Return the runs that stand side by side in a table, by model, data set and number of workers."""
+        groups = self.runs.groupby(EXPERIMENT[:3])
+        return {f"{model} on {data}, {n} workers": list(rows["run"]) for (model, data, n), rows in groups}
 
 
 def runs(root: Path | str) -> pd.DataFrame:
@@ -107,6 +116,7 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None, *
         epochs=_records(found, identity.assign(rule=table["rule"]), "epochs", EPOCH_NUMBERS, _read_epochs),
         torn=damaged,
         unverified=tuple(run for run in table["run"] if not found[run].verdict.is_verified),
+        origins={run: origin_of(found[run].manifest()) for run in table["run"]},
     )
 
 

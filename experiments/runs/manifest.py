@@ -7,7 +7,8 @@ import socket
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _VARIABLES = (
     "SLURM_NNODES",
     "SLURM_NTASKS",
 )
+RUNS_AT_ONCE = "MICRO_RUNS_AT_ONCE"  # which a sweep that carries out several runs at once sets for each
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)  # in the name of a variable
 _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "NUMBA_", "TRITON_")
@@ -73,6 +75,9 @@ def collect_manifest(
         "cuda": torch.version.cuda,
         "environment": _environment(),
         "num_threads": torch.get_num_threads(),
+        "runs_at_once": int(os.environ.get(RUNS_AT_ONCE, "1")),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "packages": _packages(),
         "deterministic": _deterministic_flags(),
         "data_checksums": dict(data_checksums),
     }
@@ -80,6 +85,13 @@ def collect_manifest(
     if taken:
         raise ValueError(f"extra entries of a manifest must have names of their own, got {', '.join(taken)}")
     return {**manifest, **extra}
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """Return the version of every installed package."""
+    found = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def _version(package: str) -> str | None:

@@ -1,5 +1,7 @@
 """Find the folder of a run, read its configuration again, and compare its code and weights with those of another."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,25 @@ def code_differences(original: RunFolder) -> list[str]:
     if then.get("diff_sha256") != now["diff_sha256"]:
         return [f"the code has other changes on top of git revision {now['revision'][:12]} than the run's had"]
     return []
+
+
+def other_code(finished: Sequence[RunFolder]) -> list[str]:
+    """Return a line if some finished runs, which a command skips, were made by other code than the present one."""
+    states = [load_json(folder.manifest_path).get("git") or {} for folder in finished]
+    known = [(state["revision"], state.get("diff_sha256")) for state in states if state.get("revision")]
+    now = git_state(ROOT) if known else {"revision": None}
+    others = Counter(each for each in known if each != (now["revision"], now.get("diff_sha256")))
+    if not others or now["revision"] is None:
+        return []
+    made = ", ".join(f"{_code_name(*code)} ({number})" for code, number in others.most_common())
+    here = _code_name(now["revision"], now["diff_sha256"])
+    return [
+        f"{sum(others.values())} of {len(finished)} finished runs are of other code: {made}; the code here is {here}"
+    ]
+
+
+def _code_name(revision: str, changes: str | None) -> str:
+    return f"{revision[:8]}{f' with changes {changes[:6]}' if changes else ''}"
 
 
 def compare_weights(original: RunFolder, again: RunFolder) -> str:

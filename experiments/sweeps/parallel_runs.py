@@ -99,7 +99,8 @@ class ParallelSweep:
             threads = threads_per_process(config, self._at_once)
             slot = self._free_slot()
             slot.config = config
-            slot.worker.send(carry_out, Job(config=config, folder=folder, command=sys.argv, threads=threads))
+            job = Job(config=config, folder=folder, command=sys.argv, threads=threads, at_once=self._at_once)
+            slot.worker.send(carry_out, job)
             if self._signal:  # received before the slot had a folder
                 self._forward_signal()
 

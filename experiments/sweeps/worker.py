@@ -11,6 +11,7 @@ import torch
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import run_log
 from experiments.sweeps.attempt import attempt
@@ -25,12 +26,14 @@ class Job:
         folder: The run folder.
         command: What the user typed, for the manifest.
         threads: Threads of each process of the run; None keeps OMP_NUM_THREADS.
+        at_once: How many runs the sweep carries out at once, for the manifest.
     """
 
     config: TrainConfig
     folder: RunFolder
     command: list[str]
     threads: int | None
+    at_once: int
 
 
 def carry_out(job: Job) -> str | FolderInUse | DiskError | None:
@@ -41,6 +44,7 @@ def carry_out(job: Job) -> str | FolderInUse | DiskError | None:
     A signal that stops the run ends the process, with the exit code of ``execute``.
     """
     sys.argv = job.command
+    os.environ[RUNS_AT_ONCE] = str(job.at_once)
     if job.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(job.threads)  # for the ranks
         torch.set_num_threads(job.threads)

@@ -46,6 +46,10 @@ class _Mirror:
     def config(self) -> Mapping[str, object]:
         return {key: value for key, value in self.mirrored_config.items() if key not in ("_wandb", "manifest")}
 
+    def manifest(self) -> Mapping[str, object]:
+        found = self.mirrored_config.get("manifest")
+        return found if isinstance(found, Mapping) else {}
+
     def rows(self, kind: str) -> list[Row]:
         return [_recorded_row(row, kind) for row in self.history() if row.get(f"{kind}/step") is not None]
 

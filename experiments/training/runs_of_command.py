@@ -14,6 +14,7 @@ from experiments.launching.rank_environment import RankEnvironment
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
+from experiments.runs.saved_run import other_code
 from experiments.runs.stop_signals import stop_signals
 from experiments.training.preflight import check_runs
 from experiments.training.runner import execute, join
@@ -95,4 +96,6 @@ def _reason_of_failure(config: TrainConfig, ranks: RankEnvironment | None) -> st
         leave(1)  # a normal exit would wait for a peer that may be gone, and the launcher for this process
     if ranks is None or ranks.rank == 0:
         print(f"{'done' if ran else 'already done'}: {folder.path}")
+        for line in [] if ran else other_code([folder]):
+            print(f"note: {line}", file=sys.stderr)
     return None

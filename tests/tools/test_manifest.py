@@ -45,6 +45,9 @@ def test_a_manifest_is_plain_and_complete() -> None:
     assert manifest["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert manifest["started"].endswith("+00:00")
     assert manifest["num_threads"] == torch.get_num_threads()
+    assert manifest["packages"]["torch"] == manifest["versions"]["torch"]
+    assert len(manifest["load_average"]) == 3
+    assert manifest["runs_at_once"] == 1
 
 
 def test_extra_entries_replace_nothing() -> None:

@@ -1,0 +1,57 @@
+"""Where runs come from: the code, machine, torch and company of each, and whether runs side by side differ in them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from experiments.config.errors import UserError
+
+Origin = Mapping[str, str]
+
+UNKNOWN = "unknown"
+SAME_COMPANY = "runs at once"
+
+
+def origin_of(manifest: Mapping[str, Any]) -> Origin:
+    """Return what a run's numbers may depend on beside its configuration, in words, from its manifest."""
+    git, cpu, versions = (_mapping(manifest.get(key)) for key in ("git", "cpu", "versions"))
+    revision, changes = git.get("revision"), str(git.get("diff_sha256") or "")
+    gpus = Counter(str(gpu) for gpu in manifest.get("gpus") or [])
+    parts = [f"{cpu.get('num_cores')} cores of {cpu.get('model')}", *(f"{n} {gpu}" for gpu, n in gpus.items())]
+    return {
+        "code revisions": f"{str(revision)[:8]}{f' with changes {changes[:6]}' if changes else ''}"
+        if revision
+        else UNKNOWN,
+        "machines": ", ".join(parts) if cpu else UNKNOWN,
+        "versions of torch": str(versions.get("torch") or UNKNOWN),
+        SAME_COMPANY: str(manifest.get("runs_at_once") or UNKNOWN),
+    }
+
+
+def differences(origins: Mapping[str, Origin], runs: Iterable[str]) -> list[str]:
+    """Return a line for each thing in which some runs that stand side by side differ; none where they are alike."""
+    chosen = [origins[run] for run in sorted(set(runs)) if run in origins]
+    lines = []
+    for key in chosen[0] if chosen else ():
+        found = Counter(origin[key] for origin in chosen)
+        if len(found) > 1:
+            counted = ", ".join(f"{value} ({number})" for value, number in found.most_common())
+            lines.append(f"different {key}: {counted}")
+    return lines
+
+
+def refuse_differences(origins: Mapping[str, Origin], studies: Mapping[str, Iterable[str]]) -> None:
+    """Raise UserError where runs of a study differ in their origins.
+
+    Args:
+        studies: the runs of each, by what they have in common.
+    """
+    for study, runs in studies.items():
+        if lines := differences(origins, runs):
+            raise UserError(
+                f"{study}: runs side by side have {'; '.join(lines)}: leave some out, or leave out --strict"
+            )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,98 @@
+"""Runs of different code, machines, torch or company that stand side by side are marked, refused, and named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments import figures
+from experiments.config.paths import ROOT
+from experiments.reports import frames
+from experiments.reports.provenance import differences, origin_of
+from experiments.runs.git_state import git_state
+from experiments.runs.run_folder import RunFolder
+from experiments.runs.saved_run import other_code
+
+HERE: dict[str, Any] = {
+    "git": {"revision": "a" * 40, "diff_sha256": None},
+    "cpu": {"num_cores": 2, "model": "AMD EPYC"},
+    "gpus": [],
+    "versions": {"torch": "2.15.0"},
+    "runs_at_once": 1,
+}
+CHANGES = {
+    "code revisions: aaaaaaaa (2), bbbbbbbb (1)": {"git": {"revision": "b" * 40}},
+    "code revisions: aaaaaaaa (2), aaaaaaaa with changes 123456 (1)": {
+        "git": {"revision": "a" * 40, "diff_sha256": "1234567"}
+    },
+    "machines: 2 cores of AMD EPYC (2), 2 cores of AMD EPYC, 1 H100 (1)": {"gpus": ["H100"]},
+    "versions of torch: 2.15.0 (2), 2.14.0 (1)": {"versions": {"torch": "2.14.0"}},
+    "runs at once: 1 (2), 4 (1)": {"runs_at_once": 4},
+    "runs at once: 1 (2), unknown (1)": {"runs_at_once": None},
+}
+
+
+@pytest.mark.parametrize("line", CHANGES)
+def test_each_difference_has_a_line(line: str) -> None:
+    origins = {"a": origin_of(HERE), "b": origin_of(HERE), "c": origin_of(HERE | CHANGES[line])}
+    assert differences(origins, "abc") == [f"different {line}"]
+    assert differences(origins, "ab") == []
+    assert differences({"a": origin_of({}), "b": origin_of({})}, "ab") == []
+
+
+def write_run(root: Path, seed: int, manifest: dict[str, Any]) -> RunFolder:
+    names = {group: {"name": name} for group, name in (("model", "mlp"), ("dataset", "digits"), ("sparsifier", "topk"))}
+    config = {**names, "density": 0.1, "seed": seed, "epochs": 1, "batch_size": 4}
+    files = {
+        "config.yaml": yaml.safe_dump({**config, "cluster": {"name": "simulated", "world_size": 2}}),
+        "manifest.json": json.dumps(manifest),
+        "steps.jsonl": '{"step": 0, "epoch": 0, "density": 0.1, "compute_s": 1}\n',
+        "epochs.jsonl": '{"epoch": 0, "step": 0, "accuracy": 0.5, "train_loss": 1, "time_s": 1}\n',
+        "DONE": "{}",
+    }
+    folder = root / f"run-s{seed}"
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return RunFolder(folder)
+
+
+def test_unlike_runs_are_marked_and_with_strict_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, out = tmp_path / "runs", tmp_path / "figures"
+    write_run(root, 0, HERE)
+    command = ["--runs", str(root), "--out", str(out), "--table", "--strict"]
+    assert figures.main(command) == 0
+    write_run(root, 1, HERE | {"runs_at_once": 2})
+    line = "mlp on digits, 2 workers: different runs at once: 1 (1), 2 (1)"
+    assert line in frames.load(root).notes()
+    assert figures.main(command[:-1]) == 0
+    assert line in (out / "summary.md").read_text()
+    capsys.readouterr()
+    assert figures.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: mlp on digits, 2 workers: runs side by side have different runs at once: 1 (1), 2")
+    assert error.count("\n") == 1
+
+
+def test_a_figure_of_unlike_runs_says_so_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.reports import all_figures
+
+    for seed, manifest in enumerate([HERE, HERE | {"versions": {"torch": "2.14.0"}}]):
+        write_run(tmp_path, seed, manifest)
+    notes: list[object] = []
+    monkeypatch.setattr(all_figures, "save", lambda *_, **given: notes.append(given["notes"]) or [Path("x")])
+    all_figures.draw_all(frames.load(tmp_path), tmp_path, ["convergence"])
+    assert notes == [["different versions of torch: 2.15.0 (1), 2.14.0 (1)"]]
+
+
+def test_finished_runs_of_other_code_are_told(tmp_path: Path) -> None:
+    now = git_state(ROOT)
+    own = write_run(tmp_path, 0, {"git": now})
+    other = write_run(tmp_path, 1, {"git": {"revision": "b" * 40, "diff_sha256": "1234567"}})
+    assert other_code([own, write_run(tmp_path, 2, {})]) == []
+    (line,) = other_code([own, other])
+    assert line.startswith(
+        "1 of 2 finished runs are of other code: bbbbbbbb with changes 123456 (1); the code here is "
+    )
