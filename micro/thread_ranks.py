@@ -1,6 +1,5 @@
 """Threads that stand in for ranks: they send through shared memory, and one that fails or stays away ends them all."""
 
-import os
 import threading
 import time
 import weakref
@@ -24,9 +23,10 @@ Task = Callable[[], None]
 class _Crew:
     """What the threads of a group know of each other, also those of a group of some of its ranks.
 
-    No more of them run at a time than there are cores, so that fewer compete for the interpreter's lock.
+    No more of them run at a time than the group has cores, so that fewer compete for the interpreter's lock.
 
     Attributes:
+        num_cores: how many run at a time.
         lock: held while anything here, or in a barrier, is changed.
         running: ranks that have a core; the others wait, for a core or in a collective, or have ended.
         ended: ranks whose work is over.
@@ -35,15 +35,15 @@ class _Crew:
         moved_at: when a rank last began, came to a collective or ended.
     """
 
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
+    def __init__(self, world_size: int, num_cores: int) -> None:
+        self._world_size, self.num_cores = world_size, num_cores
         self.lock = threading.Lock()
         self.barriers: list[_Barrier] = []
         self.begin()
 
     def begin(self) -> None:
         """Return to the initial state; no rank may be at work."""
-        self.cores = threading.Semaphore(os.cpu_count() or 1)
+        self.cores = threading.Semaphore(self.num_cores)
         self.running: set[int] = set()
         self.ended: set[int] = set()
         self.failure: str | None = None
@@ -219,7 +219,7 @@ class ThreadComm(Comm):
         torch.cat([parts[self.rank] for parts in everyone], out=received)
 
     def _all_reduce_(self, x: Tensor) -> None:
-        num_parts = min(self.world_size, os.cpu_count() or 1)  # as many ranks add at a time as run at a time
+        num_parts = min(self.world_size, self._memory.crew.num_cores)  # as many ranks add at a time as run at a time
         everyone = self._put(x.tensor_split(num_parts), "all_reduce")  # not copied: x changes when all have read
         if self.rank < num_parts:
             mine = everyone[0][self.rank].clone()
@@ -276,6 +276,8 @@ def _end(queues: Sequence["SimpleQueue[Task | None]"]) -> None:
 class SimulatedGroup:
     """``world_size`` threads that call collectives together.
 
+    As many of them run at a time as torch's operations have threads where the group is made.
+
     Args:
         timeout_s: how long the others wait for ranks that do not come to a collective; then all end, and the error
             names those. It begins anew whenever a rank comes to one.
@@ -290,11 +292,11 @@ class SimulatedGroup:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}")
         self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
-        self._crew = _Crew(world_size)
+        threads = torch.get_num_threads()
+        self._crew = _Crew(world_size, threads)
         memory = _SharedMemory(range(world_size), self._crew)
         self.comms = [ThreadComm(rank, memory) for rank in range(world_size)]
         self._still_at_work = ""
-        threads = torch.get_num_threads()
         self._queues: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in range(world_size)]
         self._threads = [
             threading.Thread(target=_serve, args=(tasks,), name=f"rank_{rank}", daemon=True)

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +20,26 @@ KINDS = ("counts", "indices", "values")  # of bytes
 
 
 def trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size: int) -> tuple[Row, list[Row]]:
-    """Run a method on gradients and return its row of means, and a row per step."""
+    """Run a method on gradients and return its row of means, and a row per step.
+
+    It uses one core: trials are what runs at a time, and idle threads of torch would take the ranks' time.
+    """
+    with one_thread():
+        return _trial(method, reducer, gradients, world_size)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch's operations have one thread in this context; those of other threads are not concerned."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size: int) -> tuple[Row, list[Row]]:
     simulation = micro.Simulation(reducer, gradients.layout, world_size)
     try:
         ledger = _Ledger(simulation)
