@@ -78,6 +78,7 @@ from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
+from micro.reducers.fixed_micro import FixedMicro
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
@@ -142,6 +143,7 @@ __all__ = [
     "Exchanged",
     "FFTReducer",
     "Feedback",
+    "FixedMicro",
     "GTopK",
     "Gather",
     "GatherBySenders",

@@ -79,6 +79,7 @@ class Waits(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[tuple[Way, str]] = Counter()
+        self._pinned: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` on the values; tensors that it makes are of the device that it names or ran on."""
@@ -93,7 +94,10 @@ class Waits(TorchDispatchMode):
             self._count(func, args, kwargs, on_device, makes_own)
             if target is not None:
                 kwargs["device"] = _HOST
+            is_pinned = kwargs.pop("pin_memory", None)  # which only a driver can
             out = func(*_mapped(_values_of, args), **_mapped(_values_of, kwargs))
+            if is_pinned:
+                self._pinned.add(out.data_ptr())
             return _mapped(_on_device, out) if makes_own else out
 
     def _count(self, func: Any, args: Any, kwargs: dict[str, Any], on_device: bool, makes_own: bool) -> None:
@@ -103,7 +107,9 @@ class Waits(TorchDispatchMode):
             source, target = (args[1], args[0]) if func is _aten.copy_.default else (args[0], None)
             goes_to_device = makes_own if target is None else isinstance(target, DeviceTensor)
             way = "write" if goes_to_device else "read"
-            waits = not (goes_to_device and kwargs.get("non_blocking"))
+            is_pinned = target is not None and not goes_to_device and target.data_ptr() in self._pinned
+            non_blocking = kwargs.get("non_blocking") or (func is _aten.copy_.default and any(args[2:]))
+            waits = not ((goes_to_device or is_pinned) and non_blocking)
             number = int(isinstance(source, DeviceTensor) != goes_to_device and waits)
         elif func is _aten.repeat_interleave.Tensor:
             number = int(on_device and kwargs.get("output_size") is None)

@@ -19,6 +19,7 @@ from micro.comm import Comm
 from micro.flat import Layout
 from micro.thread_ranks import SimulatedGroup
 from tests.fake_device import DEVICE, DeviceTensor, Way, fake_device
+from tests.recorded_streams import recorded_streams
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "results/published/host_waits.md"
@@ -73,7 +74,8 @@ def waits_of(method: str) -> Waits:
                 found.append(Counter(waits.seen))
         return found
 
-    with patch.object(kernels, "on_gpu", lambda *_: False):  # they need a device with a memory of its own
+    no_kernels = patch.object(kernels, "on_gpu", lambda *_: False)  # they need a device with a memory of its own
+    with no_kernels, recorded_streams():
         counted = _group().run(steps)[0][-COUNTED:]
     places = dict.fromkeys(place for step in counted for place in step)
     return Counter({place: statistics.median_low([step[place] for step in counted]) for place in places})

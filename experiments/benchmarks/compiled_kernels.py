@@ -71,7 +71,9 @@ def variants() -> list[Variant]:
     blocks = {"ALIGNED": ALIGNED, "BLOCK": BLOCK}
     limited = {**blocks, "LIMIT": 2.0**100}
     absorbed = {"residual": "*fp32", "grad": "*fp32", "first_bad": "*i32", "numel": "i32"}
-    lists = {"indices": "*i32", "values": "*fp32", "found": "*i32", "bins": "*i32", "capacity": "i32", "plan": "*i32"}
+    counted = {"plan": "*i32", "counts": "*i32", "bins": "*i32"}
+    placed = {"residual": "*fp32", "plan": "*i32", "ends": "*i32", "numel": "i32", "capacity": "i32"}
+    lists = {"indices": "*i32", "values": "*fp32"}
     scanned = {"x": "*fp32", "threshold": "*fp32", "numel": "i32"}
     binned = {"x": "*fp32", "bins": "*i32", "first": "i32", "shift": "i32", "num_bins": "i32", "numel": "i32"}
     scattered = {"vector": "*fp32", "indices": "*i32", "values": "*fp32", "numel": "i32", "count": "i32"}
@@ -84,9 +86,13 @@ def variants() -> list[Variant]:
             stores=True,
         ),
         Variant(
-            *("absorb and collect", "float32", absorbing.absorb_and_collect_kernel, absorbed | lists),
-            *(limited | {"NUM_BINS": NUM_BINS}, "16, and 8 for each candidate", 16),
+            *("absorb and count", "float32", absorbing.absorb_and_count_kernel, absorbed | counted),
+            *(limited | {"NUM_BINS": NUM_BINS}, "16", 16),
             stores=True,
+        ),
+        Variant(
+            *("place candidates", "float32", absorbing.place_kernel, placed | lists, blocks),
+            *("4 in the slice, where a block holds any, and 8 for each", 4),
         ),
         Variant("count above", "float32", scanning.count_kernel, scanned | {"counts": "*i32"}, blocks, "4", 4),
         Variant(

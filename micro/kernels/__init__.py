@@ -13,7 +13,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from micro.kernels import reference
+from micro.kernels import candidates, reference
+from micro.kernels.candidates import Candidates
 
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
@@ -49,6 +50,12 @@ class _TritonLoops(_Loops, Protocol):
     def check(self, device: torch.device) -> None: ...
 
     def largest(self, x: Tensor, k: int, sample: int) -> Tensor: ...
+
+    def absorb_flagged_(self, residual: Tensor, grad: Tensor) -> Tensor: ...
+
+    def absorb_and_collect_(self, residual: Tensor, grad: Tensor, plan: Tensor, candidates: Candidates) -> None: ...
+
+    def scatter_add_(self, vector: Tensor, indices: Tensor, values: Tensor) -> None: ...
 
 
 def compiled(x: Tensor) -> bool:
@@ -192,6 +199,40 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
 def _is_narrow(x: Tensor) -> bool:
     """Tell whether ``x`` is a contiguous vector of 16-bit numbers on a CPU."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous()
+
+
+def absorb_and_collect_(residual: Tensor, grad: Tensor, plan: Tensor, found: Candidates) -> None:
+    """Do what `absorb_` does, and collect what ``plan`` (4,) describes of the sums in one of its parts: into ``found``.
+
+    What is found, how much, and the first sum that is too large stay on the device: its host waits for nothing.
+
+    Args:
+        plan: see `micro.kernels.candidates.plan`.
+        found: cleared first; of the dtype of ``residual``.
+    """
+    if on_gpu(residual, grad):
+        cast(_TritonLoops, _with_triton()).absorb_and_collect_(residual, grad, plan, found)
+    elif residual.device.type == "cpu":
+        candidates.absorb_and_collect_on_host_(residual, grad, plan, found)
+    else:
+        candidates.absorb_and_collect_(residual, grad, plan, found)
+
+
+def collect_(residual: Tensor, plan: Tensor, found: Candidates) -> None:
+    """Collect what ``plan`` describes of ``residual`` (numel,) into cleared ``found``: what only a first step does."""
+    collect = candidates.collect_on_host_ if residual.device.type == "cpu" else candidates.collect_
+    collect(residual, plan, found)
+
+
+def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Add ``values`` (m,) to ``vector`` (numel,) at ``indices`` (m,) int32; skip indices outside of it.
+
+    No index inside of the vector is there twice. The host waits for nothing.
+    """
+    if on_gpu(vector, values):
+        cast(_TritonLoops, _with_triton()).scatter_add_(vector, indices, values)
+    else:
+        reference.scatter_add_(vector, indices, values)
 
 
 def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:

@@ -17,8 +17,8 @@ class Candidates:
     Attributes:
         indices: (capacity,) int32, ascending, then ``numel`` of the vector where nothing is.
         values: (capacity,) what stands at the indices; 0 where nothing is.
-        found: (1,) int32 number of elements that passed. Where it exceeds the capacity, some of them are missing,
-            and which ones may differ from run to run.
+        found: (1,) int32 number of elements that passed. Where it exceeds the capacity, those of the lowest indices
+            are there.
         first_bad: (1,) int32 index of the first sum that is not finite or too large, ``numel`` where there is none.
         bins: (NUM_BINS,) int32 counts of all that passed, by ranges of magnitude.
     """
@@ -43,12 +43,6 @@ class Candidates:
         for counted in (self.values, self.found, self.bins):
             counted.zero_()
 
-    def sort_(self) -> None:
-        """Order the candidates by index; programs of a GPU append theirs in any order."""
-        indices, order = torch.sort(self.indices)
-        self.values.copy_(self.values.index_select(0, order))
-        self.indices.copy_(indices)
-
 
 def plan(start: int, stop: int, lowest_bits: int, shift: int, device: torch.device) -> Tensor:
     """Return (4,) int32 what is to be collected: everything in [start, stop) with at least a certain magnitude.
@@ -61,22 +55,50 @@ def plan(start: int, stop: int, lowest_bits: int, shift: int, device: torch.devi
 
 
 def absorb_and_collect_(residual: Tensor, grad: Tensor, plan: Tensor, candidates: Candidates) -> None:
-    """Add ``grad`` (numel,) to ``residual`` (numel,), set it to zero, and collect what ``plan`` describes of the sums.
+    """Do what `micro.kernels.absorb_and_collect_` does, in plain torch and without a read by the host."""
+    candidates.clear_(grad.numel())
+    candidates.first_bad.copy_(reference.absorb_flagged_(residual, grad))
+    collect_(residual, plan, candidates)
 
-    The residual stays finite as `micro.kernels.absorb_` says. This is the form in plain torch, which the kernels of a
-    GPU are compared with.
-    """
-    numel = grad.numel()
-    candidates.clear_(numel)
-    first_bad = reference.absorb_(residual, grad)
+
+def collect_(residual: Tensor, plan: Tensor, candidates: Candidates) -> None:
+    """Collect what ``plan`` describes of ``residual`` (numel,) into cleared ``candidates``."""
+    start, stop, lowest_bits, shift = plan.unbind()
+    places = torch.arange(residual.numel(), dtype=torch.int32, device=residual.device)
+    magnitudes = residual.abs()
+    chosen = (places >= start) & (places < stop) & (magnitudes >= lowest_bits.view(torch.float32))
+    ends, capacity = chosen.cumsum(0, dtype=torch.int32), candidates.indices.numel()
+    target = (ends - 1).where(chosen & (ends <= capacity), capacity).long()
+    for out, source in ((candidates.indices, places), (candidates.values, residual)):
+        with_rest = torch.cat([out, out.new_empty(1)])  # what is not chosen falls into the place beyond the end
+        out.copy_(with_rest.scatter_(0, target, source)[:capacity])
+    candidates.found.copy_(chosen.sum(dtype=torch.int32))
+    bins = (magnitudes.to(torch.float32).view(torch.int32) - lowest_bits >> shift).clamp_(0, NUM_BINS - 1)
+    counts = torch.zeros(NUM_BINS, dtype=torch.int32, device=residual.device)
+    candidates.bins.copy_(counts.scatter_add_(0, bins.long(), chosen.to(torch.int32)))
+
+
+def absorb_and_collect_on_host_(residual: Tensor, grad: Tensor, plan: Tensor, candidates: Candidates) -> None:
+    """Do the same by the loops of a CPU, whose host may read what it likes."""
+    from micro import kernels
+
+    candidates.clear_(grad.numel())
+    first_bad = kernels.absorb_(residual, grad)
     if first_bad is not None:
         candidates.first_bad.fill_(first_bad)
-    start, stop, lowest_bits, shift = plan.tolist()  # host sync: the reference
+    collect_on_host_(residual, plan, candidates)
+
+
+def collect_on_host_(residual: Tensor, plan: Tensor, candidates: Candidates) -> None:
+    """Do what `collect_` does by the loops of a CPU."""
+    from micro import kernels
+
+    start, stop, lowest_bits, shift = plan.tolist()
     threshold = float(plan[2:3].view(torch.float32))
-    places, magnitudes = reference.above(residual[start:stop], threshold)
+    places, magnitudes = kernels.above_with_magnitudes(residual[start:stop], threshold)
     kept = places[: candidates.indices.numel()] + start
     candidates.indices[: kept.numel()] = kept
-    candidates.values[: kept.numel()] = residual[kept.long()]
+    candidates.values[: kept.numel()] = residual.index_select(0, kept)
     candidates.found.fill_(places.numel())
     bins = (magnitudes.to(torch.float32).view(torch.int32) - lowest_bits >> shift).clamp_(0, NUM_BINS - 1)
     candidates.bins.copy_(torch.bincount(bins, minlength=NUM_BINS))

@@ -51,6 +51,18 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     return int(bad[0]) if bad.numel() else None  # host sync: only after something was found
 
 
+def absorb_flagged_(residual: Tensor, grad: Tensor) -> Tensor:
+    """Do what ``absorb_`` does, and return the index (1,) int32, ``numel`` for none: the host reads nothing."""
+    numel = grad.numel()
+    places = torch.arange(numel + 1, dtype=torch.int32, device=grad.device)
+    total = residual + grad
+    is_bad = too_large(total)
+    kept = residual.where(~torch.isfinite(grad), torch.zeros_like(residual))
+    residual.copy_(kept.where(is_bad, total))
+    grad.zero_()
+    return torch.cat([places[:numel].where(is_bad, numel), places[numel:]]).amin(0, keepdim=True)
+
+
 def limit(dtype: torch.dtype) -> float:
     """Return the magnitude from which on a number counts as infinite, so that sums over ranks stay finite."""
     return 2.0 ** (math.frexp(torch.finfo(dtype).max)[1] - 28)
@@ -156,6 +168,7 @@ def combined(partials: Tensor) -> Statistics:
 
 def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     """Add ``values`` (m,) to ``vector`` (numel,) at ``indices`` (m,) int32; skip indices outside."""
-    used = (indices >= 0) & (indices < vector.numel())
-    places, wide = indices[used].long(), torch.promote_types(vector.dtype, torch.float32)
-    vector[places] = (vector[places].to(wide) + values[used]).to(vector.dtype)
+    if vector.numel():
+        used = (indices >= 0) & (indices < vector.numel())
+        added = values.where(used, torch.zeros_like(values)).to(vector.dtype)
+        vector.index_add_(0, indices.where(used, torch.zeros_like(indices)), added)

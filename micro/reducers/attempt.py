@@ -34,6 +34,10 @@ class Attempt:
         self.grad.zero_()
         return replace(self.stats, skipped=True, global_count=0, relative_error=None)
 
+    def decide_late(self, attempts: Sequence["Attempt"], policy: Policy) -> "Decision | None":
+        """Decide the step of all ``attempts`` on their device, where all know how; here nothing is decided."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -61,6 +65,8 @@ def decide(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:
     Args:
         attempts: the buckets of one step, in the same order on all ranks.
     """
+    if attempts and (late := attempts[0].decide_late(attempts, policy)) is not None:
+        return late
     findings = [finding for attempt in attempts for finding in attempt.findings]
     if not findings:
         return Decision(tuple(attempt.stats for attempt in attempts))

@@ -50,53 +50,47 @@ def absorb_kernel(
 
 
 @kernel
-def _collect(
-    acc: tl.tensor,
-    offsets: tl.tensor,
-    inside: tl.tensor,
-    lowest: tl.tensor,
-    shift: tl.tensor,
-    indices: tl.tensor,
-    values: tl.tensor,
-    found: tl.tensor,
-    bins: tl.tensor,
-    capacity: tl.tensor,
-    NUM_BINS: tl.constexpr,
-) -> None:
-    """Append what is at or above the magnitude of bit pattern ``lowest``; count all of it, also beyond the capacity."""
-    magnitudes = tl.abs(acc)
-    chosen = inside & (magnitudes >= lowest.to(tl.float32, bitcast=True))
-    ones = chosen.to(tl.int32)
-    count = tl.sum(ones)
-    if count > 0:
-        places = tl.atomic_add(found, count) + tl.cumsum(ones) - ones
-        kept = chosen & (places < capacity)
-        tl.store(indices + places, offsets, mask=kept)
-        tl.store(values + places, acc, mask=kept)
-        patterns = magnitudes.to(tl.float32).to(tl.int32, bitcast=True)
-        numbers = tl.minimum(tl.maximum((patterns - lowest) >> shift, 0), NUM_BINS - 1)
-        counts = tl.histogram(numbers, NUM_BINS, mask=chosen)
-        tl.atomic_add(bins + tl.arange(0, NUM_BINS), counts, mask=counts > 0)
+def _passing(acc: tl.tensor, inside: tl.tensor, lowest: tl.tensor) -> tl.tensor:
+    """Return which sums inside of the slice are at or above the magnitude of bit pattern ``lowest``."""
+    return inside & (tl.abs(acc) >= lowest.to(tl.float32, bitcast=True))
 
 
 @kernel
-def absorb_and_collect_kernel(
+def _count(
+    acc: tl.tensor,
+    inside: tl.tensor,
+    lowest: tl.tensor,
+    shift: tl.tensor,
+    counts: tl.tensor,
+    bins: tl.tensor,
+    NUM_BINS: tl.constexpr,
+) -> None:
+    """Write how many pass to ``counts`` (1,), and add them to the counts by magnitude."""
+    chosen = _passing(acc, inside, lowest)
+    count = tl.sum(chosen.to(tl.int32))
+    tl.store(counts, count)
+    if count > 0:
+        patterns = tl.abs(acc).to(tl.float32).to(tl.int32, bitcast=True)
+        numbers = tl.minimum(tl.maximum((patterns - lowest) >> shift, 0), NUM_BINS - 1)
+        found = tl.histogram(numbers, NUM_BINS, mask=chosen)
+        tl.atomic_add(bins + tl.arange(0, NUM_BINS), found, mask=found > 0)
+
+
+@kernel
+def absorb_and_count_kernel(
     residual: tl.tensor,
     grad: tl.tensor,
     plan: tl.tensor,
-    indices: tl.tensor,
-    values: tl.tensor,
-    found: tl.tensor,
+    counts: tl.tensor,
     first_bad: tl.tensor,
     bins: tl.tensor,
     numel: tl.tensor,
-    capacity: tl.tensor,
     LIMIT: tl.constexpr,
     NUM_BINS: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Do what ``absorb_kernel`` does, and collect the candidates that ``plan`` (4,) describes from the sums."""
+    """Do what ``absorb_kernel`` does, and count what ``plan`` (4,) describes of the sums: by block and by magnitude."""
     start, stop = tl.load(plan), tl.load(plan + 1)
     lowest, shift = tl.load(plan + 2), tl.load(plan + 3)
     block = tl.program_id(0)
@@ -105,18 +99,67 @@ def absorb_and_collect_kernel(
     if block < tl.num_programs(0) - 1:
         offsets = block * BLOCK + lanes
         acc = _absorbed(residual, grad, first_bad, offsets, offsets < whole, LIMIT)
-        if (block * BLOCK < stop) & ((block + 1) * BLOCK > start):
-            inside = (offsets >= start) & (offsets < stop) & (offsets < whole)
-            _collect(acc, offsets, inside, lowest, shift, indices, values, found, bins, capacity, NUM_BINS)
+        inside = (offsets >= start) & (offsets < stop) & (offsets < whole)
+        _count(acc, inside, lowest, shift, counts + block, bins, NUM_BINS)
     else:
         offsets = whole + lanes
         acc = _absorbed(residual, grad, first_bad, offsets, offsets < numel, LIMIT)
         inside = (offsets >= start) & (offsets < stop) & (offsets < numel)
-        _collect(acc, offsets, inside, lowest, shift, indices, values, found, bins, capacity, NUM_BINS)
+        _count(acc, inside, lowest, shift, counts + block, bins, NUM_BINS)
 
 
-def absorb_(residual: Tensor, grad: Tensor) -> int | None:
-    """Add ``grad`` (numel,) to ``residual`` and set it to zero; see micro.kernels."""
+@kernel
+def _place(
+    residual: tl.tensor,
+    offsets: tl.tensor,
+    inside: tl.tensor,
+    lowest: tl.tensor,
+    first: tl.tensor,
+    indices: tl.tensor,
+    values: tl.tensor,
+    capacity: tl.tensor,
+) -> None:
+    """Write what passes from place ``first`` on, as far as there is room."""
+    acc = tl.load(residual + offsets, mask=inside, other=0)
+    chosen = _passing(acc, inside, lowest)
+    ones = chosen.to(tl.int32)
+    places = first + tl.cumsum(ones) - ones
+    kept = chosen & (places < capacity)
+    tl.store(indices + places, offsets, mask=kept)
+    tl.store(values + places, acc, mask=kept)
+
+
+@kernel
+def place_kernel(
+    residual: tl.tensor,
+    plan: tl.tensor,
+    ends: tl.tensor,
+    indices: tl.tensor,
+    values: tl.tensor,
+    numel: tl.tensor,
+    capacity: tl.tensor,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Write indices and sums of what ``plan`` describes, in order; ``ends`` (programs,) are the sums of the counts."""
+    block = tl.program_id(0)
+    whole = numel // ALIGNED * ALIGNED
+    lanes = tl.arange(0, BLOCK)
+    first = tl.load(ends + block - 1, mask=block > 0, other=0)
+    if (tl.load(ends + block) > first) & (first < capacity):  # programs outside of the slice end here
+        start, stop, lowest = tl.load(plan), tl.load(plan + 1), tl.load(plan + 2)
+        if block < tl.num_programs(0) - 1:
+            offsets = block * BLOCK + lanes
+            inside = (offsets >= start) & (offsets < stop) & (offsets < whole)
+            _place(residual, offsets, inside, lowest, first, indices, values, capacity)
+        else:
+            offsets = whole + lanes
+            inside = (offsets >= start) & (offsets < stop) & (offsets < numel)
+            _place(residual, offsets, inside, lowest, first, indices, values, capacity)
+
+
+def absorb_flagged_(residual: Tensor, grad: Tensor) -> Tensor:
+    """Add ``grad`` (numel,) to ``residual`` and set it to zero; see micro.kernels. The host reads nothing."""
     numel = grad.numel()
     first_bad = torch.full((1,), numel, dtype=torch.int32, device=grad.device)
     launch(
@@ -128,23 +171,31 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
         ALIGNED=ALIGNED,
         BLOCK=BLOCK,
     )
-    index = int(first_bad)  # host sync: a step in which something was not finite goes another way
-    return index if index < numel else None
+    return first_bad
+
+
+def absorb_(residual: Tensor, grad: Tensor) -> int | None:
+    """Do the same, and return the index of the first sum that is too large, or None; see micro.kernels."""
+    index = int(absorb_flagged_(residual, grad))  # host sync: a step in which something was not finite goes another way
+    return index if index < grad.numel() else None
 
 
 def absorb_and_collect_(residual: Tensor, grad: Tensor, plan: Tensor, candidates: Candidates) -> None:
-    """Do what `micro.kernels.candidates.absorb_and_collect_` does, without a read by the host."""
-    numel = grad.numel()
+    """Do what `micro.kernels.absorb_and_collect_` does."""
+    numel, programs = grad.numel(), num_programs(grad.numel(), BLOCK)
     candidates.clear_(numel)
+    counts = torch.empty(programs, dtype=torch.int32, device=grad.device)
     launch(
-        absorb_and_collect_kernel,
-        num_programs(numel, BLOCK),
+        absorb_and_count_kernel,
+        programs,
         grad,
-        *(residual, grad, plan, candidates.indices, candidates.values),
-        *(candidates.found, candidates.first_bad, candidates.bins, numel, candidates.indices.numel()),
+        *(residual, grad, plan, counts, candidates.first_bad, candidates.bins, numel),
         LIMIT=limit(residual.dtype),
         NUM_BINS=NUM_BINS,
         ALIGNED=ALIGNED,
         BLOCK=BLOCK,
     )
-    candidates.sort_()
+    ends = counts.cumsum(0, dtype=torch.int32)
+    candidates.found.copy_(ends[-1:])
+    outputs = (candidates.indices, candidates.values, numel, candidates.indices.numel())
+    launch(place_kernel, programs, residual, residual, plan, ends, *outputs, ALIGNED=ALIGNED, BLOCK=BLOCK)

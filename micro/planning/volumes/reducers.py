@@ -6,6 +6,7 @@ from typing import Any
 
 from micro.density.base import target_count
 from micro.flat import Layout
+from micro.kernels.candidates import NUM_BINS
 from micro.planning.volumes.bucket import Bucket
 from micro.planning.volumes.calls import Calls, Volume
 from micro.planning.volumes.exchanges import calls_of_exchange
@@ -15,6 +16,7 @@ from micro.planning.volumes.two_levels import joined
 from micro.reducers.base import Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
+from micro.reducers.fixed_micro import FixedMicro
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
@@ -101,6 +103,14 @@ def _of_fft(reducer: FFTReducer, bucket: Bucket) -> Volume:
     return _one_level(bucket, calls, bucket.numel)
 
 
+def _of_fixed_micro(reducer: FixedMicro, bucket: Bucket) -> Volume:
+    k = target_count(reducer.density_policy.density, bucket.numel)
+    room = reducer.room(k, bucket.numel, bucket.world_size)
+    num_sent = min(k, room * bucket.world_size)
+    calls: Calls = ("gather_rows", 4 * (NUM_BINS + 1 + room)), ("all_reduce", num_sent * bucket.dtype.itemsize)
+    return _one_level(bucket, calls, num_sent)
+
+
 def _of_powersgd(reducer: PowerSGD, bucket: Bucket) -> Volume:
     if bucket.world_size == 1:
         return _one_level(bucket, (), bucket.numel)
@@ -144,6 +154,7 @@ def _of_two_level(reducer: TwoLevel, bucket: Bucket) -> Volume:
 _KINDS: Mapping[type[Reducer], Callable[[Any, Bucket], Volume]] = {
     DenseReducer: _of_dense,
     FFTReducer: _of_fft,
+    FixedMicro: _of_fixed_micro,
     PowerSGD: _of_powersgd,
     Split: _of_split,
     SparseReducer: _of_sparse,

@@ -1,0 +1,66 @@
+"""Whole steps of methods with Triton's kernels, which its interpreter runs on the CPU, equal those in plain torch."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.interpreted import kernels as interpreted, serving_the_cpu  # isort: skip  # before what imports triton
+
+import micro
+from micro import kernels
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
+
+LAYOUT = micro.Layout(("matrix", "vector"), ((40, 30), (133,)))
+RANKS, STEPS, DENSITY = 2, 3, 0.05
+Kernels = tuple[str, ...]  # those that a step must call
+METHODS: dict[str, tuple[micro.Reducer, Kernels]] = {
+    "micro, fixed": (micro.FixedMicro(density=DENSITY), ("absorb_and_collect_", "magnitude_counts", "scatter_add_")),
+    "micro": (micro.SparseReducer(micro.Micro(), DENSITY), ("absorb_", "above", "magnitude_counts")),
+    "topk": (micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather()), ("absorb_", "largest")),
+    "threshold": (micro.SparseReducer(micro.Threshold(value=2.0), DENSITY), ("absorb_", "above")),
+}
+
+
+def run(reducer: micro.Reducer) -> list[Tensor]:
+    """Return the updates of all ranks and their residuals, step by step; in the last one a gradient has a NaN."""
+    out = []
+    with closing(micro.Simulation(reducer, LAYOUT, RANKS, dtype=torch.float32)) as simulation:
+        for step in range(STEPS):
+            grads = torch.randn(RANKS, LAYOUT.numel, generator=torch.Generator().manual_seed(step))
+            if step == STEPS - 1:
+                grads[1, 1000] = torch.nan
+            simulation.step_(grads)
+            out += [grads, *simulation.residuals()]
+    return [tensor.clone() for tensor in out]
+
+
+def counted(name: str, calls: list[str]) -> Callable[..., object]:
+    original = getattr(interpreted, name)
+
+    def call(*arguments: object, **more: object) -> object:
+        calls.append(name)
+        return original(*arguments, **more)
+
+    return call
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_with_the_kernels_gives_the_bits_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reducer, wanted = METHODS[name]
+    reducer = replace(reducer, nonfinite="skip")  # type: ignore[type-var]
+    monkeypatch.setattr(kernels, "SAMPLE", 200)  # fewer than half of the elements, as of a long vector
+    calls: list[str] = []
+    for each in wanted:
+        monkeypatch.setattr(interpreted, each, counted(each, calls))
+    with serving_the_cpu():
+        found = run(reducer)
+    assert set(calls) == set(wanted)
+    with patch.object(kernels, "_with_numba", lambda: None):
+        expected = run(reducer)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
