@@ -112,7 +112,9 @@ def absorb_and_count_kernel(
 def _place(
     residual: tl.tensor,
     offsets: tl.tensor,
-    inside: tl.tensor,
+    mask: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
     lowest: tl.tensor,
     first: tl.tensor,
     indices: tl.tensor,
@@ -120,8 +122,8 @@ def _place(
     capacity: tl.tensor,
 ) -> None:
     """Write what passes from place ``first`` on, as far as there is room."""
-    acc = tl.load(residual + offsets, mask=inside, other=0)
-    chosen = _passing(acc, inside, lowest)
+    acc = tl.load(residual + offsets, mask=mask, other=0)  # not by the slice, which may begin anywhere
+    chosen = _passing(acc, mask & (offsets >= start) & (offsets < stop), lowest)
     ones = chosen.to(tl.int32)
     places = first + tl.cumsum(ones) - ones
     kept = chosen & (places < capacity)
@@ -150,12 +152,10 @@ def place_kernel(
         start, stop, lowest = tl.load(plan), tl.load(plan + 1), tl.load(plan + 2)
         if block < tl.num_programs(0) - 1:
             offsets = block * BLOCK + lanes
-            inside = (offsets >= start) & (offsets < stop) & (offsets < whole)
-            _place(residual, offsets, inside, lowest, first, indices, values, capacity)
+            _place(residual, offsets, offsets < whole, start, stop, lowest, first, indices, values, capacity)
         else:
             offsets = whole + lanes
-            inside = (offsets >= start) & (offsets < stop) & (offsets < numel)
-            _place(residual, offsets, inside, lowest, first, indices, values, capacity)
+            _place(residual, offsets, offsets < numel, start, stop, lowest, first, indices, values, capacity)
 
 
 def absorb_flagged_(residual: Tensor, grad: Tensor) -> Tensor:
