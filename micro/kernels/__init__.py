@@ -136,6 +136,22 @@ def _codes() -> ModuleType:
     return codes
 
 
+def cuts_for(vector: Tensor) -> ModuleType:
+    """Return the module that cuts a selection of this vector by counts: `cuts`, or `cuts_reference` in plain torch."""
+    return _cuts(is_compiled=compiled(vector))
+
+
+@cache
+def _cuts(*, is_compiled: bool) -> ModuleType:
+    if is_compiled:
+        from micro.kernels import cuts
+
+        return cuts
+    from micro.kernels import cuts_reference
+
+    return cuts_reference
+
+
 def _for(*tensors: Tensor) -> _Loops:
     """Return the module whose loops serve these tensors."""
     if on_gpu(*tensors):

@@ -39,7 +39,7 @@ class _RotatingSlices(Selector[Any]):
         start, stop = spans[comm.rank]
         found = self.threshold_rule.search(state, Search(acc[start:stop], acc.numel(), spans, step, comm))
         return Selection(
-            found.indices + start,
+            found.indices,
             counts=found.counts,
             spans=spans,
             threshold=found.threshold,
@@ -62,8 +62,9 @@ class Micro(_RotatingSlices):
 
     Args:
         slack: indices travel together with the counts: one all-gather less in each step. Its messages have room for the
-            most that a slice gave in the last step, this share of it more, and half its root: 4 bytes each. Where a
-            slice gives more than that, or less by as much, its step takes the collective that was to be saved. None:
+            most that a slice gave in the last step, this share of it more, and half its root, each in as many bytes as
+            a place in the slice needs (2 up to 65,536 elements). Where a slice gives more than that, or less by as
+            much, its step takes the collective that was to be saved. None:
             indices travel by themselves, exactly as many as there are.
 
     Raises:

@@ -108,7 +108,7 @@ class MovingBlocks(Selector[ExDynaState]):
         start, stop = spans[comm.rank]
         found = self.search(state, Search(acc[start:stop], numel, spans, step, comm))
         self._update_loads(state, [found.counts[(part - step.index) % n] for part in range(n)])
-        return Selection(found.indices + start, counts=found.counts, spans=spans, threshold=found.threshold)
+        return Selection(found.indices, counts=found.counts, spans=spans, threshold=found.threshold)
 
     def search(self, state: ExDynaState, search: Search) -> Found:
         """Return what passes the step's threshold in this rank's partition."""

@@ -4,11 +4,10 @@
 `threshold_from_bins` gives the threshold. Scaling the input by c scales it by c.
 """
 
-import struct
-
 from torch import Tensor
 
 from micro import kernels
+from micro.kernels.bit_patterns import magnitude_of
 from micro.selectors.histogram import SHIFT
 
 FINE_SHIFT = SHIFT - 11  # a fine bin is 1 / 2048 of a coarse one: 1 part in 8192 or less
@@ -55,7 +54,7 @@ def threshold_from_bins(counts: Tensor, fine: Tensor, k: int) -> float | None:
     reached = above + int(fine[within])
     if reached > k and above * reached >= k * k:
         within += 1  # the edge above the tie leaves the nearer count
-    return _from_bits(max((coarse << SHIFT) + (within << FINE_SHIFT), 1))
+    return magnitude_of(max((coarse << SHIFT) + (within << FINE_SHIFT), 1))
 
 
 def _locate(counts: Tensor, rank: int) -> tuple[int, int] | None:
@@ -71,8 +70,3 @@ def _locate(counts: Tensor, rank: int) -> tuple[int, int] | None:
         if above + totals[index] >= rank:
             break
     return None if last is None else (last, above)
-
-
-def _from_bits(bits: int) -> float:
-    value: float = struct.unpack("=f", struct.pack("=i", bits))[0]
-    return value

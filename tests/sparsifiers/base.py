@@ -207,15 +207,18 @@ def slack_counts(outcome: Outcome, rank: int) -> float:
 def slack_indices(outcome: Outcome, rank: int) -> float:
     """32 counts with room for candidates in one message; exact lists in the first step and where there was too little.
 
-    The room is that of the slice that gave most, a fifth and half the root more, but no more than a slice has.
+    The room is that of the slice that gave most, a fifth and half the root more, but no more than a slice has. A
+    candidate takes the bytes that a place in a slice needs; messages are of whole int32.
     """
     n = outcome.world_size
     exact = lists(4)(outcome, rank)
     if not outcome.last_counts or n == 1:
         return exact
     most = max(outcome.last_counts) * sum(outcome.counts) / sum(outcome.last_counts)
-    capacity = min(math.ceil(1.2 * most + 0.5 * math.sqrt(most)), -(-outcome.numel // n))
-    messages = (128 + 4 * capacity) * max(1, slack_searches(outcome)) * (n - 1)
+    longest = -(-outcome.numel // n)
+    capacity = min(math.ceil(1.2 * most + 0.5 * math.sqrt(most)), longest)
+    width = 1 if longest <= 256 else 2 if longest <= 1 << 16 else 3
+    messages = (128 + -(-capacity * width // 4) * 4) * max(1, slack_searches(outcome)) * (n - 1)
     return messages + (exact if outcome.overfull else 0.0)
 
 

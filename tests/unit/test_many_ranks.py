@@ -13,12 +13,12 @@ from micro import kernels
 NUMEL, DENSITY, FEW, MANY = 40_960, 0.05, 4, 1024
 GATHER = micro.Gather()
 OPERATIONS = {  # of a whole reduction on a CPU, views of tensors among them, with compiled loops and 4 ranks
-    "micro": (micro.SparseReducer(micro.Micro(), DENSITY), 72),
-    "micro gather": (micro.SparseReducer(micro.Micro(), DENSITY, GATHER), 80),
-    "micro slack": (micro.SparseReducer(micro.Micro(slack=0.2), DENSITY), 114),
+    "micro": (micro.SparseReducer(micro.Micro(), DENSITY), 37),
+    "micro gather": (micro.SparseReducer(micro.Micro(), DENSITY, GATHER), 45),
+    "micro slack": (micro.SparseReducer(micro.Micro(slack=0.2), DENSITY), 37),
     "micro repaired": (micro.SparseReducer(micro.RepairedMicro(), DENSITY), 52),
     "micro published": (micro.SparseReducer(micro.PublishedMicro(), DENSITY), 48),
-    "exdyna": (micro.SparseReducer(micro.ExDyna(), DENSITY), 72),
+    "exdyna": (micro.SparseReducer(micro.ExDyna(), DENSITY), 37),
     "leader": (micro.SparseReducer(micro.Leader(), DENSITY), 24),
     "random-k": (micro.SparseReducer(micro.RandomK(), DENSITY), 28),
 }

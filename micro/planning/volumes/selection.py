@@ -6,15 +6,15 @@ from typing import Any
 
 from micro.density.base import target_count
 from micro.flat import Layout
+from micro.kernels.cuts_reference import NUM_BINS
 from micro.partition import layer_pieces
 from micro.planning.volumes.calls import COUNT_BYTES, Calls
 from micro.selectors.base import Selector
-from micro.selectors.micro_rules.agreed import NUM_CANDIDATE_BINS
-from micro.selectors.micro_rules.one_message import room_for
+from micro.selectors.micro_rules.one_message import message_bytes, room_for
 from micro.selectors.per_tensor import PerTensor
 
 _RULES: Mapping[str, Calls] = {
-    "agreed": (("gather_rows", COUNT_BYTES * NUM_CANDIDATE_BINS),),
+    "agreed": (("gather_rows", COUNT_BYTES * NUM_BINS),),
     "repaired": (("gather_rows", 16),),  # a count and a sum of logarithms, as float64
     "published": (("gather_rows", COUNT_BYTES),),
 }
@@ -33,7 +33,7 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
     if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
         return ()
     if selector.sends_indices:
-        return (("gather_rows", COUNT_BYTES * (NUM_CANDIDATE_BINS + _capacity(selector, density, layout, world_size))),)
+        return (("gather_rows", COUNT_BYTES * NUM_BINS + _candidate_bytes(selector, density, layout, world_size)),)
     if selector.name == "micro":
         return _RULES[str(selector.rule_name)]
     if selector.name == "exdyna":
@@ -46,11 +46,11 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
     return ()
 
 
-def _capacity(selector: Selector[Any], density: float, layout: Layout, world_size: int) -> int:
-    """Return the candidates in a message, where slices differ by chance alone: about sqrt(2 x ln n) at the most."""
-    expected = target_count(density, layout.numel) / world_size
+def _candidate_bytes(selector: Selector[Any], density: float, layout: Layout, world_size: int) -> int:
+    """Return the bytes of the candidates, where slices differ by chance alone: about sqrt(2 x ln n) at the most."""
+    expected, longest = target_count(density, layout.numel) / world_size, -(-layout.numel // world_size)
     most = expected + math.sqrt(2 * expected * math.log(world_size))
-    return room_for(most, getattr(selector, "slack", 0.0), -(-layout.numel // world_size))
+    return message_bytes(room_for(most, getattr(selector, "slack", 0.0), longest), longest)
 
 
 def has_slices(selector: Selector[Any]) -> bool:

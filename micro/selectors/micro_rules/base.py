@@ -32,6 +32,11 @@ class Search:
     comm: Comm
 
     @property
+    def start(self) -> int:
+        """Where this rank's slice begins."""
+        return self.spans[self.comm.rank][0]
+
+    @property
     def wants_all(self) -> bool:
         """Whether every element is to be selected, also those that are zero here: other ranks' may not be."""
         return self.step.target_count >= self.numel
@@ -42,7 +47,7 @@ class Found:
     """What the search gave.
 
     Attributes:
-        indices: (k_r,) int32, within the slice.
+        indices: (k_r,) int32, in the vector.
         counts: every rank's k_r.
         threshold: the one that was used.
         everyone: (sum(counts),) int32 indices in the vector of what all ranks chose, where they are known already.
@@ -58,7 +63,8 @@ class Found:
 
 def everything(search: Search) -> Found:
     """Return all indices of this rank's slice; nothing travels, for all ranks know the counts."""
-    indices = torch.arange(search.slice.numel(), dtype=torch.int32, device=search.slice.device)
+    start, stop = search.spans[search.comm.rank]
+    indices = torch.arange(start, stop, dtype=torch.int32, device=search.slice.device)
     return Found(indices, tuple(stop - start for start, stop in search.spans), 0.0)
 
 

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
-import torch
 from torch import Tensor
+
+from micro.selectors.micro_rules.base import Search
 
 MORE, LESS = 0.5, 3.0  # roots: a count x differs from step to step by about sqrt(2 x) by chance; the most varies less
 
@@ -16,67 +18,65 @@ class Room:
 
     A message has a rank's candidates in an order such that what it turns out to keep comes first: at first those of the
     highest bins, ascending, which ``sure`` says are kept in any case; then the others from the largest to the smallest
-    magnitude, the lowest index first among equals.
+    magnitude, the lowest index first among equals. A candidate is its place in the slice, in as many bytes as a slice
+    needs.
 
     Attributes:
         capacity: candidates in every rank's message.
+        width: bytes of a candidate.
         sure: (world_size,) float64: the candidates of the highest bins count as kept while they are no more than this.
     """
 
     capacity: int
+    width: int
     sure: Tensor
 
     @classmethod
-    def after(cls, last: Sequence[int], k: int, slack: float, longest: int) -> "Room | None":
+    def after(cls, last: Sequence[int], k: int, slack: float, longest: int, cuts: ModuleType) -> "Room | None":
         """Return the room for a step that is to keep k, the same on all ranks; None where nothing is known.
 
         Args:
             last: what each rank kept in the last step. A slice is searched by the rank before in the next.
             slack: share of what is expected by which it may be more or less.
             longest: most elements of a slice.
+            cuts: of `micro.kernels.cuts_for`.
         """
         total = sum(last)
         if not total or len(last) == 1:
             return None
-        expected = torch.tensor([*last[1:], last[0]], dtype=torch.float64) * (k / total)
-        sure = (1 - slack) * expected - LESS * expected.sqrt()
-        return cls(room_for(float(expected.max()), slack, longest), sure)
+        sure = cuts.surely_kept(last, k / total, 1 - slack, LESS)
+        return cls(room_for(max(last) * (k / total), slack, longest), width_for(longest), sure)
 
-    def message(self, counts: Tensor, bins: Tensor, magnitudes: Tensor, places: Tensor, rank: int) -> Tensor:
+    def message(
+        self, found: tuple[Tensor, Tensor, Tensor], search: Search, cuts: ModuleType, *, lowest: int, shift: int
+    ) -> Tensor:
         """Return a rank's row: its counts, then its candidates in their order, filled up with zeros; all int32.
 
         Args:
-            counts: (b,) int32, of the rank's candidates by bin.
-            bins, magnitudes, places: (m,) of each candidate in ascending order; places int32.
+            found: what ``cuts.collect`` returned for the bins that ``lowest`` and ``shift`` describe.
         """
-        reached = _reached(counts)
-        lowest_sure = (reached > self.sure[rank]).sum()
-        lowest = (reached >= self.capacity).sum() - 1  # below the capacity is full
-        sure = torch.nonzero(bins >= lowest_sure).view(-1)
-        others = torch.nonzero((bins < lowest_sure) & (bins >= lowest)).view(-1)
-        order = torch.argsort(magnitudes.index_select(0, others), descending=True, stable=True)
-        chosen = torch.cat([sure, others.index_select(0, order)])[: self.capacity]
-        row = counts.new_zeros(counts.numel() + self.capacity)
-        row[: counts.numel()] = counts
-        row[counts.numel() : counts.numel() + chosen.numel()] = places.index_select(0, chosen)
+        sure = float(self.sure[search.comm.rank])  # in the host's memory
+        sizes = {"sure": sure, "capacity": self.capacity, "width": self.width}
+        row: Tensor = cuts.message(found, start=search.start, lowest=lowest, shift=shift, **sizes)
         return row
 
-    def kept(self, candidates: Tensor, counts: Tensor, taken: Sequence[int]) -> Tensor | None:
+    def kept(
+        self, rows: Tensor, counts: Tensor, taken: tuple[int, ...], search: Search, cuts: ModuleType
+    ) -> Tensor | None:
         """Return what all ranks keep, in rank order, each rank's as in its message: (sum(taken),) int32.
 
         None, on all ranks alike, where a rank keeps more than its message holds, or less than counted as sure.
 
         Args:
-            candidates: (world_size, capacity) int32 from the messages.
-            counts: (world_size, b) from the messages, in the host's memory.
+            rows: (world_size, length) int32, every rank's message.
+            counts: (world_size, NUM_BINS) int32, the first of each, in the host's memory.
             taken: how many each rank keeps.
         """
-        keeps, reached = torch.tensor(taken), _reached(counts)
-        sure = torch.where(reached <= self.sure.view(-1, 1), reached, 0).amax(1)
-        if not bool(((sure <= keeps) & (keeps <= self.capacity)).all()):
-            return None
-        place = torch.arange(self.capacity, device=candidates.device)
-        return candidates[place < keeps.to(candidates.device).view(-1, 1)]
+        starts = [start for start, _ in search.spans]
+        kept: Tensor | None = cuts.kept_by_all(
+            rows, counts, self.sure, taken, starts, capacity=self.capacity, width=self.width
+        )
+        return kept
 
 
 def room_for(expected: float, slack: float, longest: int) -> int:
@@ -84,6 +84,11 @@ def room_for(expected: float, slack: float, longest: int) -> int:
     return min(math.ceil((1 + slack) * expected + MORE * math.sqrt(expected)), longest)
 
 
-def _reached(counts: Tensor) -> Tensor:
-    """Return how many candidates are in each bin and above (..., b) int64."""
-    return counts.flip(-1).cumsum(-1).flip(-1)
+def width_for(longest: int) -> int:
+    """Return the bytes of a place in a slice of ``longest`` elements."""
+    return max(-(-(longest - 1).bit_length() // 8), 1)
+
+
+def message_bytes(capacity: int, longest: int) -> int:
+    """Return the bytes of the candidates in a message; messages are of whole int32."""
+    return -(-capacity * width_for(longest) // 4) * 4

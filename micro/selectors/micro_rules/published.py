@@ -43,7 +43,7 @@ class Published(ThresholdRule[PublishedState]):
         counts = tuple(search.comm.gather_rows(mine).view(-1).tolist())  # host sync: counts shape the next message
         state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
-        return Found(indices, counts, threshold)
+        return Found(indices + search.start, counts, threshold)
 
 
 def _next(state: PublishedState, k: int) -> float:

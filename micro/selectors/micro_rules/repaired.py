@@ -56,7 +56,7 @@ class Repaired(ThresholdRule[RepairedState]):
         total = sum(counts)
         tail = sum(logs for _, logs in rows) / total if total else 0.0
         state.track = observe(track, threshold=threshold, count=total, tail=tail, k=k)
-        return Found(indices, counts, threshold)
+        return Found(indices + search.start, counts, threshold)
 
 
 def _quantile(search: Search, k: int) -> float | None:

@@ -1,0 +1,200 @@
+"""A selection among slices that is cut by counts of magnitudes, compiled: loops over few numbers, one call each.
+
+The functions do what those of `micro.kernels.cuts_reference` say, for float32 vectors on a CPU.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from micro.kernels.cpu import array_of, bits_of, scan
+from micro.kernels.cuts_reference import NUM_BINS, Cut
+from micro.kernels.jit import jitted
+
+
+def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return indices, magnitudes and counts by bin of what reaches ``lowest``; see the reference."""
+    places, bits = scan(bits_of(x), np.array([[0, x.numel()]]), np.array([lowest], np.int32))
+    counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
+    return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+
+
+@jitted
+def _binned(places: Any, bits: Any, start: Any, lowest: Any, shift: Any) -> Any:
+    """Add ``start`` to the places, and return (NUM_BINS,) int32 how many candidates each bin has."""
+    counts = np.zeros(NUM_BINS, np.int32)
+    for i in range(bits.size):
+        places[i] += start
+        counts[min((bits[i] - lowest) >> shift, NUM_BINS - 1)] += 1
+    return counts
+
+
+def cut(counts: Tensor, k: int, rank: int) -> Cut:
+    """Return where the k-th magnitude lies and how much each rank keeps; see the reference."""
+    last, missing, inside, total, shares, taken = _cut(counts.numpy(), np.int64(k))
+    return Cut(last, missing / inside if inside else 1.0, int(shares[rank]), tuple(taken.tolist()), total)
+
+
+@jitted
+def _cut(counts: Any, k: Any) -> Any:
+    n, last = counts.shape[0], NUM_BINS - 1
+    totals = np.zeros(NUM_BINS, np.int64)
+    for rank in range(n):
+        for place in range(NUM_BINS):
+            totals[place] += counts[rank, place]
+    above = 0
+    while last > 0 and above + totals[last] < k:
+        above += totals[last]
+        last -= 1
+    inside = totals[last]
+    missing = min(k - above, inside)
+    shares = _shares(counts[:, last], missing, inside)
+    taken = shares.copy()
+    for rank in range(n):
+        for place in range(last + 1, NUM_BINS):
+            taken[rank] += counts[rank, place]
+    return last, missing, inside, totals.sum(), shares, taken
+
+
+@jitted
+def _shares(counts: Any, missing: Any, inside: Any) -> Any:
+    """Split ``missing`` in proportion to ``counts`` (n,), by largest remainder, low ranks first among equals."""
+    shares = np.empty(counts.size, np.int64)
+    if missing == inside:
+        shares[:] = counts
+        return shares
+    rests = np.empty(counts.size, np.int64)
+    left = missing
+    for rank in range(counts.size):
+        product = np.int64(counts[rank]) * missing
+        shares[rank] = product // inside
+        rests[rank] = shares[rank] * inside - product
+        left -= shares[rank]
+    if left:
+        order = np.argsort(rests, kind="mergesort")
+        for place in range(left):
+            shares[order[place]] += 1
+    return shares
+
+
+def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int, share: int) -> Tensor:
+    """Return the indices of what is kept; see the reference."""
+    kept = np.empty(count + 1, np.int32)[:count]  # torch gives an empty array of numpy's a stride that it refuses later
+    _keep(kept, indices.numpy(), bits_of(magnitudes), np.int32(bottom), np.int32(top), np.int64(share))
+    return torch.from_numpy(kept)
+
+
+@jitted
+def _keep(kept: Any, indices: Any, bits: Any, bottom: Any, top: Any, share: Any) -> None:
+    smallest, ties = top - np.int32(1), 0
+    if share:
+        inside = bits[(bits >= bottom) & (bits < top)]
+        smallest = np.partition(inside, inside.size - share)[inside.size - share]
+        ties = share - (inside > smallest).sum()
+    count = 0
+    for i in range(bits.size):
+        if bits[i] < smallest:
+            continue
+        if bits[i] == smallest:
+            if not ties:
+                continue
+            ties -= 1
+        kept[count] = indices[i]
+        count += 1
+
+
+def surely_kept(last: list[int], scale: float, share: float, roots: float) -> Tensor:
+    """Return the counts that each rank keeps in any case; see the reference."""
+    return torch.from_numpy(_surely_kept(np.array(last, np.float64), scale, share, roots))
+
+
+@jitted
+def _surely_kept(last: Any, scale: Any, share: Any, roots: Any) -> Any:
+    expected = np.roll(last, -1) * scale
+    return share * expected - roots * np.sqrt(expected)
+
+
+def message(
+    found: tuple[Tensor, Tensor, Tensor], *, start: int, lowest: int, shift: int, sure: float, capacity: int, width: int
+) -> Tensor:
+    """Return a rank's counts and candidates as they travel; see the reference."""
+    indices, magnitudes, counts = (array_of(part) for part in found)
+    row = np.zeros(NUM_BINS + -(-capacity * width // 4), np.int32)
+    row[:NUM_BINS] = counts
+    numbers = np.int32(start), np.int32(lowest), np.int32(shift), float(sure), np.int64(capacity), np.int64(width)
+    _write(row[NUM_BINS:].view(np.uint8), counts, indices, magnitudes.view(np.int32), *numbers)
+    return torch.from_numpy(row)
+
+
+@jitted
+def _write(
+    wire: Any,
+    counts: Any,
+    indices: Any,
+    bits: Any,
+    start: Any,
+    lowest: Any,
+    shift: Any,
+    sure: Any,
+    capacity: Any,
+    width: Any,
+) -> None:
+    reached, first_sure, first = 0, NUM_BINS, 0
+    for place in range(NUM_BINS - 1, -1, -1):
+        reached += counts[place]
+        if reached <= sure:
+            first_sure = place
+        if reached >= capacity:
+            first = max(first, place)
+    others, num_others, sent = np.empty(bits.size, np.int64), 0, 0
+    for i in range(bits.size):
+        at = min((bits[i] - lowest) >> shift, NUM_BINS - 1)
+        if at >= first_sure:
+            if sent < capacity:
+                _put(wire, sent, indices[i] - start, width)
+                sent += 1
+        elif at >= first:
+            others[num_others] = i
+            num_others += 1
+    falling = np.argsort(-bits[others[:num_others]], kind="mergesort")
+    for place in range(min(num_others, capacity - sent)):
+        _put(wire, sent + place, indices[others[falling[place]]] - start, width)
+
+
+@jitted
+def _put(wire: Any, place: Any, number: Any, width: Any) -> None:
+    for byte in range(width):
+        wire[place * width + byte] = (number >> (8 * byte)) & 255
+
+
+def kept_by_all(
+    rows: Tensor, counts: Tensor, sure: Tensor, taken: tuple[int, ...], starts: list[int], *, capacity: int, width: int
+) -> Tensor | None:
+    """Return what all ranks keep, from their messages; see the reference."""
+    numbers = np.array(taken), np.array(starts, np.int32), np.int64(capacity), np.int64(width)
+    is_held, kept = _read(rows.numpy(), counts.numpy(), sure.numpy(), *numbers)
+    return torch.from_numpy(kept) if is_held else None
+
+
+@jitted
+def _read(rows: Any, counts: Any, sure: Any, taken: Any, starts: Any, capacity: Any, width: Any) -> Any:
+    kept = np.empty(taken.sum() + 1, np.int32)
+    done = 0
+    for rank in range(taken.size):
+        reached, fixed = 0, 0
+        for place in range(NUM_BINS - 1, -1, -1):
+            reached += counts[rank, place]
+            if reached <= sure[rank]:
+                fixed = reached
+        if not fixed <= taken[rank] <= capacity:
+            return False, kept
+        wire = rows[rank][NUM_BINS:].view(np.uint8)
+        for place in range(taken[rank]):
+            number = starts[rank]
+            for byte in range(width):
+                number += np.int32(wire[place * width + byte]) << np.int32(8 * byte)
+            kept[done] = number
+            done += 1
+    return True, kept[:done]

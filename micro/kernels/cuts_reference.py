@@ -1,0 +1,181 @@
+"""A selection among slices that is cut by counts of magnitudes, in plain torch: what `micro.kernels.cuts` compiles.
+
+Candidates are counted in bins: bin b begins at the magnitude whose float32 has the bits ``lowest + (b << shift)``, and
+the last bin has no end.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+from micro.kernels.bit_patterns import magnitude_of
+from micro.on_device import on_device
+
+NUM_BINS = 32  # counts that each rank sends: 128 bytes
+
+
+class Cut(NamedTuple):
+    """The bin in which the k-th magnitude lies, and what is kept of it; all but ``share`` is equal on all ranks.
+
+    Attributes:
+        bin: its number; all above it is kept.
+        fraction: the part of it that is kept.
+        share: how many of it this rank keeps.
+        taken: how many each rank keeps in all.
+        num_candidates: of all ranks.
+    """
+
+    bin: int
+    fraction: float
+    share: int
+    taken: tuple[int, ...]
+    num_candidates: int
+
+
+def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what of a slice ``x`` (numel,) reaches the magnitude with the bits ``lowest``.
+
+    Args:
+        start: of the slice in the vector.
+
+    Returns:
+        ascending indices in the vector (m,) int32, magnitudes (m,) float32, counts by bin (NUM_BINS,) int32.
+    """
+    places, magnitudes = kernels.above_with_magnitudes(x, magnitude_of(lowest))
+    magnitudes = magnitudes.to(torch.float32)
+    counts = torch.bincount(_bins(magnitudes, lowest, shift), minlength=NUM_BINS).to(torch.int32)
+    return places + start, magnitudes, counts
+
+
+def cut(counts: Tensor, k: int, rank: int) -> Cut:
+    """Return where the k-th magnitude of all lies, and how much each rank keeps so that k are kept, or all there are.
+
+    Ranks keep of that bin in proportion to what they have in it, by largest remainder, low ranks first among equals.
+
+    Args:
+        counts: (world_size, NUM_BINS) int32, in the host's memory.
+    """
+    totals = counts.sum(0).tolist()
+    above, last = 0, NUM_BINS - 1
+    while last > 0 and above + totals[last] < k:
+        above += totals[last]
+        last -= 1
+    inside = totals[last]
+    missing = min(k - above, inside)
+    shares = _apportion(missing, counts[:, last], inside)
+    taken = tuple(counts[:, last + 1 :].sum(1).add_(shares).tolist())
+    return Cut(last, missing / inside if inside else 1.0, int(shares[rank]), taken, sum(totals))
+
+
+def _apportion(missing: int, counts: Tensor, total: int) -> Tensor:
+    """Split ``missing`` over ranks in proportion to ``counts`` (world_size,), whose sum is ``total``.
+
+    The product of two numbers of elements fits into int64.
+    """
+    if missing == total:
+        return counts
+    products = counts.to(torch.int64) * missing
+    shares = products // total
+    left = missing - int(shares.sum())
+    if left:
+        shares[torch.argsort(products % total, descending=True, stable=True)[:left]] += 1
+    return shares
+
+
+def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int, share: int) -> Tensor:
+    """Return the ascending ``indices`` (m,) of the candidates from ``top`` on, and of the largest between.
+
+    Of equal magnitudes the lowest index is kept.
+
+    Args:
+        magnitudes: (m,) float32 of the candidates.
+        count: how many are kept in all.
+        bottom, top: bits of the magnitudes between which only ``share`` of the candidates are kept.
+    """
+    bits = magnitudes.view(torch.int32)
+    if not share:
+        return indices.index_select(0, torch.nonzero(bits >= top).view(-1))
+    inside = bits[(bits >= bottom) & (bits < top)]
+    smallest = torch.kthvalue(inside, inside.numel() - share + 1).values
+    kept = torch.nonzero(bits >= smallest).view(-1)
+    surplus = kept.numel() - count
+    if surplus:
+        ties = torch.nonzero(bits.index_select(0, kept) == smallest).view(-1)
+        is_kept = torch.ones_like(kept, dtype=torch.bool)
+        is_kept[ties[-surplus:]] = False
+        kept = kept[is_kept]
+    return indices.index_select(0, kept)
+
+
+def surely_kept(last: list[int], scale: float, share: float, roots: float) -> Tensor:
+    """Return (world_size,) float64 how many of its largest candidates each rank keeps in any case.
+
+    Args:
+        last: how many each rank kept in the last step. A slice is searched by the rank before in the next.
+        scale: how many are expected for each of those.
+        share, roots: ``share * expected - roots * sqrt(expected)`` are sure.
+    """
+    expected = torch.tensor([*last[1:], last[0]], dtype=torch.float64) * scale
+    return share * expected - roots * expected.sqrt()
+
+
+def message(
+    found: tuple[Tensor, Tensor, Tensor], *, start: int, lowest: int, shift: int, sure: float, capacity: int, width: int
+) -> Tensor:
+    """Return a rank's row: its counts, then candidates, filled up with zeros: int32.
+
+    Those of the highest bins, no more than ``sure`` of them, come first, ascending; then the others from the largest to
+    the smallest magnitude, the lowest index first among equals. A candidate is its place in the slice in ``width``
+    bytes, lowest byte first.
+
+    Args:
+        found: what `collect` returned.
+    """
+    indices, magnitudes, counts = found
+    bins, reached = _bins(magnitudes, lowest, shift), _reached(counts)
+    first_sure = (reached > sure).sum()
+    first = (reached >= capacity).sum() - 1  # below the capacity is full
+    ahead = torch.nonzero(bins >= first_sure).view(-1)
+    others = torch.nonzero((bins < first_sure) & (bins >= first)).view(-1)
+    order = torch.argsort(magnitudes.index_select(0, others), descending=True, stable=True)
+    chosen = torch.cat([ahead, others.index_select(0, order)])[:capacity]
+    row = counts.new_zeros(NUM_BINS + -(-capacity * width // 4))
+    row[:NUM_BINS] = counts
+    places = (indices.index_select(0, chosen) - start).view(torch.uint8).view(-1, 4)[:, :width]
+    row[NUM_BINS:].view(torch.uint8)[: width * chosen.numel()] = places.reshape(-1)
+    return row
+
+
+def kept_by_all(
+    rows: Tensor, counts: Tensor, sure: Tensor, taken: tuple[int, ...], starts: list[int], *, capacity: int, width: int
+) -> Tensor | None:
+    """Return what all ranks keep, in rank order, each rank's as in its message: (sum(taken),) int32.
+
+    None, on all ranks alike, where a rank keeps more than its message holds, or less than counted as sure.
+
+    Args:
+        rows: (world_size, length) int32, every rank's `message`.
+        counts: (world_size, NUM_BINS) int32, the first of each, in the host's memory.
+        sure: (world_size,) as `surely_kept` returned it, in the host's memory.
+        taken: how many each rank keeps.
+        starts: where each rank's slice begins.
+    """
+    keeps, reached = torch.tensor(taken), _reached(counts)
+    fixed = torch.where(reached <= sure.view(-1, 1), reached, 0).amax(1)
+    if not bool(((fixed <= keeps) & (keeps <= capacity)).all()):
+        return None
+    n, numbers = rows.shape[0], on_device([*starts, *taken], torch.int32, rows.device).view(2, -1, 1)
+    wire = rows[:, NUM_BINS:].contiguous().view(torch.uint8)[:, : capacity * width].reshape(n, capacity, width)
+    places = torch.nn.functional.pad(wire, (0, 4 - width)).view(torch.int32).view(n, capacity)
+    return (places + numbers[0])[torch.arange(capacity, device=rows.device) < numbers[1]]
+
+
+def _bins(magnitudes: Tensor, lowest: int, shift: int) -> Tensor:
+    return ((magnitudes.view(torch.int32) - lowest) >> shift).clamp_(0, NUM_BINS - 1)
+
+
+def _reached(counts: Tensor) -> Tensor:
+    """Return how many candidates are in each bin and above (..., NUM_BINS) int64."""
+    return counts.flip(-1).cumsum(-1).flip(-1)
