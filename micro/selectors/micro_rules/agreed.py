@@ -128,7 +128,7 @@ def _collect(state: AgreedState, search: Search, room: Room | None, cuts: Module
     else:
         message = room.message(found, search, cuts, lowest=state.lowest_bits, shift=state.shift)
         rows = search.comm.gather_rows(message, "indices")
-    return _Candidates(*found[:2], rows, rows[:, :NUM_BINS].cpu())  # host sync: counts shape the next message
+    return _Candidates(found[0], found[1], rows, rows[:, :NUM_BINS].cpu())  # host sync: counts shape the next message
 
 
 def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int, cuts: ModuleType) -> Tensor:
