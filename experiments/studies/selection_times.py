@@ -37,6 +37,8 @@ def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> fl
         torch.cat([gradient[shift:], gradient[:shift]], out=grad)  # other values in each place than in earlier steps
         comm.begin_step()
         seconds.append(reducer.reduce_(state, grad, comm).select_s)
+        if not seconds[-1]:
+            return 0.0
     return statistics.median(seconds[WARM_UP_STEPS:])
 
 

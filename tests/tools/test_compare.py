@@ -2,8 +2,10 @@
 
 import argparse
 import io
+import os
 import re
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +26,7 @@ from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.numbers import front
 from experiments.studies.method_comparison.panel_figures import draw_density_steps
 from experiments.studies.method_comparison.point_figures import draw_front
+from experiments.studies.method_comparison.processes import Failed, Processes
 from experiments.studies.method_comparison.trial import trial
 from experiments.studies.methods import build_methods, known_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
@@ -173,6 +176,21 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
     assert compare.main([*words, "--out", str(tmp_path)]) == 130
     assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk"}
     assert "Stopped by the user" in (tmp_path / "compare.md").read_text()
+
+
+def test_several_processes_measure_what_one_does_also_when_one_dies() -> None:
+    gradients, begun = small(), []  # type: tuple[Gradients, list[int]]
+    methods = build_methods(["topk", "qsgd"], DENSITY)
+    with Processes(2) as processes:
+        shared = processes.shared(gradients)
+        calls = [*(partial(trial, name, method, shared, N) for name, method in methods.items()), partial(os._exit, 3)]
+        found = dict(processes.run(calls, begun.append))
+    assert begun == [2, 1, 0]
+    assert isinstance(found[2], Failed)
+    assert "exit code 3" in found[2].reason
+    for place, (name, method) in enumerate(methods.items()):
+        here, there = trial(name, method, gradients, N)[0], found[place][0]
+        assert {**here, "select_topks": 0} == {**there, "select_topks": 0}
 
 
 MISTAKES = {

@@ -1,13 +1,16 @@
-"""Run every method on the same gradients, one trial after the other; the failure of one costs the others nothing."""
+"""Run every method on the same gradients, a trial per core at a time; the failure of one costs the others nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 import micro
 from experiments.config.errors import UserError
+from experiments.launching.child_environment import num_cores
 from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
 from experiments.studies.method_comparison.equal_bytes import match_bytes
+from experiments.studies.method_comparison.processes import Failed, Processes
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.method_comparison.trial import Row, trial
 from experiments.studies.methods import build_methods
@@ -15,6 +18,7 @@ from experiments.studies.recorded_gradients import numel_of, record, training_co
 from experiments.studies.selection_times import reference_times, time_selection, timing_gradient
 from micro import kernels
 
+WORTH_PROCESSES = 2e9  # elements of gradients over all trials, from where processes of their own gain
 Methods = dict[str, micro.Reducer]
 ShowProgress = Callable[[str, int], None]  # of the task that begins, and of how many there are
 
@@ -44,10 +48,17 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One measurement: its name, and what adds its result to the comparison."""
+    """One measurement.
+
+    Attributes:
+        name: for the user.
+        call: measures.
+        keep: adds what ``call`` returned to the comparison.
+    """
 
     name: str
-    run: Callable[[], None]
+    call: Callable[[], Any]
+    keep: Callable[[Any], None]
 
 
 def measure(settings: ComparisonSettings, show_progress: ShowProgress) -> Comparison:
@@ -59,17 +70,45 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress) -> Compar
     _check(settings)
     done = Comparison()
     kernels.prepare()
-    total = num_tasks(settings)
+    show = partial(_show, show_progress, num_tasks(settings))
+    methods = build_methods(settings.methods, settings.density)
     try:
-        for task in _tasks(settings, build_methods(settings.methods, settings.density), done):
-            show_progress(task.name, total)
-            try:
-                task.run()
-            except Exception as error:
-                done.failures.append(f"failed: {task.name}: {type(error).__name__}: {error}")
+        with Processes(num_processes(settings)) as processes:
+            for stream in settings.streams:
+                gradients = processes.shared(_gradients(stream, settings))
+                _carry_out(_trials(settings, methods, gradients, done), processes, show, done)
+            _carry_out(_tradeoffs(settings, gradients, done), processes, show, done)
+            _carry_out(_matches(settings, gradients, done), processes, show, done)
+        for numel in settings.selection_lengths:  # times are taken with nothing beside them
+            _carry_out(_selection_times(settings, methods, numel, done), Processes(1), show, done)
     except KeyboardInterrupt:
         done.interrupted = True
     return done
+
+
+def num_processes(settings: ComparisonSettings) -> int:
+    """Return how many processes the trials are worth: one per core, each of which takes seconds to start."""
+    sizes = sum(settings.world_sizes) * settings.num_steps * settings.numel * len(settings.methods)
+    return num_cores() if sizes * len(settings.streams) > WORTH_PROCESSES else 1
+
+
+def _show(show_progress: ShowProgress, total: int, task: Task) -> None:
+    show_progress(task.name, total)
+
+
+def _carry_out(tasks: list[Task], processes: Processes, show: Callable[[Task], None], done: Comparison) -> None:
+    """Carry out tasks, and keep their results in their order, those before an interrupt too."""
+    results: dict[int, Any] = {}
+    try:
+        for place, result in processes.run([task.call for task in tasks], lambda place: show(tasks[place])):
+            results[place] = result
+    finally:
+        for place, task in enumerate(tasks):
+            result = results.get(place)
+            if isinstance(result, Failed):
+                done.failures.append(f"failed: {task.name}: {result.reason}")
+            elif place in results:
+                task.keep(result)
 
 
 def _check(settings: ComparisonSettings) -> None:
@@ -95,18 +134,6 @@ def num_tasks(settings: ComparisonSettings) -> int:
     return (trials + len(settings.selection_lengths)) * len(settings.methods)
 
 
-def _tasks(settings: ComparisonSettings, methods: Methods, done: Comparison) -> Iterator[Task]:
-    for stream in settings.streams:
-        gradients = _gradients(stream, settings)
-        for world_size in settings.world_sizes:
-            yield from _trials(methods, gradients, world_size, done)
-    yield from _tradeoffs(settings, gradients, done)
-    if settings.equal_bytes:
-        yield from _matches(settings, settings.equal_bytes, gradients, done)
-    for numel in settings.selection_lengths:
-        yield from _selection_times(settings, methods, numel, done)
-
-
 def _gradients(stream: str, settings: ComparisonSettings) -> Gradients:
     world_size = max(settings.world_sizes)
     if stream == RECORDED:
@@ -123,50 +150,65 @@ def _gradients(stream: str, settings: ComparisonSettings) -> Gradients:
     )
 
 
-def _trials(methods: Methods, gradients: Gradients, world_size: int, done: Comparison) -> Iterator[Task]:
-    def run(name: str, reducer: micro.Reducer) -> None:
-        row, steps = trial(name, reducer, gradients, world_size)
-        done.rows.append(row)
-        done.steps += steps
+def _trials(settings: ComparisonSettings, methods: Methods, gradients: Gradients, done: Comparison) -> list[Task]:
+    def keep(result: tuple[Row, list[Row]]) -> None:
+        done.rows.append(result[0])
+        done.steps.extend(result[1])
 
-    for name, reducer in methods.items():
-        title = f"{name} on {TITLES[gradients.stream]} gradients, {world_size} workers"
-        yield Task(title, partial(run, name, reducer))
-
-
-def _tradeoffs(settings: ComparisonSettings, gradients: Gradients, done: Comparison) -> Iterator[Task]:
-    """Run all methods at the further densities, with as many workers as the figures show."""
-
-    def run(name: str, reducer: micro.Reducer) -> None:
-        done.tradeoffs.append(trial(name, reducer, gradients, settings.figure_world_size)[0])
-
-    for density in settings.densities:
-        for name, reducer in build_methods(settings.methods, density).items():
-            yield Task(f"{name} at density {density:g}", partial(run, name, reducer))
+    return [
+        Task(
+            f"{name} on {TITLES[gradients.stream]} gradients, {world_size} workers",
+            partial(trial, name, reducer, gradients, world_size),
+            keep,
+        )
+        for world_size in settings.world_sizes
+        for name, reducer in methods.items()
+    ]
 
 
-def _matches(settings: ComparisonSettings, reference: str, gradients: Gradients, done: Comparison) -> Iterator[Task]:
-    """Find for each method the density at which it sends as much as the reference at the target density."""
-    world_size = settings.figure_world_size
+def _tradeoffs(settings: ComparisonSettings, gradients: Gradients, done: Comparison) -> list[Task]:
+    """Return runs of all methods at the further densities, with as many workers as the figures show."""
+    return [
+        Task(
+            f"{name} at density {density:g}",
+            partial(trial, name, reducer, gradients, settings.figure_world_size),
+            lambda result: done.tradeoffs.append(result[0]),
+        )
+        for density in settings.densities
+        for name, reducer in build_methods(settings.methods, density).items()
+    ]
+
+
+def _matches(settings: ComparisonSettings, gradients: Gradients, done: Comparison) -> list[Task]:
+    """Return searches for the density at which each method sends as much as the reference at the target density."""
+    reference, world_size = settings.equal_bytes, settings.figure_world_size
+    if reference is None:
+        return []
     (reducer,) = build_methods([reference], settings.density).values()
     bytes_share = trial(reference, reducer, gradients, world_size)[0]["bytes_share"]
+    return [
+        Task(
+            f"{name} with the bytes of {reference}",
+            partial(match_bytes, [name], bytes_share, settings.density, gradients, world_size),
+            lambda found: done.matches.extend(asdict(match) for match in found),
+        )
+        for name in settings.methods
+    ]
 
-    def run(name: str) -> None:
-        found = match_bytes([name], bytes_share, settings.density, gradients, world_size)
-        done.matches += [asdict(match) for match in found]
 
-    for name in settings.methods:
-        yield Task(f"{name} with the bytes of {reference}", partial(run, name))
-
-
-def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int, done: Comparison) -> Iterator[Task]:
+def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int, done: Comparison) -> list[Task]:
     gradient = timing_gradient(numel, settings.density)
     for name, seconds in reference_times(gradient, settings.density).items():
         done.times.append({"method": name, "numel": numel, "select_s": seconds})
 
-    def run(name: str, reducer: micro.Reducer) -> None:
-        seconds = time_selection(reducer, gradient, settings.repeats)
+    def keep(name: str, seconds: float) -> None:
         done.times.append({"method": name, "numel": numel, "select_s": seconds})
 
-    for name, reducer in methods.items():
-        yield Task(f"selection of {name}, d = {numel:,}", partial(run, name, reducer))
+    return [
+        Task(
+            f"selection of {name}, d = {numel:,}",
+            partial(time_selection, reducer, gradient, settings.repeats),
+            partial(keep, name),
+        )
+        for name, reducer in methods.items()
+    ]
