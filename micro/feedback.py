@@ -11,6 +11,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels.reference import is_ordinary, too_large
+from micro.kernels.sums import Sums, absorb_and_sum_, sums_of
 from micro.norms import norm
 from micro.parts import Part
 from micro.sparse import SparseValues
@@ -59,6 +60,11 @@ class Feedback(Part, ABC):
             acc (numel,), finite also where ranks are added up; the index of the first NaN, Inf or number so large that
             sums would overflow, which was left out; or None.
         """
+
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None, Sums]:
+        """Return what `accumulate_` does, and the sums of the accumulator, in the same pass where that can be."""
+        acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
+        return acc, first_bad, sums_of(acc)
 
     @abstractmethod
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
@@ -133,6 +139,12 @@ class ErrorFeedback(Feedback):
         if self.decay != 1:
             memory["residual"].mul_(self.decay)
         return memory["residual"], kernels.absorb_(memory["residual"], grad)
+
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None, Sums]:
+        """Add the gradient to the residual in place, and the sums up in the same pass."""
+        if self.decay != 1:
+            memory["residual"].mul_(self.decay)
+        return memory["residual"], *absorb_and_sum_(memory["residual"], grad)
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Take what was sent out of the accumulator, which is the residual; the gradient is zero already."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from micro.flat import Layout
+from micro.kernels.sums import Sums
 
 
 class Overlap(Enum):
@@ -31,6 +32,8 @@ class Step:
         seed: the run's seed, for shared randomness.
         layout: names and shapes of the flat vector's parameters.
         layer_densities: the target density of each parameter, where the policy sets one for each; else None.
+        sums: of this rank's accumulator, the one thing that ranks do not share, for a selector that wants them; else
+            None.
     """
 
     index: int
@@ -38,6 +41,7 @@ class Step:
     seed: int
     layout: Layout
     layer_densities: tuple[float, ...] | None = None
+    sums: Sums | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ pure-torch reference runs, and all give the same indices. numba and triton are i
 
 import math
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Protocol, cast
@@ -38,6 +39,8 @@ class _ListLoops(Protocol):
     """Compiled loops over lists of indices and of magnitudes; functions of this module say what they return."""
 
     def largest(self, x: Tensor, k: int) -> Tensor: ...
+
+    def ranked(self, x: Tensor, ranks: Sequence[int]) -> Tensor: ...
 
     def distinct(self, indices: Tensor, numel: int) -> Tensor: ...
 
@@ -288,6 +291,15 @@ def largest(x: Tensor, k: int) -> Tensor:
     return loops.largest(x, k)
 
 
+def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
+    """Return the magnitudes (R,) that come at these ``ranks``, from 1 to numel, among those of ``x`` (numel,)."""
+    loops = _choosing()
+    if loops is not None and compiled(x):
+        return loops.ranked(x, ranks)
+    falling = torch.topk(x.abs(), max(ranks)).values
+    return torch.stack([falling[rank - 1] for rank in ranks])
+
+
 def distinct(indices: Tensor, numel: int) -> Tensor:
     """Return the ascending indices that ``indices`` (m,), int32 or int64 in [0, numel), hold, each of them once."""
     loops = _choosing()
@@ -300,8 +312,13 @@ def distinct(indices: Tensor, numel: int) -> Tensor:
 
 def prepare() -> None:
     """Compile the loops now, or load what was compiled before, so that no step has to wait for it."""
+    from micro.kernels.sums import absorb_and_sum_, sums_above
+
     x = torch.ones(1)
     absorb_(x, torch.ones(1))
+    absorb_and_sum_(x, torch.ones(1))
+    sums_above(x, 0.5)
+    ranked(x, [1])
     above(x, 0.5)
     magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
     largest(torch.ones(2), 1)

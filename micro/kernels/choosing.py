@@ -1,5 +1,6 @@
 """Compiled loops over lists of indices and magnitudes: the k largest, and what several lists hold together."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,19 @@ def largest(x: Tensor, k: int) -> Tensor:
     Ties go to the lowest index. It costs about six reads of ``x``, which is to be short; 1 <= k <= numel, no NaN.
     """
     return torch.from_numpy(_largest(bits_of(x), k))
+
+
+@jitted
+def _ranked(bits: Any, ranks: Any) -> Any:
+    found = np.empty(ranks.size, np.int32)
+    for i in range(ranks.size):
+        found[i], _ = _kth(bits, ranks[i])
+    return found
+
+
+def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
+    """Return the magnitudes (R,) at these ranks from 1 on among those of contiguous float32 ``x`` (numel,)."""
+    return torch.from_numpy(_ranked(bits_of(x), np.array(ranks)).view(np.float32))
 
 
 @jitted

@@ -102,7 +102,7 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 
 
 @jitted
-def _absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
+def absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
     """Add a tile's gradient to its residual; return the place of the first sum that is too large, or -1."""
     first_bad = -1
     highest = np.int32(0)
@@ -129,7 +129,7 @@ def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any) -> Any
     for start in range(0, grad.size, TILE):
         end = min(start + TILE, grad.size)
         source = grad[start:end]
-        bad = _absorb_tile(residual[start:end], residual_bits[start:end], source, grad_bits[start:end])
+        bad = absorb_tile(residual[start:end], residual_bits[start:end], source, grad_bits[start:end])
         source[:] = 0
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
@@ -149,7 +149,7 @@ def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any) -
         else:
             for i in range(size):
                 source[i] = of_bfloat16(np.int32(codes[i]))
-        bad = _absorb_tile(residual[start:end], residual_bits[start:end], source[:size], source_bits[:size])
+        bad = absorb_tile(residual[start:end], residual_bits[start:end], source[:size], source_bits[:size])
         codes[:] = 0
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad

@@ -19,6 +19,7 @@ from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, Undo, after
 from micro.flat import Layout
 from micro.index_codecs import IndexCodec, Int32
+from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
@@ -104,10 +105,10 @@ class SparseReducer(Reducer):
         waited = comm.traffic.elapsed_s
         wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.effective_target(wanted, state.layout)
-        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities)
         forgotten = self.feedback.forgotten(state.memory)
-        acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         at_work = self.at(target.density)
+        acc, bad, sums = self._accumulate_(at_work.selector.wants_sums, state, grad, comm)
+        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums)
         if at_work.sends_all:
             sent = self._send_all(state, acc, grad, step, comm, is_finite=bad is None)
         else:
@@ -135,6 +136,13 @@ class SparseReducer(Reducer):
         )
         findings = () if sent.is_finite else (Finding(state.layout, bad, sent.in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
+
+    def _accumulate_(
+        self, wants_sums: bool, state: BucketState, grad: Tensor, comm: Comm
+    ) -> tuple[Tensor, int | None, Sums | None]:
+        if wants_sums:
+            return self.feedback.accumulate_and_sum_(state.memory, grad, world_size=comm.world_size)
+        return *self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size), None
 
     def _send_all(
         self, state: BucketState, acc: Tensor, grad: Tensor, step: Step, comm: Comm, *, is_finite: bool

@@ -26,7 +26,8 @@ class Selector(StatefulPart[S], ABC):
     ``by_layer`` says that each parameter gets the density that the policy sets for it, ``needs_all`` that selecting
     within one parameter makes no sense, ``follows_density`` that a density of 1 means every index: none is selected
     then, and none travels. ``sends_indices`` says that most selections make all ranks' indices known everywhere, as
-    int32, without an exchange.
+    int32, without an exchange. ``wants_sums`` has the sums of the accumulator made while the gradient is added:
+    they are in the step, but not within `per_tensor`.
     """
 
     kind: ClassVar[str] = "selector"
@@ -37,6 +38,7 @@ class Selector(StatefulPart[S], ABC):
     needs_all: ClassVar[bool] = False
     follows_density: ClassVar[bool] = True
     sends_indices: ClassVar[bool] = False
+    wants_sums: ClassVar[bool] = False
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.

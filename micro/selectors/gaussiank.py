@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.kernels.sums import sums_of
 from micro.selectors.base import Selector
 from micro.selectors.fitting import Correction, select_near
 from micro.sparse import Selection, Step
@@ -19,7 +20,7 @@ class GaussianK(Selector[Correction]):
 
     The threshold is the quantile of abs(acc) under the normal law, times a factor learned from earlier steps; at most
     4 k / 3 indices are selected (micro.selectors.fitting). Each rank fits and selects on its own, so the union grows
-    with the number of ranks (build-up). One pass for the statistics, one for the scan.
+    with the number of ranks (build-up). The statistics come with the pass that adds the gradient; one scan follows.
 
     Source: Shi, Chu, Cheung and See, Understanding top-k sparsification in distributed deep learning, arXiv 1911.08772,
     and its public code. Differences: both tails of the law count where the mean is not zero (the code lets the mean
@@ -29,6 +30,7 @@ class GaussianK(Selector[Correction]):
 
     name: ClassVar[str] = "gaussiank"
     rule: ClassVar[str] = "repaired"
+    wants_sums: ClassVar[bool] = True
 
     def start(self) -> Correction:
         """Return a correction that has learned nothing yet."""
@@ -37,8 +39,9 @@ class GaussianK(Selector[Correction]):
     def select(self, state: Correction, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return this rank's indices beyond its own threshold."""
         k = min(step.target_count, acc.numel())
-        mean, deviation = mean_and_deviation(acc)
-        return select_near(state, acc, folded_quantile(mean, deviation, k / acc.numel()), k)
+        sums = step.sums or sums_of(acc)
+        deviation = math.sqrt(sums.variance) if acc.numel() > 1 else math.nan
+        return select_near(state, acc, folded_quantile(sums.mean, deviation, k / acc.numel()), k)
 
 
 def normal_quantile(density: float) -> float:

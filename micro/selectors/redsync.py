@@ -12,7 +12,7 @@ from micro.comm import Comm
 from micro.selectors.base import Selector
 from micro.sparse import Selection, Step
 
-MARGIN = 4  # candidates per k that the floor aims at: room for their number to fall to k by the next step
+MARGIN = 3  # candidates per k that the floor aims at: room for their number to fall to k by the next step
 SMALLEST = 2.0**-126  # of the normal float32: a floor above zero, so that zeros are no candidates
 
 
@@ -27,7 +27,7 @@ class RedSyncState:
 class RedSync(Selector[RedSyncState]):
     """Select by a threshold between a floor and the largest magnitude, bisected until k to 2k pass.
 
-    Because any count up to 2k is accepted, a coarse threshold serves in place of a sort. One scan collects about 4k
+    Because any count up to 2k is accepted, a coarse threshold serves in place of a sort. One scan collects about 3k
     candidates above a floor that follows them from step to step; the bisection runs among those. Each rank selects on
     its own, so the union grows with the number of ranks.
 
@@ -73,10 +73,11 @@ def _bisected(state: RedSyncState, indices: Tensor, magnitudes: Tensor, k: int) 
     if not count:
         state.floor = None
         return Selection(indices)
-    top = torch.topk(magnitudes, min(MARGIN * k, count)).values
-    marks = torch.stack([top[0], top[min(k, count) - 1], top[min(2 * k, count - 1)], top[-1]]).double()
-    spread = top.log().mean(dtype=torch.float64)
-    largest, kth, beyond, lowest, mean_log = torch.cat([marks, spread[None]]).tolist()  # host sync: the thresholds
+    marks = kernels.ranked(magnitudes, (min(k, count), min(2 * k + 1, count)))
+    lowest_and_largest = torch.stack(torch.aminmax(magnitudes))
+    spread = magnitudes.log().mean(dtype=torch.float64)
+    numbers = torch.cat([marks.double(), lowest_and_largest.double(), spread[None]])
+    kth, beyond, lowest, largest, mean_log = numbers.tolist()  # host sync: the thresholds
     state.floor = _next_floor(lowest, mean_log, count, k)
     if count <= 2 * k:
         return Selection(indices, threshold=lowest)
@@ -102,6 +103,6 @@ def bisect(low: float, high: float, *, above: float, up_to: float, dtype: torch.
 
 
 def _next_floor(lowest: float, mean_log: float, count: int, k: int) -> float:
-    """Return where MARGIN * k are expected: at the lowest of as many, or so far below it as their tail says."""
-    tail = max(mean_log - math.log(lowest), 0.0)
-    return max(lowest * math.exp(-tail * max(0.0, 1 - count / (MARGIN * k))), SMALLEST)
+    """Return where MARGIN * k are expected: so far above or below the lowest of ``count`` as their tail says."""
+    tail, share = max(mean_log - math.log(lowest), 0.0), count / (MARGIN * k)
+    return max(lowest * math.exp(tail * (math.log(share) if share > 1 else share - 1)), SMALLEST)

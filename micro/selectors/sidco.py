@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from micro.kernels.sums import Sums
 from micro.selectors.fitting import Correction, select_near
-from micro.selectors.staged_fit import StagedFit, StagesState, Survivors
+from micro.selectors.staged_fit import StagedFit, StagesState, Survivors, fit_by_sums
 from micro.sparse import Selection
 
 
@@ -23,7 +24,8 @@ class Sidco(StagedFit[SidcoState]):
     """Select near k by the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
 
     A factor learned from earlier steps corrects the fitted threshold, and at most 4 k / 3 are selected
-    (micro.selectors.fitting). One pass for the statistics, one for the scan; later stages read survivors only. Each
+    (micro.selectors.fitting). The statistics come with the pass that adds the gradient; each further
+    stage reads the vector once, or the survivors where they are few, and one scan selects. Each
     rank fits and selects on its own, so the union grows with the number of ranks (build-up).
 
     Args:
@@ -53,6 +55,15 @@ class Sidco(StagedFit[SidcoState]):
         """Return the state that ``save`` described."""
         corrections = {stages: Correction(**track) for stages, track in saved["corrections"].items()}
         return SidcoState(**(saved | {"corrections": corrections}))
+
+    @property
+    def wants_sums(self) -> bool:  # type: ignore[override]  # depends on the law
+        """Whether the law is fitted to the sums; gamma also needs logarithms."""
+        return self.law != "gamma"
+
+    def fit(self, acc: Tensor, shares: list[float], sums: Sums | None) -> Survivors:
+        """Fit the law to sums, those of the pass that added the gradient first."""
+        return fit_by_sums(acc, self.law, shares, sums)
 
     def select_beyond(
         self, state: SidcoState, acc: Tensor, survivors: Survivors, num_stages: int, k: int

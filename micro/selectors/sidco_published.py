@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from micro.selectors.staged_fit import StagedFit, StagesState, Survivors
+from micro.kernels.sums import Sums
+from micro.selectors.staged_fit import StagedFit, StagesState, Survivors, fit
 from micro.sparse import Selection
 
 
@@ -37,6 +38,10 @@ class PublishedSidco(StagedFit[StagesState]):
     def load(self, saved: dict[str, Any]) -> StagesState:
         """Return the state that ``save`` described; older versions saved more than is needed."""
         return StagesState(saved["stages"], saved["calls"], saved["excess"])
+
+    def fit(self, acc: Tensor, shares: list[float], sums: Sums | None) -> Survivors:
+        """Fit the law in double precision."""
+        return fit(acc, self.law, shares)
 
     def select_beyond(
         self, state: StagesState, acc: Tensor, survivors: Survivors, num_stages: int, k: int

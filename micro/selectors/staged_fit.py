@@ -2,18 +2,20 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, get_args
 
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.kernels.sums import Sums, sums_above, sums_of
 from micro.selectors.base import Selector
 from micro.selectors.fitting import strictly_above
 from micro.selectors.laws import Law, moments, quantile
 from micro.sparse import Selection, Step
 
 FIRST_SHARE = 0.25  # what the first of several stages keeps
+LISTED = 0.05  # where no more than this share survives, survivors are listed: to list many costs more than a read
 STEPS_PER_DECISION = 5  # steps between two decisions about the number of stages
 TOO_MANY, TOO_FEW = 1.2, 0.8  # mean count / k beyond which it changes
 
@@ -68,11 +70,19 @@ class StagedFit(Selector[S]):
         density = k / acc.numel()
         most = most_stages(density)
         num_stages = min(self.stages or state.stages, most)
-        survivors = fit(acc, self.law, stage_shares(density, num_stages))
+        survivors = self.fit(acc, stage_shares(density, num_stages), step.sums)
         selection, law_count = self.select_beyond(state, acc, survivors, num_stages, k)
         if self.stages is None:
             _adapt_stages(state, law_count / k, num_stages, most)
         return selection
+
+    @abstractmethod
+    def fit(self, acc: Tensor, shares: list[float], sums: Sums | None) -> "Survivors":
+        """Fit the law to abs(acc) (numel,) in stages that keep these shares.
+
+        Args:
+            sums: of acc, where they are known.
+        """
 
     @abstractmethod
     def select_beyond(
@@ -116,7 +126,7 @@ def stage_shares(density: float, num_stages: int) -> list[float]:
 
 
 def fit(acc: Tensor, law: Law, shares: list[float]) -> Survivors:
-    """Fit a law to abs(acc) (numel,) in stages that keep these shares."""
+    """Fit a law to abs(acc) (numel,) in stages that keep these shares, all in double precision."""
     size, mean, variance, mean_log = moments(acc, logs=law == "gamma")
     density = min(1.0, shares[0] * acc.numel() / max(size, 1))  # among those that the law is fitted to
     survivors = Survivors(quantile(law, mean, variance, mean_log, density))
@@ -132,6 +142,37 @@ def fit(acc: Tensor, law: Law, shares: list[float]) -> Survivors:
         threshold = float(floor) + quantile(law, mean, variance, 0.0, share)  # host sync: the next stage's scan
         survivors = Survivors(threshold, indices, magnitudes)
     return survivors
+
+
+def fit_by_sums(acc: Tensor, law: Law, shares: list[float], sums: Sums | None) -> Survivors:
+    """Do what `fit` does with sums that hold some rounding: a stage reads its vector once and copies nothing.
+
+    That vector is acc until few survive, and then a list of them.
+    """
+    if law == "gamma":
+        size, mean, variance, mean_log = moments(acc, logs=True)
+    else:
+        sums = sums or sums_of(acc)
+        size, mean, variance, mean_log = acc.numel(), *_moments(sums, 0.0), 0.0
+    survivors = Survivors(quantile(law, mean, variance, mean_log, min(1.0, shares[0] * acc.numel() / max(size, 1))))
+    law, share_left = "pareto" if law == "gamma" else law, shares[0]
+    for share in shares[1:]:
+        if survivors.indices is None and share_left <= LISTED:
+            survivors = Survivors(survivors.threshold, *survivors.passed(acc))
+        above = sums_above(acc if survivors.magnitudes is None else survivors.magnitudes, survivors.threshold)
+        mean, variance = _moments(above, above.smallest) if above.count > 1 else (0.0, 0.0)
+        if not mean > 0:
+            return survivors
+        threshold = above.smallest + quantile(law, mean, variance, 0.0, share)
+        survivors, share_left = replace(survivors, threshold=threshold), share_left * share
+    return survivors
+
+
+def _moments(sums: Sums, floor: float) -> tuple[float, float]:
+    """Return mean and unbiased variance of how far magnitudes exceed ``floor``."""
+    if not sums.count:
+        return 0.0, 0.0
+    return sums.mean_magnitude - floor, sums.variance_of_magnitudes if sums.count > 1 else 0.0
 
 
 def _adapt_stages(state: StagesState, excess: float, num_stages: int, most: int) -> None:

@@ -17,6 +17,14 @@ def test_the_largest_of_few_equal_the_reference(numel: int, levels: int, scale: 
         assert torch.equal(kernels.largest(x, k), reference.largest(x, k))
 
 
+@grid(numel=[1, 2, 1000], dtype=[torch.float32, torch.float64])
+def test_ranked_magnitudes(numel: int, dtype: torch.dtype) -> None:
+    x = torch.randn(numel, generator=generator(numel)).mul(8).round().to(dtype)
+    ranks = [1, numel // 2 + 1, numel]
+    falling = x.abs().sort(descending=True).values
+    assert kernels.ranked(x, ranks).tolist() == [falling[rank - 1].item() for rank in ranks]
+
+
 def test_the_largest_of_few_may_be_infinite() -> None:
     x = torch.tensor([1.0, -torch.inf, 2.0, torch.inf])
     assert [kernels.largest(x, k).tolist() for k in (1, 2, 3)] == [[1], [1, 3], [1, 2, 3]]

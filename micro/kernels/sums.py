@@ -1,0 +1,99 @@
+"""Sums over a vector that thresholds are fitted to, in one read, or in the pass that adds the gradient."""
+
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+
+CHUNK = 1 << 18  # elements that the form in plain torch adds up at a time on a CPU: they stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Numbers on the host, in double precision; some 1e-6 of each is rounding.
+
+    Attributes:
+        count: of what is summed up.
+        total: its sum.
+        squares: sum of its squares.
+        magnitudes: sum of its magnitudes.
+        largest, smallest: of its magnitudes; 0 and infinity where there are none.
+    """
+
+    count: float
+    total: float
+    squares: float
+    magnitudes: float
+    largest: float
+    smallest: float
+
+    @property
+    def mean(self) -> float:
+        """The mean; count is at least 1."""
+        return self.total / self.count
+
+    @property
+    def mean_magnitude(self) -> float:
+        """The mean magnitude; count is at least 1."""
+        return self.magnitudes / self.count
+
+    @property
+    def variance(self) -> float:
+        """The unbiased variance; count is at least 2."""
+        return max(self.squares - self.total * self.mean, 0.0) / (self.count - 1)
+
+    @property
+    def variance_of_magnitudes(self) -> float:
+        """The unbiased variance of the magnitudes; count is at least 2."""
+        return max(self.squares - self.magnitudes * self.mean_magnitude, 0.0) / (self.count - 1)
+
+
+def sums_of(x: Tensor) -> Sums:
+    """Return the sums of ``x`` (numel,)."""
+    return sums_above(x, -1.0)
+
+
+def sums_above(x: Tensor, floor: float) -> Sums:
+    """Return the sums of those of ``x`` (numel,) whose magnitude is larger than ``floor``, rounded to its dtype."""
+    loops = _compiled() if kernels.compiled(x) else None
+    return Sums(*(loops.sums(x, floor) if loops else _reference(x, floor)))
+
+
+def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[int | None, Sums]:
+    """Do what `micro.kernels.absorb_` does; return what it returns, and the sums of the new residual."""
+    loops = _compiled() if kernels.compiled(residual) and kernels.compiled(grad) else None
+    if loops is None or residual.numel() != grad.numel():
+        return kernels.absorb_(residual, grad), sums_of(residual)
+    first_bad, sums = loops.absorb_and_sum_(residual, grad)
+    return first_bad, Sums(*sums)
+
+
+@cache
+def _compiled() -> ModuleType:
+    from micro.kernels import summing
+
+    return summing
+
+
+def _reference(x: Tensor, floor: float) -> list[float]:
+    """Return the sums in plain torch."""
+    chunks = x.split(CHUNK) if x.device.type == "cpu" else (x,)
+    rows = torch.stack([_sums(chunk, floor) for chunk in chunks])
+    largest, smallest = rows[:, 4].max(), rows[:, 5].min()
+    together: list[float] = torch.cat([rows[:, :4].sum(0), torch.stack([largest, smallest])]).tolist()
+    return together  # host sync: a threshold follows from them
+
+
+def _sums(chunk: Tensor, floor: float) -> Tensor:
+    magnitudes = chunk.abs()
+    counts = magnitudes > floor
+    value, magnitude = chunk.where(counts, 0).double(), magnitudes.where(counts, 0).double()
+    least = magnitudes.where(counts, torch.inf).double()
+    if not chunk.numel():
+        return torch.cat([value.new_zeros(5), value.new_full((1,), torch.inf)])
+    sums = counts.sum().double(), value.sum(), magnitude.square().sum(), magnitude.sum(), magnitude.max(), least.min()
+    return torch.stack(sums)
