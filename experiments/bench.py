@@ -14,7 +14,8 @@ gpu    Triton's kernels on a GPU: equal to the reference, bandwidth, reads by th
        Triton's interpreter, and compiled for GPUs that are not there
 
 Each prints a table and writes it as csv under --out, rules and network with a figure. Times come from one run on one
-machine: compare them within a table, not across machines.
+machine: compare them within a table, not across machines. step, ranks and loop take --against REVISION: an older
+revision of this code and this one measure in turn, and the table has the ratios of what they found.
 """
 
 import argparse
@@ -24,24 +25,35 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import gpu, loading, loop, network, ranks, rules, select, step, threads, transform
+from experiments.benchmarks import against, gpu, loading, loop, network, ranks, rules, select, step, threads, transform
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
 from experiments.launching.failures import RankFailure
 from experiments.reports.output import check_folder
 
+COMPARED = {  # what --against compares
+    step.NAME: against.Compared(("method", "numel", "density"), ("floors", "total_s", "bytes_sent")),
+    ranks.NAME: against.Compared(("method", "numel", "ranks"), ("ms",)),
+    loop.NAME: against.Compared(("run",), ("ratio", "harness_s")),
+}
+
 
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line and run one benchmark; exit 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
-    code = run_command(lambda: _run(parser().parse_args(words)))
+    given = sys.argv[1:] if words is None else list(words)
+    code = run_command(lambda: _run(parser().parse_args(given), given))
     if code:
         sys.exit(code)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, words: list[str]) -> int:
     check_folder(options.out)
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
-        options.run(options, Console() if sys.stdout.isatty() else Console(width=140))
+        if getattr(options, "against", None) is None:
+            options.run(options, console)
+        else:
+            against.run(options.benchmark, options.compared, words, options, console)
     except RankFailure as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -59,6 +71,9 @@ def parser() -> Parser:
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)
+        if compared := COMPARED.get(benchmark.NAME):
+            against.add_arguments(command)
+            command.set_defaults(compared=compared)
     return parser
 
 

@@ -1,5 +1,6 @@
 """The benchmarks whose tables stand on the pages run, small, through their entry point."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -8,7 +9,8 @@ import pandas as pd
 import pytest
 
 from experiments.bench import main
-from experiments.benchmarks import goals
+from experiments.benchmarks import against, goals
+from experiments.config.paths import ROOT
 from experiments.launching import measurements
 from experiments.launching.namespaces import unavailable
 from experiments.studies.methods import known_methods
@@ -73,6 +75,38 @@ def test_ranks(tmp_path: Path) -> None:
     assert table["method"].tolist() == ["micro", "micro", "cltk", "cltk", "dsa", "dsa"]
     assert table["ranks"].tolist() == [2, 64] * 3
     assert (table[["ms", "ratio"]] > 0).all(axis=None)
+
+
+def test_an_older_revision_and_this_code_measure_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Path] = []
+
+    def run(command: list[str], *, cwd: Path, **others: object) -> subprocess.CompletedProcess[str]:
+        assert (cwd / "experiments/bench.py").exists()
+        assert command[3:-2] == ["ranks", "--numel", "4096", "--methods", "micro"]
+        ran.append(cwd)
+        ms = {"ranks": [4, 64], "ms": [1.0, 2.0 * len(ran)]} if cwd != ROOT else {"ranks": [64, 4], "ms": [6.0, 0.5]}
+        Path(command[-1]).mkdir()
+        pd.DataFrame({"method": "micro", "numel": 4096, **ms}).to_csv(Path(command[-1]) / "ranks.csv")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(against, "_run", run)
+    words = ["ranks", "--numel", "4096", "--against=HEAD", "--methods", "micro", "--pairs", "2"]
+    main([*words, "--out", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "ranks-against.csv")
+    old = ran[0]
+    assert ran == [old, ROOT, old, ROOT]
+    assert not old.exists()
+    assert table["ranks"].tolist() == [4, 64]
+    assert table["ms"].tolist() == [0.5, 2.0]  # 64 ranks: 6 / 2 and 6 / 6
+    assert table[["ms_least", "ms_most"]].to_numpy().tolist() == [[0.5, 0.5], [1.0, 3.0]]
+
+
+def test_a_revision_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["step", "--against", "--help-me", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main(["step", "--against", "no/such/revision", "--out", str(tmp_path)])
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: --against must be a revision of the repository")
 
 
 def test_loading(tmp_path: Path) -> None:
