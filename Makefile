@@ -9,12 +9,15 @@ PARALLEL := --numprocesses auto --dist worksteal
 TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes longest first: the end fills with what is short
 # Tests with processes often wait for them: one worker more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist loadgroup --no-loadscope-reorder
+LONG := long_movielens100k long_wikitext2 long_cifar10 long_cifar10_methods long_cifar10_densities # of conf/sweep
+LONG_RUNS ?= results/long
+LONG_HEAD := `make long ROOT=DIR` carries out the runs of `conf/sweep/long_*.yaml`, `make long-table` writes this page from those that are finished.
 COVERAGE := results/coverage
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures reproduce test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
+.PHONY: help setup demo figures reproduce long long-table test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -41,6 +44,14 @@ figures: $(READY) ## redraw tables and figures from the run folders alone
 
 reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp SCALE=small|paper
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
+
+long: $(READY) ## long runs on real data, days of a core: ROOT=DIR; the same command resumes
+	@for study in $(LONG); do $(RUN) -m experiments.sweep $$study dataset.root=$(ROOT) output=results/long --jobs 1 || exit 1; done
+	@$(MAKE) --no-print-directory long-table
+
+long-table: $(READY) ## write results/published/long.md from the long runs that are finished: LONG_RUNS=DIR
+	@$(RUN) -m experiments.figures --table --runs $(LONG_RUNS) --out results/figures/long
+	@{ head -1 results/figures/long/reached.md; printf '\n%s\n' '$(LONG_HEAD)'; tail -n +2 results/figures/long/reached.md; } >results/published/long.md
 
 test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)

@@ -26,6 +26,7 @@ def _run(options: argparse.Namespace) -> int:
     from experiments.reports.all_figures import draw_all
     from experiments.reports.frames import load
     from experiments.reports.provenance import refuse_differences
+    from experiments.reports.reached import write_reached
     from experiments.reports.run_configs import parse_selection
     from experiments.reports.summary import summarise
     from experiments.reports.tables import print_tables, write_summary
@@ -48,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
 
     def write(out: Path) -> list[Path]:
-        return [*([] if options.table else draw_all(frames, out, kinds)), *write_summary(table, out, frames.notes())]
+        drawn = [] if options.table else draw_all(frames, out, kinds)
+        return [*drawn, *write_summary(table, out, frames.notes()), *write_reached(frames, out)]
 
     try:
         written = write_or_rescue(write, options.out)

@@ -16,7 +16,7 @@ def convergence_numbers(frames: Frames, metric: Metric) -> pd.DataFrame:
 
     total_bytes is what a worker sent until then.
     """
-    by_epoch = _with_total_bytes(frames).groupby([*METHOD, "epoch"])
+    by_epoch = with_total_bytes(frames).groupby([*METHOD, "epoch"])
     means = by_epoch[["step", "time_s", "total_bytes"]].mean()
     means.insert(0, "num_seeds", by_epoch.size())
     return means.join(spread(by_epoch[[metric.key]])).reset_index()
@@ -82,7 +82,7 @@ def rule_numbers(steps: pd.DataFrame) -> pd.DataFrame:
     return named.drop_duplicates(keys)[columns].sort_values(keys, ignore_index=True)
 
 
-def _with_total_bytes(frames: Frames) -> pd.DataFrame:
+def with_total_bytes(frames: Frames) -> pd.DataFrame:
     """The epochs, and what rank 0 had sent after the steps done by the end of each."""
     done = frames.steps["step"] + 1.0
     total = frames.steps.groupby("run")["bytes_sent"].cumsum()

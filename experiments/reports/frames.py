@@ -13,7 +13,7 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
 from experiments.reports.measures import METRICS, metric_of
-from experiments.reports.provenance import Origin, differences, origin_of
+from experiments.reports.provenance import Origin, differences, digest_of, origin_of
 from experiments.reports.run_configs import EXPERIMENT, Selection, run_frame, selected_configs
 
 STAGES = ("compute", "select", "exchange", "rest")
@@ -44,6 +44,7 @@ class Frames:
 
     ``torn`` has what is wrong with each run that is not whole; ``unverified`` are those of earlier versions, whose rows
     have no sums. ``origins`` has the code, machine and company of each run; see provenance.py.
+    ``manifests`` has a digest of each run's manifest, where there is one.
     """
 
     runs: pd.DataFrame
@@ -52,6 +53,7 @@ class Frames:
     torn: Mapping[str, str] = field(default_factory=dict)
     unverified: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    manifests: Mapping[str, str] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Return a line for each run that is not whole, and lines for those not verified and for unlike origins."""
@@ -110,13 +112,15 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None, *
     table = run_frame(selected_configs(found, selection or {}))
     damaged = torn(found, table["run"], allow_torn=allow_torn)
     identity = table.drop(columns=["rule", "epochs", "accumulate"])
+    manifests = {run: found[run].manifest() for run in table["run"]}
     return Frames(
         runs=table,
         steps=_records(found, identity, "steps", STEP_NUMBERS, _read).pipe(_complete_steps),
         epochs=_records(found, identity.assign(rule=table["rule"]), "epochs", EPOCH_NUMBERS, _read_epochs),
         torn=damaged,
         unverified=tuple(run for run in table["run"] if not found[run].verdict.is_verified),
-        origins={run: origin_of(found[run].manifest()) for run in table["run"]},
+        origins={run: origin_of(manifests[run]) for run in table["run"]},
+        manifests={run: digest_of(manifests[run]) for run in table["run"] if manifests[run]},
     )
 
 

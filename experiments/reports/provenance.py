@@ -1,5 +1,7 @@
 """Where runs come from: the code, machine, torch and company of each, and whether runs side by side differ in them."""
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,6 +28,11 @@ def origin_of(manifest: Mapping[str, Any]) -> Origin:
         "versions of torch": str(versions.get("torch") or UNKNOWN),
         SAME_COMPANY: str(manifest.get("runs_at_once") or UNKNOWN),
     }
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's content."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def differences(origins: Mapping[str, Origin], runs: Iterable[str]) -> list[str]:

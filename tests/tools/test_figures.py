@@ -34,6 +34,7 @@ from experiments.reports.summary import of_study, summarise, summary
 
 Row = dict[str, Any]
 NUMEL = 270_000
+TABLES = {"summary.csv", "summary.md", "reached.csv", "reached.md"}
 RULES = {"micro": "agreed", "micro_published": "published", "micro_repaired": "repaired"}
 # build-up, scatter of the density, and milliseconds of compute, select, exchange, rest
 TRAITS: dict[str, tuple[float, float, tuple[float, ...]]] = {
@@ -187,7 +188,7 @@ def test_every_figure_is_written_with_its_numbers(drawn: Path) -> None:
     group = "resnet18-cifar10-n8-d0.01"
     stems = [*(f"{name}-{group}" for name in names), "methods-resnet18-cifar10-n8"]
     expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv", "runs.txt")}
-    assert {path.name for path in drawn.iterdir()} == expected | {"summary.csv", "summary.md"}
+    assert {path.name for path in drawn.iterdir()} == expected | TABLES
 
 
 def test_a_figure_names_the_runs_it_comes_from(drawn: Path) -> None:
@@ -420,7 +421,7 @@ def test_markdown_has_a_row_per_method(drawn: Path) -> None:
 
 def test_table_only_draws_nothing(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures.main(["--runs", str(study), "--out", str(tmp_path), "--table"]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"summary.csv", "summary.md"}
+    assert {path.name for path in tmp_path.iterdir()} == TABLES
     assert "Top-k" in capsys.readouterr().out
 
 
