@@ -13,6 +13,7 @@ from experiments.config.errors import UserError, one_line
 from experiments.config.ranges import MOST
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
 from experiments.config.values import shown
+from micro.local.checks import check_method
 from micro.planning.schedules.base import Schedule
 from micro.reducers.wrapping import innermost, layers
 from micro.scope import scoped
@@ -29,6 +30,7 @@ def check_parts(config: TrainConfig) -> None:
     reducer = build_reducer(config)
     _refuse_second_momentum(config, reducer)
     _check_schedule(config, reducer)
+    _check_rounds(config, reducer)
 
 
 def build_model(config: TrainConfig, sizes: dict[str, int]) -> torch.nn.Module:
@@ -195,6 +197,24 @@ def _refuse_parts(config: TrainConfig) -> None:
             raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
     if config.optimizer.momentum_at == "gradient":
         raise UserError(f"optimizer.momentum_at=gradient needs a residual, and {name} has none: use update")
+
+
+def _check_rounds(config: TrainConfig, reducer: micro.Reducer) -> None:
+    """Refuse a method that does not go with local steps, and outer momentum beside a residual."""
+    rounds = config.rounds
+    if not rounds.every:
+        return
+    try:
+        check_method(reducer)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    smallest = micro.Layout(("weights",), ((8, 8),))
+    kept = innermost(reducer).start(smallest, torch.float32, torch.device("cpu")).residual
+    if rounds.momentum and kept.numel() and not rounds.momentum_with_feedback:
+        raise UserError(
+            f"rounds.momentum={rounds.momentum:g} and the residual of {config.sparsifier.name} both add up what was "
+            "not applied at once: set rounds.momentum=0, or rounds.momentum_with_feedback=true"
+        )
 
 
 def _check_schedule(config: TrainConfig, reducer: micro.Reducer) -> None:

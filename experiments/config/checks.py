@@ -10,6 +10,7 @@ from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, check_choice
 from experiments.config.optimizer_settings import check_optimizer
 from experiments.config.ranges import LARGEST_SEED, MOST_ON_A_MACHINE, check_count, check_name, check_path
+from experiments.config.rounds_settings import check_rounds
 from experiments.config.schema import TIMEOUT_S, ClusterConfig, TrainConfig, WarmupConfig
 from experiments.config.slurm_settings import IN_JOB, check_slurm
 from experiments.config.tracking_settings import check_tracking
@@ -138,6 +139,7 @@ def _check_numbers(config: TrainConfig) -> None:
     if config.resize != "refuse" and config.start_from is None:
         raise UserError(f"resize={config.resize} needs start_from: name the run to start from")
     check_optimizer(config.optimizer)
+    check_rounds(config)
     check_tracking(config.tracking)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments.config.optimizer_settings import OptimizerConfig
+from experiments.config.rounds_settings import RoundsConfig
 from experiments.config.slurm_settings import SlurmConfig
 from experiments.config.tracking_settings import TrackingConfig
 
@@ -185,6 +186,7 @@ class TrainConfig:
     compile: bool
     nonfinite: str
     timed: bool
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
     measure_residual_every: int = 0
     checkpoint: CheckpointConfig
     start_from: str | None

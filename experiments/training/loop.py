@@ -19,7 +19,7 @@ from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
 from experiments.runs.whole_rows import DamagedRows
 from experiments.training.recording import Recorder, step_row
-from experiments.training.steps import Steps
+from experiments.training.steps import steps_of
 from experiments.training.workers import Workers
 
 
@@ -43,7 +43,7 @@ class Trainer:
         self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None = None
     ) -> None:
         self._config, self._workers, self._folder = config, workers, folder
-        self._steps = Steps(config, workers)
+        self._steps = steps_of(config, workers)
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
         own, self.passed_over = self._checkpointer.beginning()
@@ -158,7 +158,7 @@ class Trainer:
         """Return the state that is equal on all ranks; batch-norm statistics are those of rank 0, as in DDP."""
         return {
             "model": self._workers.task.model.state_dict(),
-            "optimizer": self._steps.optimizer.state_dict(),
+            "optimizer": self._steps.optimizer_state,
             "num_steps": self._workers.num_steps,
         }
 
@@ -176,7 +176,7 @@ class Trainer:
 
     def _load_state(self, saved: Saved) -> None:
         self._workers.task.model.load_state_dict(saved.shared["model"])
-        self._steps.optimizer.load_state_dict(saved.shared["optimizer"])
+        self._steps.load(saved.shared["optimizer"])
         self._workers.load_states(saved.ranks)
         set_random_state(saved.random, self._workers.device)
         at, before = saved.position, saved.shared["num_steps"]

@@ -77,6 +77,11 @@ def check_content(config: TrainConfig) -> None:
             f"world_size {config.world_size} x batch_size {config.batch_size} x accumulate {config.accumulate} is more "
             f"than an epoch of dataset {config.dataset.name} has ({info.num_train}): lower one of them"
         )
+    num_steps = config.epochs * steps_per_epoch(config, info)
+    if config.rounds.every > num_steps:
+        raise UserError(
+            f"rounds.every is {config.rounds.every}, the run has {num_steps} steps: lower it, or train longer"
+        )
     _check_devices(config)
     check_wandb(config.tracking)
     _check_start_from(config)
@@ -109,6 +114,7 @@ def _content_key(config: TrainConfig) -> tuple[str, ...]:
     """Return the settings that ``check_content`` depends on."""
     parts = [config.dataset, config.model, config.cluster, config.batch_size, config.accumulate, config.schedule]
     parts += [config.compile, config.tracking, config.start_from, config.resize]
+    parts += [config.epochs, config.rounds]
     if config.schedule.trace:  # a plan depends on the sizes of messages
         parts += [config.sparsifier, config.density]
     if config.start_from:  # a checkpoint must be of the same method

@@ -27,8 +27,9 @@ from experiments.runs.weights import save_weights, weights_digest
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.devices import choose_device
 from experiments.training.loop import Trainer
+from experiments.training.round_workers import RealRoundWorkers, SimulatedRoundWorkers
 from experiments.training.simulated_workers import SimulatedWorkers
-from experiments.training.tasks import load_task
+from experiments.training.tasks import Task, load_task
 from experiments.training.waiting import waiting
 from experiments.training.workers import Workers
 
@@ -120,13 +121,20 @@ _store: dist.Store | None = None  # of the process group
 @contextmanager
 def _workers(config: TrainConfig, device: torch.device) -> Iterator[Workers]:
     task = load_task(config, device)
-    workers: Workers = SimulatedWorkers(config, task) if config.cluster.simulated else DdpWorkers(config, task)
+    workers = kind_of_workers(config)(config, task)
     try:
         yield workers
     finally:
         workers.close()
     if dist.is_initialized():
         dist.destroy_process_group()  # not after an error: this would wait for ranks that may be gone
+
+
+def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Workers]:
+    """Return what workers the run has: in this process or not, with an exchange at every step or of rounds."""
+    if config.rounds.every:
+        return SimulatedRoundWorkers if config.cluster.simulated else RealRoundWorkers
+    return SimulatedWorkers if config.cluster.simulated else DdpWorkers
 
 
 def _manifest(config: TrainConfig, workers: Workers, trainer: Trainer, command: list[str]) -> dict[str, Any]:

@@ -61,10 +61,6 @@ def step_row(
 ) -> dict[str, Any]:
     """Return the record of a step, summed over its buckets."""
     stats = reduced.stats
-    numel = sum(s.num_choices for s in stats)
-    target = sum(s.target_count for s in stats)
-    updated = sum(s.global_count for s in stats)
-    first: micro.StepStats = stats[0]
     select_s, exchange_s = sum(s.select_s for s in stats), sum(s.exchange_s for s in stats)
     work_s = select_s + exchange_s + sum(s.rest_s for s in stats)
     exposed = min(1.0, reduced.exposed_s / work_s) if work_s else 0.0  # the share of it that backward did not hide
@@ -74,6 +70,28 @@ def step_row(
         "epoch": epoch,
         "loss": loss,
         "lr": lr,
+        **(_reduction(stats) if stats else NO_REDUCTION),
+        **_traffic(reduced),
+        **_round(reduced.round),
+        "compute_s": reduced.compute_s,
+        "select_s": select_s,
+        "exchange_s": exchange_s,
+        "hidden_s": (1 - exposed) * work_s,
+        "load_s": reduced.load_s,
+        "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
+        "step_s": step_s,
+        "time_s": time_s,
+        "skipped": any(s.skipped for s in stats),
+    }
+
+
+def _reduction(stats: Sequence[micro.StepStats]) -> dict[str, Any]:
+    """Return what a step's reduction chose and updated."""
+    numel = sum(s.num_choices for s in stats)
+    target = sum(s.target_count for s in stats)
+    updated = sum(s.global_count for s in stats)
+    first: micro.StepStats = stats[0]
+    return {
         "rule": first.rule,
         "target_density": target / numel,
         "density": updated / numel,
@@ -84,20 +102,36 @@ def step_row(
         "threshold": first.threshold,
         "relative_error": first.relative_error,
         "forgotten": _joint_norm([s.forgotten for s in stats if s.forgotten is not None]),
-        "bytes_sent": sum(s.bytes_sent for s in stats),
+    }
+
+
+NO_REDUCTION = dict.fromkeys(
+    (
+        *("rule", "target_density", "density", "local_density", "density_error", "build_up", "imbalance"),
+        *("threshold", "relative_error", "forgotten"),
+    )
+)  # of a step within a round
+
+
+def _traffic(reduced: Reduced) -> dict[str, Any]:
+    """Return what rank 0 sent."""
+    stats, buffers = reduced.stats, reduced.round.buffer_bytes if reduced.round else 0.0
+    return {
+        "bytes_sent": sum(s.bytes_sent for s in stats) + buffers,
         "counts_bytes": sum(s.counts_bytes for s in stats),
         "indices_bytes": sum(s.indices_bytes for s in stats),
-        "values_bytes": sum(s.values_bytes for s in stats),
+        "values_bytes": sum(s.values_bytes for s in stats) + buffers,
         "num_collectives": sum(s.num_collectives for s in stats),
-        "compute_s": reduced.compute_s,
-        "select_s": select_s,
-        "exchange_s": exchange_s,
-        "hidden_s": (1 - exposed) * work_s,
-        "load_s": reduced.load_s,
-        "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
-        "step_s": step_s,
-        "time_s": time_s,
-        "skipped": any(s.skipped for s in stats),
+    }
+
+
+def _round(ended: micro.RoundStats | None) -> dict[str, Any]:
+    """Return what the round reports that the step has ended; nothing without rounds, nulls within one."""
+    return {
+        "round": ended.round if ended else None,
+        "moved_norm": ended.own_norm if ended else None,
+        "update_norm": ended.mean_norm if ended else None,
+        "cosine": ended.cosine if ended else None,
     }
 
 

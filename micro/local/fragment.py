@@ -78,9 +78,18 @@ class Fragment:
     @torch.no_grad()
     def restart(self) -> None:
         """Give the parameters the global weights."""
-        for name, weights in self.layout.views(self.start).items():
-            real(self.parameters[name].detach()).copy_(weights)
+        self.write(self.layout.views(self.start))
         self.num_steps = 0
+
+    @torch.no_grad()
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the parameters these values, by name."""
+        for name, values in weights.items():
+            real(self.parameters[name].detach()).copy_(values)
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """Return copies of the parameters as they are, by name."""
+        return {name: real(parameter.detach()).clone() for name, parameter in self.parameters.items()}
 
     def _round_start(self) -> None:
         """Forget what the parameters' dtype could not hold: workers began without it."""
@@ -108,9 +117,7 @@ class Fragment:
             "start": {name: piece.clone() for name, piece in self.layout.split(self.start).items()},
             "outer": self.outer.state_dict(),
             "num_steps": self.num_steps,
-            "weights": {name: real(p.detach()).clone() for name, p in self.parameters.items()}
-            if self.num_steps
-            else {},
+            "weights": self.own_weights() if self.num_steps else {},
         }
 
     @torch.no_grad()
@@ -121,6 +128,5 @@ class Fragment:
             piece.copy_(saved["start"][name])
         self.outer.load_state_dict(saved["outer"])
         self.restart()
-        for name, weights in saved["weights"].items():
-            real(self.parameters[name].detach()).copy_(weights)
+        self.write(saved["weights"])
         self.num_steps = int(saved["num_steps"])

@@ -156,6 +156,25 @@ class LocalSteps:
             self._end_round()
             self._versions = None
 
+    @contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """Let the parameters be the weights of the last round's end in this context, the same on all ranks.
+
+        For an evaluation in the middle of a round. They must not be trained there.
+        """
+        if not self.steps_in_round:
+            yield
+            return
+        kept = [fragment.own_weights() for fragment in self._fragments]
+        for fragment in self._fragments:
+            fragment.write(fragment.layout.views(fragment.start))
+        try:
+            yield
+        finally:
+            for fragment, weights in zip(self._fragments, kept, strict=True):
+                fragment.write(weights)
+            self._versions = self._version()
+
     def restart(self) -> None:
         """Take the weights as they are now for the start of a round, on all ranks; what was kept stays.
 

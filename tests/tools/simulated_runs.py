@@ -13,6 +13,7 @@ from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import weights_digest
 from experiments.training.loop import Trainer
 from experiments.training.preflight import prepare_runs
+from experiments.training.rank_main import kind_of_workers
 from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import load_task
 
@@ -47,8 +48,9 @@ class Run:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.folder.config_path.touch()
         self.folder.manifest_path.touch()
-        workers = SimulatedWorkers(config, load_task(config, CPU))
-        workers.watch, self.layout = watch, workers.layout
+        workers = kind_of_workers(config)(config, load_task(config, CPU))
+        if isinstance(workers, SimulatedWorkers):
+            workers.watch, self.layout = watch, workers.layout
         try:
             self.trainer = Trainer(config, workers, self.folder)
             self.began_at = self.trainer.position.step

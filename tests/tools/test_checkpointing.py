@@ -32,6 +32,8 @@ CASES = {
     "published": [*IMAGES, "sparsifier=micro_published", "optimizer=sgd_published", "precision=bfloat16"],
     "split": [*IMAGES, "sparsifier=micro", "sparsifier.reducer={name:split,min_dims:2,start_step:5}"],
     "by tensor": [*IMAGES, "sparsifier=micro", "scope=tensor"],
+    "rounds": [*IMAGES, "model=resnet8", "sparsifier=micro", "rounds.every=4", "optimizer=adam", "lr=0.01"],
+    "outer momentum": [*IMAGES, "sparsifier=dense", "rounds.every=3", "rounds.lr=0.7", "rounds.momentum=0.9"],
     "carry and dropout": [*LETTERS, "batch_size=4", "dataset.sequence_length=10", "epochs=2", "sparsifier=micro"],
     "pairs": [*PAIRS, "epochs=1", "sparsifier=micro"],
 }

@@ -1,0 +1,70 @@
+"""Settings of local steps: how many each worker takes by itself before differences of weights are exchanged."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.config.errors import UserError, check_choice
+from experiments.config.ranges import check_count
+
+BUFFERS = ("mean", "first", "own")
+
+
+@dataclass(kw_only=True)
+class RoundsConfig:
+    """Rounds of local steps; see micro.LocalSteps.
+
+    Attributes:
+        every: steps of each worker's own optimizer between two exchanges of weights; 0: gradients are exchanged at
+            every step.
+        lr: of the outer optimizer, which takes the mean difference of weights for a gradient.
+        momentum: of the outer optimizer.
+        nesterov: whether the outer momentum is Nesterov's, as in DiLoCo.
+        buffers: of the model at the end of a round. mean: averaged; first: those of the first worker; own: each keeps
+            its.
+        momentum_with_feedback: allow outer momentum beside a residual, which both add up what was not applied at once.
+    """
+
+    every: int = 0
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    buffers: str = "mean"
+    momentum_with_feedback: bool = False
+
+
+def check_rounds(config: Any) -> None:
+    """Raise UserError for settings of rounds, of a TrainConfig, that are out of range or contradict others."""
+    rounds = config.rounds
+    check_count("rounds.every", rounds.every, 0)
+    check_choice("rounds.buffers", BUFFERS, rounds.buffers)
+    if not 0 < rounds.lr < float("inf"):
+        raise UserError(f"rounds.lr must be positive, got {rounds.lr}: with 0 no weight would move")
+    if not 0 <= rounds.momentum < 1:
+        raise UserError(f"rounds.momentum must be in [0, 1), got {rounds.momentum}")
+    if rounds.nesterov and not rounds.momentum:
+        raise UserError("rounds.nesterov needs a momentum above 0, got 0")
+    if not rounds.every:
+        _refuse_without_rounds(rounds)
+        return
+    if config.resize != "refuse":
+        raise UserError(
+            f"resize={config.resize} does not go with rounds.every, workers have weights of their own: leave it out"
+        )
+    for key, usual, why in (
+        ("optimizer.lr_at", "update", "differences of weights have the learning rate in them"),
+        ("optimizer.momentum_at", "update", "each worker's own optimizer has the momentum"),
+        ("optimizer.clip_at", "gradient", "each worker clips its own gradients"),
+        ("optimizer.clip_norm", "rank", "workers know nothing of each other's gradients"),
+        ("schedule.name", "auto", "one vector is exchanged at the end of a round"),
+    ):
+        group, name = key.split(".")
+        given = getattr(getattr(config, group), name)
+        if given != usual and (key != "optimizer.clip_at" or config.optimizer.clip is not None):
+            shown = key.removesuffix(".name")
+            raise UserError(f"{shown}={given} does not go with rounds.every, {why}: leave it out")
+
+
+def _refuse_without_rounds(rounds: RoundsConfig) -> None:
+    for key, default in vars(RoundsConfig()).items():
+        if getattr(rounds, key) != default:
+            raise UserError(f"rounds.{key}={getattr(rounds, key)} needs rounds: set rounds.every, or leave it out")

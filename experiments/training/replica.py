@@ -1,0 +1,91 @@
+"""One worker of a run with local steps: a model, an optimizer and a share of the data of its own."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import micro
+from experiments.config.builders import build_reducer
+from experiments.config.schema import TrainConfig
+from experiments.training.optimizers import build_optimizer, set_lr_
+from experiments.training.seeding import seed_step
+from experiments.training.tasks import Batch, Carry, Task
+from experiments.training.workers import learnt_buffers, moved_to
+from micro.clipping import clip_
+from micro.comm import Comm
+from micro.scope import scoped
+
+
+class Replica:
+    """A worker that trains by itself for a round of steps.
+
+    Attributes:
+        model: its own weights.
+        local: what exchanges them at the end of a round, when ``optimizer`` has stepped.
+    """
+
+    def __init__(self, config: TrainConfig, task: Task, model: nn.Module, rank: int) -> None:
+        self._config, self._task, self.model, self.rank = config, task, model, rank
+        self.batches = task.batches(rank)
+        self.optimizer = build_optimizer(config.optimizer, model, config.lr)
+        self._carry: Carry = None
+        self._epoch: Iterator[Batch] = iter(())
+        self.local: micro.LocalSteps
+
+    def join(self, comm: Comm | None) -> None:
+        """Meet the other workers; all of them call this. None: those of the process group."""
+        config, rounds = self._config, self._config.rounds
+        steps_per_epoch = self.batches.num_batches // config.accumulate
+        reducer = build_reducer(config, steps_per_epoch=max(1, steps_per_epoch // rounds.every))
+        self.local = micro.LocalSteps(
+            self.model,
+            self.optimizer,
+            scoped(reducer, config.scope),
+            every=rounds.every,
+            outer=micro.Outer(lr=rounds.lr, momentum=rounds.momentum, nesterov=rounds.nesterov),
+            buffers=rounds.buffers,
+            momentum_with_feedback=rounds.momentum_with_feedback,
+            comm=comm,
+        )
+
+    def start_epoch(self, epoch: int, start: int) -> None:
+        """Start drawing the batches of an epoch at step ``start``."""
+        self._epoch = self.batches.epoch(epoch, start=start * self._config.accumulate)
+        if not start:
+            self._carry = None
+
+    def draw(self) -> list[Batch]:
+        """Return the batches of a step."""
+        return [next(self._epoch) for _ in range(self._config.accumulate)]
+
+    def compute(self, step: int, lr: float, batches: Sequence[Batch]) -> tuple[Tensor, float]:
+        """Compute the gradient of a step, clipped; return the mean loss and the seconds."""
+        started = time.perf_counter()
+        set_lr_(self.optimizer, self._config.optimizer, lr)
+        self.optimizer.zero_grad()
+        seed_step(self._config.seed, step, self.rank, self._task.device)
+        losses = []
+        for batch in batches:
+            loss, self._carry = self._task.loss(self.model, batch, self._carry)
+            (loss if len(batches) == 1 else loss / len(batches)).backward()
+            losses.append(loss.detach())
+        limit = self._config.optimizer.clip
+        if limit is not None:
+            clip_([p.grad for p in self.model.parameters() if p.grad is not None], limit)
+        return torch.stack(losses).mean(), time.perf_counter() - started
+
+    def state(self) -> dict[str, Any]:
+        """Return what this worker needs to go on."""
+        own = {"inner": self.optimizer.state_dict(), "own_buffers": [b.clone() for b in learnt_buffers(self.model)]}
+        return {**self.local.state_dict(), **own, "carry": self._carry}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` returned."""
+        self.optimizer.load_state_dict(state["inner"])
+        self.local.load_state_dict({key: state[key] for key in state if key not in ("inner", "own_buffers", "carry")})
+        for buffer, saved in zip(learnt_buffers(self.model), state["own_buffers"], strict=True):
+            buffer.copy_(saved)
+        self._carry = moved_to(state["carry"], self._task.device)

@@ -1,0 +1,166 @@
+"""The workers of a run with local steps: one of them is this process, or all are in it."""
+
+import copy
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from experiments.config.schema import TrainConfig
+from experiments.training.replica import Replica
+from experiments.training.tasks import Task
+from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers
+from micro import kernels
+from micro.comm import GroupComm, gather_objects
+from micro.thread_ranks import SimulatedGroup
+
+VECTORS = (
+    7  # of the model's size that a simulated worker takes: weights, gradient, Adam's two, residual, start, difference
+)
+
+
+class RoundWorkers(Workers):
+    """Workers that each take steps of their own optimizer, and exchange weights at the end of a round.
+
+    Attributes:
+        replicas: the workers of this process.
+    """
+
+    replicas: list[Replica]
+
+    def __init__(self, config: TrainConfig, task: Task) -> None:
+        super().__init__(config, task)
+        kernels.prepare()
+
+    def _begin(self) -> None:
+        self.num_batches = self.replicas[0].batches.num_batches
+        self._num_steps_of_run = self._config.epochs * self.num_steps
+
+    def start_epoch(self, epoch: int, *, start: int = 0) -> None:
+        """Start drawing every worker's batches of an epoch."""
+        for replica in self.replicas:
+            replica.start_epoch(epoch, start)
+
+    def reduce(self, step: int, lr: float) -> Reduced:
+        """Take a step of each worker's own optimizer; at the end of a round, and of the run, exchange their weights."""
+        started = time.perf_counter()
+        drawn = [replica.draw() for replica in self.replicas]
+        load_s = time.perf_counter() - started
+        computed = [replica.compute(step, lr, batches) for replica, batches in zip(self.replicas, drawn, strict=True)]
+        first = self.replicas[0].local
+        before, began = first.num_rounds, time.perf_counter()
+        self._step(is_exchange=first.steps_in_round == first.every - 1)
+        if step + 1 == self._num_steps_of_run:
+            self._finish()
+        exposed_s = time.perf_counter() - began
+        ended = first.stats if first.num_rounds > before else None
+        stats = ended.vectors if ended else ()
+        compute_s = sum(seconds for _, seconds in computed)
+        return Reduced(computed[0][0], stats, compute_s, exposed_s if ended else 0.0, load_s, ended)
+
+    @abstractmethod
+    def _step(self, *, is_exchange: bool) -> None:
+        """Let every worker's optimizer step."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """End the round that is under way."""
+
+    def residuals(self) -> list[Tensor]:
+        """Return the first worker's residuals."""
+        return self.replicas[0].local.residuals()
+
+    def states(self) -> list[dict[str, Any]]:
+        """Return the state of each worker of this process."""
+        return [replica.state() for replica in self.replicas]
+
+    def load_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Restore what ``states`` returned."""
+        for replica, state in zip(self.replicas, states, strict=True):
+            replica.load(state)
+
+
+class RealRoundWorkers(RoundWorkers):
+    """This process is one worker."""
+
+    def __init__(self, config: TrainConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.rank = dist.get_rank()
+        self.is_main, self.ranks = self.rank == 0, [self.rank]
+        self._comm = GroupComm()
+        self.replicas = [Replica(config, task, task.model, self.rank)]
+        self._begin()
+        self.replicas[0].join(None)
+
+    def _step(self, *, is_exchange: bool) -> None:
+        self.replicas[0].optimizer.step()
+
+    def _finish(self) -> None:
+        self.replicas[0].local.finish()
+
+    def evaluate(self) -> Tensor:
+        """Evaluate this worker's share of the test set with the weights of the last round and rank 0's buffers."""
+        with self.replicas[0].local.global_weights(), kept_buffers(self.task.model):
+            for buffer in learnt_buffers(self.task.model):
+                self._comm.broadcast_(buffer, 0, "values")
+            return self._comm.all_reduce_(self.task.evaluate(self.rank, self._comm.world_size))
+
+    def agree(self, item: Any) -> list[Any]:
+        """Return every rank's item."""
+        return gather_objects(item)
+
+    def close(self) -> None:
+        """Let go of the process group of the rounds."""
+        self.replicas[0].local.close()
+
+
+class SimulatedRoundWorkers(RoundWorkers):
+    """All workers in this process, each with a model and an optimizer of its own; threads exchange their weights."""
+
+    is_main = True
+
+    def __init__(self, config: TrainConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.ranks = range(config.world_size)
+        numel = sum(parameter.numel() for parameter in task.model.parameters())
+        _announce(config.world_size, numel)
+        models = [task.model, *(copy.deepcopy(task.model) for _ in self.ranks[1:])]
+        self.replicas = [Replica(config, task, model, rank) for rank, model in enumerate(models)]
+        self._begin()
+        self._group = SimulatedGroup(config.world_size)
+        self._group.run(lambda comm: self.replicas[comm.rank].join(comm))
+
+    def _step(self, *, is_exchange: bool) -> None:
+        if is_exchange:
+            self._group.run(lambda comm: self.replicas[comm.rank].optimizer.step())
+            return
+        for replica in self.replicas:
+            replica.optimizer.step()
+
+    def _finish(self) -> None:
+        self._group.run(lambda comm: self.replicas[comm.rank].local.finish())
+
+    def evaluate(self) -> Tensor:
+        """Evaluate the weights of the last round, with the first worker's buffers, on the whole test set."""
+        with self.replicas[0].local.global_weights():
+            return self.task.evaluate(0, 1)
+
+    def agree(self, item: Any) -> list[Any]:
+        """Return the item: there is one process."""
+        return [item]
+
+    def close(self) -> None:
+        """End the simulation's threads."""
+        self._group.close()
+
+
+def _announce(num_workers: int, numel: int) -> None:
+    """Say how much memory the workers take, where it is a gigabyte or more."""
+    taken = num_workers * numel * VECTORS * torch.float32.itemsize / 1e9
+    if taken >= 1:
+        print(f"{num_workers} simulated workers with weights of their own take about {taken:.1f} GB", file=sys.stderr)

@@ -1,0 +1,39 @@
+"""Trainings with local steps: what ties them to those with an exchange at every step, and their records."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.runs.json_lines import read_records
+from tests.tools.simulated_runs import IMAGES, Run, configured
+
+PLAIN = ["optimizer.momentum=0", "optimizer.weight_decay=0", "lr_warmup_epochs=0"]
+
+
+@pytest.mark.parametrize("method", ["dense", "topk_gather", "cltk"])
+def test_rounds_of_one_step_are_training_with_the_rate_at_the_gradient(tmp_path: Path, method: str) -> None:
+    words = [*IMAGES, *PLAIN, f"sparsifier={method}"]
+    rounds = Run(configured(tmp_path / "rounds", *words, "rounds.every=1"))
+    every_step = Run(configured(tmp_path / "gradients", *words, "optimizer.lr_at=gradient"))
+    one, other = (read_records(run.folder.steps_path) for run in (rounds, every_step))
+    assert [row["loss"] for row in one] == pytest.approx([row["loss"] for row in other], rel=1e-3)
+    assert [row["bytes_sent"] for row in one] == pytest.approx([row["bytes_sent"] for row in other], rel=0.02)
+
+
+def test_records_tell_rounds_from_the_steps_between(tmp_path: Path) -> None:
+    run = Run(configured(tmp_path, *IMAGES, "sparsifier=topk", "rounds.every=4"))
+    rows = read_records(run.folder.steps_path)
+    ends = [row for row in rows if row["round"] is not None]
+    assert len(rows) == 10
+    assert [row["step"] for row in ends] == [3, 7, 9]  # the run's end ends a round
+    for row in rows:
+        assert (row["bytes_sent"] > 0) == (row["round"] is not None) == (row["density"] is not None)
+    assert all(0 < row["cosine"] < 1 and row["moved_norm"] > 0 and row["update_norm"] > 0 for row in ends)
+    assert run.row is not None
+    assert run.row["test_loss"] > 0
+
+
+def test_local_steps_learn(tmp_path: Path) -> None:
+    words = [*IMAGES, "epochs=6", "sparsifier=micro", "rounds.every=5", "optimizer=adam", "lr=0.01"]
+    rows = read_records(Run(configured(tmp_path, *words)).folder.steps_path)
+    assert sum(row["loss"] for row in rows[-5:]) < 0.7 * sum(row["loss"] for row in rows[:5])
