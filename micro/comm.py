@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,9 @@ from torch import Tensor
 from micro.operations import Op, bytes_sent, travels_padded
 from micro.peer_failures import PeerFailures, Pending, Watched
 from micro.pending import pending
+
+if TYPE_CHECKING:
+    from micro.rounds import Rounds
 
 Kind = Literal["counts", "indices", "values"]
 
@@ -35,6 +38,7 @@ class Traffic:
         calls: each operation in turn, with its size as micro.planning.tables.LinkTable counts it.
         local_bytes: the part of num_bytes that stayed within a node, where ranks are of two levels.
         local_calls: the operations within a node, with their sizes.
+        num_shared: of the operations, those that travelled in a collective of another bucket (micro.rounds).
     """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})
@@ -42,11 +46,12 @@ class Traffic:
     calls: list[tuple[Op, float]] = field(default_factory=list)
     local_bytes: float = 0.0
     local_calls: list[tuple[Op, float]] = field(default_factory=list)
+    num_shared: int = 0
 
     @property
     def num_collectives(self) -> int:
-        """Number of collectives called."""
-        return len(self.calls) + len(self.local_calls)
+        """Number of collectives called, but for those of which another bucket's message was the first."""
+        return len(self.calls) + len(self.local_calls) - self.num_shared
 
     def add_local(self, local: "Traffic") -> None:
         """Add what the collectives within a node cost."""
@@ -200,6 +205,15 @@ class Comm(ABC):
                 self._broadcast_(x, source)
         return x
 
+    def start_side_by_side(self, calls: Sequence[Callable[[], None]], name: str) -> Callable[[], None]:
+        """Start the collectives that these call, in this order on all ranks; return what waits for the end of all.
+
+        Here each has ended when the next is started.
+        """
+        for call in calls:
+            call()
+        return lambda: None
+
     @contextmanager
     def _counted(self, kind: Kind, device: torch.device, op: Op, size: int) -> Iterator[None]:
         started = self.now(device)
@@ -265,6 +279,8 @@ class GroupComm(Comm):
         self._group = group
         self._is_closed = False
         self._failures = failures
+        self._started: list[dist.Work] | None = None
+        self._rounds: Rounds | None = None
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -280,6 +296,8 @@ class GroupComm(Comm):
     def close(self) -> None:
         """Forget the process group, which is somebody else's; a collective raises from now on."""
         self._group, self._is_closed = None, True
+        if self._rounds is not None:
+            self._rounds.abandon()
         for part in self._parts():
             part.close()
 
@@ -289,6 +307,15 @@ class GroupComm(Comm):
         for part in self._parts():
             part.abort(error)
         self.close()
+
+    @property
+    def rounds(self) -> "Rounds":
+        """What lets messages of several buckets travel together."""
+        from micro.rounds import Rounds  # which extends Comm
+
+        if self._rounds is None:
+            self._rounds = Rounds()
+        return self._rounds
 
     def report(self, error: BaseException) -> None:
         """Tell the ranks that wait for this one, where it is known how, that it has failed."""
@@ -322,10 +349,42 @@ class GroupComm(Comm):
         self._call(partial(dist.broadcast, group_src=source), x)
 
     def _call(self, collective: Callable[..., Any], x: Tensor, *more: object) -> None:
-        if self._failures is None or x.is_cuda:
+        if x.is_cuda or (self._failures is None and self._started is None):
             collective(x, *more, group=self.group)
+            return
+        work = collective(x, *more, group=self.group, async_op=True)
+        if self._started is None:
+            self._wait(work)
         else:
-            self._failures.wait(collective(x, *more, group=self.group, async_op=True))
+            self._started.append(work)
+
+    def _wait(self, work: dist.Work) -> None:
+        if self._failures is None:
+            work.wait()
+        else:
+            self._failures.wait(work)
+
+    def start_side_by_side(self, calls: Sequence[Callable[[], None]], name: str) -> Callable[[], None]:
+        """Start the collectives that these call; see Comm. On a CPU all are under way at once."""
+        number, works = pending.begin(name), list[dist.Work]()
+        self._started = works
+        try:
+            for call in calls:
+                call()
+        except BaseException:
+            pending.end(number)
+            raise
+        finally:
+            self._started = None
+
+        def wait() -> None:
+            try:
+                for work in works:
+                    self._wait(work)
+            finally:
+                pending.end(number)
+
+        return wait
 
     def all_reduce_async(self, x: Tensor) -> Pending:
         """Start to sum ``x`` over all ranks in place; wait for the work to end. Bytes are counted at once."""

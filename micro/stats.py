@@ -33,6 +33,8 @@ class StepStats:
         num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of
             bins.
         overfull: whether a message of fixed capacity did not hold what was chosen, so that one more followed.
+        num_shared: of the collectives in ``calls``, those in which a message of another bucket was the first: they are
+            counted there.
         dense_numel: elements of parameters that were reduced densely beside the others; counts, targets and densities
             are of all elements, these included.
     """
@@ -58,14 +60,15 @@ class StepStats:
     forgotten: float | None = None
     num_bins: int | None = None
     overfull: bool = False
+    num_shared: int = 0
     dense_numel: int = 0
     local_bytes: float = 0.0
     local_calls: tuple[tuple[Op, float], ...] = ()
 
     @property
     def num_collectives(self) -> int:
-        """Number of collectives called."""
-        return len(self.calls) + len(self.local_calls)
+        """Number of collectives called, but for those that are counted in another bucket."""
+        return len(self.calls) + len(self.local_calls) - self.num_shared
 
     @property
     def num_choices(self) -> int:
@@ -113,4 +116,4 @@ def traffic_fields(traffic: Traffic) -> dict[str, object]:
     """Return the fields of StepStats that a step's traffic fills, but for the time."""
     sent: dict[str, object] = {f"{kind}_bytes": num_bytes for kind, num_bytes in traffic.num_bytes.items()}
     local = {"local_bytes": traffic.local_bytes, "local_calls": tuple(traffic.local_calls)}
-    return sent | local | {"calls": tuple(traffic.calls)}
+    return sent | local | {"calls": tuple(traffic.calls), "num_shared": traffic.num_shared}

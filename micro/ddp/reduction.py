@@ -24,12 +24,17 @@ from micro.scope import joined
 
 
 class Reduction:
-    """Reduces buckets in the order in which they were put on the lane, two of them at a time where reducers can.
+    """Reduces buckets in the order in which they were put on the lane, several of them at a time.
 
-    The order of what a reducer is called for follows from the number of buckets alone: each is launched before the one
-    before it is finished, and the last of a backward is finished at once. All ranks have the same buckets, so a
-    reducer may call collectives at either place. Where a step needs the whole gradient first, all are launched, then
-    all finished.
+    With each bucket that comes, one round of messages is sent (micro.rounds): the first message of this bucket, the
+    second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So backward
+    hides the messages of all buckets but the last few, and B buckets of c collectives take B + c - 1 rounds, not B c.
+    To wait for the last bucket would take c rounds in all, but none of them beside backward: it is what happens where a
+    step needs the whole gradient first, where all buckets are launched, then all finished. Which of the two a bucket
+    travels in must not depend on which buckets happen to wait on the lane: that differs from rank to rank.
+
+    A reducer that launches by itself is called in an order that follows from the number of buckets alone: each bucket
+    is launched before the one before it is finished, and the last of a backward is finished at once.
 
     DDP gets no bucket back before the last one of a backward is reduced: then it is known of all of them whether they
     are finite, and the step counts for all or for none. No overlap is lost by that. At its end a backward waits for the
@@ -184,12 +189,24 @@ class Reduction:
                 for bucket in self._waiting:
                     self._launch(self._reducer, [bucket], bucket.grad, bucket.layout)
             self._waiting.clear()
-        while len(self._running) > (0 if is_last else 1):
-            self._comm.traffic = self._running[0].traffic
-            self._finished.append((self._running[0], self._running[0].finish()))
-            del self._running[0]
+        self._comm.rounds.advance()
+        while self._running and (is_last or self._may_finish()):
+            self._finish_first()
         if is_last:
             self._decide()
+
+    def _may_finish(self) -> bool:
+        """Whether the first bucket can be finished before the last was launched; the same on all ranks."""
+        return len(self._running) > 1 and getattr(self._running[0].finish, "is_done", True)
+
+    def _finish_first(self) -> None:
+        running = self._running[0]
+        self._comm.traffic = running.traffic
+        try:
+            self._finished.append((running, running.finish()))
+        finally:
+            running.set_aside.restore()
+        del self._running[0]
 
     def _clip(self) -> None:
         """Clip the whole gradient; what that sends is counted with its first bucket."""
@@ -217,8 +234,9 @@ class Reduction:
         set_aside = SetAside(state, unused_parameters(state, gradients, self._comm))
         try:
             finish = reducer.launch(state, grad, self._comm)
-        finally:
+        except BaseException:
             set_aside.restore()
+            raise
         self._running.append(Running(finish, self._comm.traffic, buckets, grad, set_aside))
 
     def _decide(self) -> None:

@@ -162,7 +162,7 @@ class Exchange:
         return error
 
     def _reduce(self) -> list[tuple[_Running, Attempt]]:
-        """Reduce all vectors, two at a time where the reducer can."""
+        """Reduce all vectors; where the reducer can, they share rounds of messages."""
         self._comm.begin_step()  # what is sent before the first reduction is counted with it
         factor = self._loss_scale.follow(self._scale())
         if factor != 1:
@@ -174,14 +174,11 @@ class Exchange:
             clip_shards_([vector.grad for vector in vectors], limit, self._node, nodes, self._device)
         parts = [vectors] if self._whole_model and vectors else [[vector] for vector in vectors]
         running: list[_Running] = []
-        done: list[tuple[_Running, Attempt]] = []
         for number, part in enumerate(parts):
             if number:
                 self._comm.begin_step()
             running.append(self._launch(part))
-            if len(running) > 1:
-                done.append(self._finish(running.pop(0)))
-        return done + [self._finish(each) for each in running]
+        return [self._finish(each) for each in running]
 
     def _scale(self) -> float:
         """Return the scale of the loss, which must be the same on all replicas; 1 where there is none."""
@@ -237,13 +234,17 @@ class Exchange:
         set_aside = SetAside(state, [name for v in vectors for name in v.layout.names if name not in v.used])
         try:
             finish = reducer.launch(state, grad, self._comm)
-        finally:
+        except BaseException:
             set_aside.restore()
+            raise
         return _Running(vectors, grad, finish, self._comm.traffic, set_aside)
 
     def _finish(self, running: _Running) -> tuple[_Running, Attempt]:
         self._comm.traffic = running.traffic
-        return running, running.finish()
+        try:
+            return running, running.finish()
+        finally:
+            running.set_aside.restore()
 
     def _decide(self, done: Sequence[tuple[_Running, Attempt]], findings: Sequence[Finding]) -> Exception | None:
         """Take back a step in which any shard of any module is not finite; return the error, the same on all ranks.

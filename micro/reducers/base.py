@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part
 from micro.peer_failures import first_line
 from micro.reducers.attempt import Attempt, decide
+from micro.rounds import all_together
 from micro.sparse import SparseValues
 from micro.stats import StepStats
 
@@ -94,6 +96,13 @@ def _whole_or_broken(states: Sequence[BucketState]) -> Iterator[None]:
         raise
 
 
+def _each_counted(comm: Comm) -> Iterator[Comm]:
+    """Yield ``comm`` for one bucket after the other, each with counts of its own."""
+    while True:
+        comm.begin_step()
+        yield comm
+
+
 def prepare(reducer: "Reducer", comm: GroupComm, device: torch.device) -> None:
     """Have ``reducer`` make what it needs of the ranks; close ``comm`` and raise where they do not fit it, on all."""
     try:
@@ -118,6 +127,11 @@ class Reducer(Part, ABC):
     kind: ClassVar[str] = "reducer"
     home: ClassVar[str] = "micro.reducers"
     group: ClassVar[str] = "micro.reducers"
+
+    @property
+    def shares_rounds(self) -> bool:
+        """Whether all ranks call the same collectives for a bucket, so that buckets can share them (micro.rounds)."""
+        return True
 
     @property
     def method(self) -> str:
@@ -190,11 +204,12 @@ class Reducer(Part, ABC):
         Raises:
             NonFiniteGradient, RuntimeError: see reduce_.
         """
-        attempts = []
+        buckets = [partial(self.attempt_, state, grad) for state, grad in zip(states, grads, strict=True)]
         with _whole_or_broken(states):
-            for state, grad in zip(states, grads, strict=True):
-                comm.begin_step()
-                attempts.append(self.attempt_(state, grad, comm))
+            if len(buckets) > 1 and comm.world_size > 1 and self.shares_rounds:
+                attempts = all_together(buckets, _each_counted(comm))
+            else:
+                attempts = [attempt(each) for attempt, each in zip(buckets, _each_counted(comm), strict=False)]
             return self._decided(attempts, comm)
 
     def _decided(self, attempts: Sequence[Attempt], comm: Comm) -> tuple[StepStats, ...]:
@@ -204,12 +219,18 @@ class Reducer(Part, ABC):
         return decision.stats
 
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
-        """Start to reduce a bucket of DDP; the returned function waits for the end. Here: reduced at the call.
+        """Start to reduce a bucket of DDP; the returned function waits for the end.
+
+        Here the bucket is reduced up to its first collective, and goes on in rounds that it shares with others that
+        were launched; the caller advances ``comm.rounds``. Where buckets cannot share, it is reduced at the call.
 
         Every rank launches its buckets in the order of DDP's numbers. The function of bucket i is called after bucket
-        i + 1 was launched, that of the last at once; so the order is the same on all ranks, and both may call
-        collectives. The step is decided when the last of its buckets has ended.
+        i + 1 was launched, or later where it is a `micro.rounds.Begun` that is not done, that of the last at once; so
+        the order is the same on all ranks, and both may call collectives. The step is decided when the last of its
+        buckets has ended.
         """
+        if comm.world_size > 1 and self.shares_rounds:
+            return comm.rounds.begin(partial(self.attempt_, state, grad), comm)
         attempt = self.attempt_(state, grad, comm)
         return lambda: attempt
 

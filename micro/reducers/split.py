@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.shares import Share, share_of, together
 from micro.reducers.wrapping import WrappingReducer, innermost
+from micro.rounds import Begun
 from micro.sparse import SparseValues
 
 
@@ -143,6 +145,8 @@ class Split(WrappingReducer):
             return Reducer.launch(self, state, grad, comm)
         reducer, inner = self._begin(state)
         finish = reducer.launch(inner, grad, comm)
+        if isinstance(finish, Begun):
+            return finish.then(partial(_counted, reducer))
         return lambda: _counted(reducer, finish())
 
     def _is_mixed(self, state: SplitState) -> bool:

@@ -101,6 +101,11 @@ class TwoLevel(WrappingReducer):
             raise ValueError(f"ranks_per_node must be a number of at least 1, got {self.ranks_per_node!r}")
 
     @property
+    def shares_rounds(self) -> bool:
+        """No: a rank whose shard is empty, or settled earlier, is ahead of the others of its node."""
+        return False
+
+    @property
     def method(self) -> str:
         """The name, the size of a node, and the reducer's method."""
         return f"{self.name} {self.ranks_per_node} {self.reducer.method}"

@@ -38,6 +38,11 @@ class WrappingReducer(Reducer):
             object.__setattr__(self, "reducer", replace(self.reducer, nonfinite=self.nonfinite))  # type: ignore[type-var]
 
     @property
+    def shares_rounds(self) -> bool:
+        """Whether buckets can share collectives: as those of the reducer."""
+        return self.reducer.shares_rounds
+
+    @property
     def policy(self) -> Policy:
         """What to do about NaN and Inf: the reducer's policy."""
         return self.reducer.policy
