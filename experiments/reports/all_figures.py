@@ -21,6 +21,7 @@ from experiments.reports.figure_numbers import (
 from experiments.reports.figure_parts import save
 from experiments.reports.frames import Frames
 from experiments.reports.measures import Metric, metric_of
+from experiments.reports.method_curves import leading, rule_of
 from experiments.reports.method_figure import draw_methods
 from experiments.reports.names import KINDS, human, label
 from experiments.reports.provenance import differences
@@ -94,18 +95,20 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[
 
 
 def _figures(group: Group, kinds: Collection[str]) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    coloured = leading(group.frames.epochs, group.metric)
+    title = group.title + rule_of(coloured, group.metric)
     numbers = convergence_numbers(group.frames, group.metric)
     if "convergence" in kinds:
-        yield "convergence", draw_convergence(numbers, group.metric, group.title), numbers
+        yield "convergence", draw_convergence(numbers, group.metric, title, coloured=coloured), numbers
     numbers = time_numbers(group.frames)
     if "time" in kinds:
         yield "time", draw_times(numbers, group.title), numbers
     numbers = density_numbers(group.frames.steps)
     if "density" in kinds and group.density < 1 and not numbers.empty:
-        yield "density", draw_density(numbers, group.title), numbers
+        yield "density", draw_density(numbers, title, coloured=coloured), numbers
     numbers = residual_numbers(group.frames.steps)
     if "residual" in kinds and not numbers.empty:
-        yield "residual", draw_residuals(numbers, group.title), numbers
+        yield "residual", draw_residuals(numbers, title, coloured=coloured), numbers
     if "rules" not in kinds:
         return
     for method, rows in rule_numbers(group.frames.steps).groupby("method"):

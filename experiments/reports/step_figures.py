@@ -8,15 +8,16 @@ from matplotlib.lines import Line2D
 
 from experiments.reports.figure_parts import head, new_figure, plain_log, plain_ticks, show_metric
 from experiments.reports.measures import Metric
-from experiments.reports.method_curves import Curve, curves_of, draw_seeds
+from experiments.reports.method_curves import Curve, Methods, curves_of, draw_seeds, legend_of
 from experiments.reports.plot_style import COLUMN_INCHES, PAGE_INCHES, TARGET_LINE, style
 
 
 @style()
-def draw_convergence(numbers: pd.DataFrame, metric: Metric, title: str) -> Figure:
+def draw_convergence(numbers: pd.DataFrame, metric: Metric, title: str, *, coloured: Methods | None = None) -> Figure:
     """A measure over steps, over time and over bytes sent; a band spans the seeds. Takes ``convergence_numbers``.
 
-    Bytes are left out where there are none, as with one worker.
+    Bytes are left out where there are none, as with one worker. Of many methods those that are ``coloured`` have
+    colour, band and a place in the legend.
     """
     time_scale, time_unit = _time_unit(numbers["time_s"].max())
     byte_scale, byte_unit = _byte_unit(numbers["total_bytes"].max())
@@ -25,7 +26,7 @@ def draw_convergence(numbers: pd.DataFrame, metric: Metric, title: str) -> Figur
         panels.append(("total_bytes", byte_scale, f"sent per worker ({byte_unit})"))
     figure = new_figure(PAGE_INCHES, 2.7)
     grid = figure.subplots(1, len(panels), sharey=True)
-    curves = curves_of(numbers)
+    curves = curves_of(numbers, coloured)
     for axes, (column, scale, name) in zip(grid, panels, strict=True):
         for place, curve in enumerate(curves):
             _draw_band(axes, curve, curve.rows[column] / scale, metric.key, place)
@@ -33,16 +34,16 @@ def draw_convergence(numbers: pd.DataFrame, metric: Metric, title: str) -> Figur
         if column == "total_bytes":  # methods are orders of magnitude apart
             plain_log(axes.xaxis)
     show_metric(grid[0].yaxis, metric)
-    head(figure, title, [curve.handle(curve.rows["num_seeds"].max()) for curve in curves])
+    head(figure, title, legend_of(curves, lambda curve: curve.rows["num_seeds"].max()))
     return figure
 
 
 @style()
-def draw_density(numbers: pd.DataFrame, title: str) -> Figure:
+def draw_density(numbers: pd.DataFrame, title: str, *, coloured: Methods | None = None) -> Figure:
     """Density and its error over steps: a thin line per seed, a strong one for the mean. Takes ``density_numbers``."""
     figure = new_figure(COLUMN_INCHES, 3.9)
     top, bottom = figure.subplots(2, 1, sharex=True)
-    curves = curves_of(numbers)
+    curves = curves_of(numbers, coloured)
     for place, curve in enumerate(curves):
         draw_seeds(top, curve, "density", place)
         draw_seeds(bottom, curve, "density_error", place)
@@ -52,31 +53,34 @@ def draw_density(numbers: pd.DataFrame, title: str) -> Figure:
     plain_log(top.yaxis)
     bottom.set(ylabel="density error", xlabel="step")
     _log_with_zero(bottom, numbers["density_error"])
-    handles = [curve.handle(curve.rows["seed"].nunique()) for curve in curves]
+    handles = legend_of(curves, lambda curve: curve.rows["seed"].nunique())
     head(figure, title, [*handles, Line2D([], [], label="target", **TARGET_LINE)])
     return figure
 
 
 @style()
-def draw_residuals(numbers: pd.DataFrame, title: str) -> Figure:
+def draw_residuals(numbers: pd.DataFrame, title: str, *, coloured: Methods | None = None) -> Figure:
     """Norm of rank 0's residual over steps: a thin line per seed, a strong one for the mean.
 
     Takes ``residual_numbers``.
     """
     figure = new_figure(COLUMN_INCHES, 2.6)
     axes = figure.subplots()
-    curves = curves_of(numbers)
+    curves = curves_of(numbers, coloured)
     for place, curve in enumerate(curves):
         draw_seeds(axes, curve, "residual_norm", place)
     axes.set(ylabel="norm of the residual", xlabel="step")
     plain_log(axes.yaxis)
-    head(figure, title, [curve.handle(curve.rows["seed"].nunique()) for curve in curves])
+    head(figure, title, legend_of(curves, lambda curve: curve.rows["seed"].nunique()))
     return figure
 
 
 def _draw_band(axes: Axes, curve: Curve, x: pd.Series, key: str, place: int) -> None:
     """Draw the mean over seeds as a line, from the least to the greatest as a band; ``place`` spreads the markers."""
     rows, every = curve.rows, max(1, len(curve.rows) // 8)
+    if curve.is_grey:
+        axes.plot(x, rows[key], **curve.line)
+        return
     axes.plot(x, rows[key], markevery=(place % every, every), **curve.line)
     axes.fill_between(x, rows[f"{key}_min"], rows[f"{key}_max"], color=curve.color, alpha=0.15, lw=0)
 

@@ -24,6 +24,7 @@ from experiments.reports.all_figures import draw_all, groups
 from experiments.reports.figure_numbers import convergence_numbers, density_numbers, throughput_numbers
 from experiments.reports.figure_parts import save
 from experiments.reports.measures import METRICS, in_words, metric_of
+from experiments.reports.method_curves import GREY_LINE, leading
 from experiments.reports.method_figure import draw_methods
 from experiments.reports.names import label
 from experiments.reports.plot_style import style
@@ -580,3 +581,24 @@ def test_nothing_to_draw_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "nothing to draw for throughput" in capsys.readouterr().err
     assert figures.main([*words, "residul"]) == 2
     assert "did you mean 'residual'" in capsys.readouterr().err
+
+
+def test_of_many_methods_the_best_are_in_colour_and_all_are_drawn() -> None:
+    ends = {("dense", ""): 0.1, ("micro", ""): 0.2, **{(f"m{place}", ""): 0.5 + place / 100 for place in range(10)}}
+    rows = [
+        {"run": f"{method[0]}-{epoch}", "sparsifier": method[0], "variant": method[1], "step": epoch, "accuracy": end}
+        | {"time_s": 1.0, "total_bytes": 8.0, "num_seeds": 1, "accuracy_min": end, "accuracy_max": end}
+        for method, end in ends.items()
+        for epoch in (0, 1)
+    ]
+    numbers = pd.DataFrame(rows)
+    coloured = leading(numbers, METRICS[0])
+    best = {(f"m{place}", "") for place in range(4, 10)}
+    assert set(coloured or ()) == {("dense", ""), ("micro", ""), *best}
+    assert leading(numbers[numbers["sparsifier"] != "m0"].query("sparsifier != 'm1'"), METRICS[0]) is None
+    figure = draw_convergence(numbers, METRICS[0], "Many", coloured=coloured)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][-1] == "4 others"
+    assert len(legend.get_texts()) == 9
+    grey = [line for line in figure.axes[0].get_lines() if line.get_color() == GREY_LINE["color"]]
+    assert (len(grey), len(figure.axes[0].get_lines())) == (4, 12)
