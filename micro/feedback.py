@@ -66,6 +66,14 @@ class Feedback(Part, ABC):
         acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
         return acc, first_bad, sums_of(acc)
 
+    def without_grad_(self, memory: Memory) -> Tensor | None:
+        """Return the accumulator (numel,) of a step but for the gradient, which the caller adds as `absorb_` does.
+
+        In place of accumulate_, for a pass over the accumulator that can add on its way; None where accumulate_ does
+        more than add.
+        """
+        return None
+
     @abstractmethod
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Keep ``acc - sent`` (all of acc where nothing was sent), and leave ``grad`` zero.
@@ -136,15 +144,19 @@ class ErrorFeedback(Feedback):
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
         """Add the gradient to the residual in place and return it: one pass without a decay, no second vector."""
+        acc = self.without_grad_(memory)
+        return acc, kernels.absorb_(acc, grad)
+
+    def without_grad_(self, memory: Memory) -> Tensor:
+        """Return the residual, after its decay."""
         if self.decay != 1:
             memory["residual"].mul_(self.decay)
-        return memory["residual"], kernels.absorb_(memory["residual"], grad)
+        return memory["residual"]
 
     def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None, Sums]:
         """Add the gradient to the residual in place, and the sums up in the same pass."""
-        if self.decay != 1:
-            memory["residual"].mul_(self.decay)
-        return memory["residual"], *absorb_and_sum_(memory["residual"], grad)
+        acc = self.without_grad_(memory)
+        return acc, *absorb_and_sum_(acc, grad)
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Take what was sent out of the accumulator, which is the residual; the gradient is zero already."""

@@ -6,6 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro import kernels
+from micro.kernels.reference import first_nonfinite
 from micro.parts import Part
 
 Key = tuple[int, ...]  # what the randomness of an encoding depends on: (seed, step, rank, place in the message)
@@ -41,24 +43,40 @@ class Codec(Part, ABC):
         """Return what ``encode`` made of ``count`` values as finite numbers (count,) of ``dtype``."""
 
     def encode_into_(
-        self, values: Tensor, key: Key, wire: Tensor, rest: Tensor | None = None, *, weight: float = 0.0
-    ) -> None:
+        self,
+        values: Tensor,
+        key: Key,
+        wire: Tensor,
+        rest: Tensor | None = None,
+        *,
+        weight: float = 0.0,
+        grad: Tensor | None = None,
+    ) -> int | None:
         """Fill ``wire`` (num_bytes,) with what ``encode`` returns, and ``rest`` with what is left of the values.
 
         Args:
             rest: (count,) becomes ``values - decoded``, or has ``weight`` times that added where it is not zero; it may
                 be the values' own memory.
+            grad: (count,) is added to the values first, as `micro.kernels.absorb_` does; it is used up.
+
+        Returns:
+            the index of the first sum with the gradient that is not finite or too large, None where there is none.
         """
+        first_bad = None if grad is None else kernels.absorb_(values, grad)
         wire.copy_(self.encode(values, key))
         if rest is not None:
             left = values - self.decode(wire, values.numel(), values.dtype)
             rest.add_(left, alpha=weight) if weight else rest.copy_(left)
+        return first_bad
 
-    def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> None:
+    def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> bool:
         """Fill ``values`` (count,) with the sum of what R messages hold, in their order, divided by ``divisor``.
 
         Args:
             wires: (R, num_bytes or more) uint8.
+
+        Returns:
+            whether all of them are finite.
         """
         count = values.numel()
         for row, wire in enumerate(wires[:, : self.num_bytes(count, values.dtype)]):
@@ -66,6 +84,26 @@ class Codec(Part, ABC):
             values.copy_(decoded) if row == 0 else values.add_(decoded)
         if divisor != 1:
             values.div_(divisor)
+        return first_nonfinite(values) is None
+
+    def encode_mean_into_(
+        self,
+        wires: Tensor,
+        divisor: float,
+        key: Key,
+        wire: Tensor,
+        memory: Tensor,
+        rest: Tensor | None = None,
+        *,
+        weight: float = 0.0,
+    ) -> None:
+        """Fill ``wire`` and ``rest`` as ``encode_into_`` does, with the values that ``decode_mean_into_`` gives.
+
+        Args:
+            memory: (count,) for those values, which are not returned.
+        """
+        self.decode_mean_into_(wires, memory, divisor)
+        self.encode_into_(memory, key, wire, rest, weight=weight)
 
 
 def to_bytes(x: Tensor) -> Tensor:

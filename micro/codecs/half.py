@@ -27,13 +27,13 @@ class _Cast(FusedCodec):
         """Return the rounded values as ``dtype``."""
         return from_bytes(wire, self.wire_dtype).to(dtype)
 
-    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
-        """Fill ``wire`` and ``rest``."""
-        loops.encode_cast(values, wire, rest, is_half=self.wire_dtype is torch.float16)
+    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
+        """Return how ``wire`` is filled by ``loops``."""
+        return loops.encode_cast(wire, is_half=self.wire_dtype is torch.float16)
 
-    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
-        """Fill ``values``."""
-        loops.decode_cast(wires, values, divisor, is_half=self.wire_dtype is torch.float16)
+    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
+        """Return how the sum of ``wires`` is read by ``loops``."""
+        return loops.decode_cast(wires, divisor, is_half=self.wire_dtype is torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

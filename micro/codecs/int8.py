@@ -61,10 +61,10 @@ class Int8(FusedCodec):
         steps, codes = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(codes.view(torch.int8).to(torch.float32), steps, self.block).to(dtype)
 
-    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
-        """Fill ``wire`` and ``rest``."""
-        loops.encode_int8(values, wire, rest, words(*key) if self.stochastic else None, block=self.block)
+    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
+        """Return how ``wire`` is filled by ``loops``."""
+        return loops.encode_int8(wire, count, words(*key) if self.stochastic else None, block=self.block)
 
-    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
-        """Fill ``values``."""
-        loops.decode_int8(wires, values, divisor, block=self.block)
+    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
+        """Return how the sum of ``wires`` is read by ``loops``."""
+        return loops.decode_int8(wires, count, divisor, block=self.block)

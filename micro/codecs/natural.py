@@ -57,13 +57,13 @@ class Natural(FusedCodec):
         powers = (exponents + below).mul_(exponents > 0) << MANTISSA
         return powers.view(torch.float32).mul_(1 - 2 * (codes >> 7)).to(dtype)
 
-    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
-        """Fill ``wire`` and ``rest``."""
-        loops.encode_natural(values, wire, rest, words(*key) if self.rule == "published" else None)
+    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
+        """Return how ``wire`` is filled by ``loops``."""
+        return loops.encode_natural(wire, words(*key) if self.rule == "published" else None)
 
-    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
-        """Fill ``values``."""
-        loops.decode_natural(wires, values, divisor)
+    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
+        """Return how the sum of ``wires`` is read by ``loops``."""
+        return loops.decode_natural(wires, divisor)
 
     def _dither(self, values: Tensor, key: Key) -> Tensor | int:
         """Return what is added to the mantissas: where that carries, the exponent goes up."""

@@ -55,13 +55,13 @@ class OneBit(FusedCodec):
         upper = blocks.multiply_(1 - negative, means[:num_blocks], self.block)
         return upper.add_(blocks.multiply_(negative, means[num_blocks:], self.block)).to(dtype)
 
-    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
-        """Fill ``wire`` and ``rest``."""
-        loops.encode_signs(values, wire, rest, block=self.block, has_two=True)
+    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
+        """Return how ``wire`` is filled by ``loops``."""
+        return loops.encode_signs(wire, count, block=self.block, has_two=True)
 
-    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
-        """Fill ``values``."""
-        loops.decode_signs(wires, values, divisor, block=self.block, has_two=True)
+    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
+        """Return how the sum of ``wires`` is read by ``loops``."""
+        return loops.decode_signs(wires, count, divisor, block=self.block, has_two=True)
 
 
 def _means(values: Tensor, chosen: Tensor, block: int) -> Tensor:

@@ -74,14 +74,14 @@ class QSGD(FusedCodec):
         levels = unpack(packed, count, self.bits).to(torch.float32).sub_(self.num_levels)
         return blocks.multiply_(levels, worth, self.block).to(dtype)
 
-    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
-        """Fill ``wire`` and ``rest``."""
+    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
+        """Return how ``wire`` is filled by ``loops``."""
         settings = {"block": self.block, "bits": self.bits, "is_least_squares": self.rule == "repaired"}
-        loops.encode_levels(values, wire, rest, words(*key), **settings)
+        return loops.encode_levels(wire, count, words(*key), **settings)
 
-    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
-        """Fill ``values``."""
-        loops.decode_levels(wires, values, divisor, block=self.block, bits=self.bits)
+    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
+        """Return how the sum of ``wires`` is read by ``loops``."""
+        return loops.decode_levels(wires, count, divisor, block=self.block, bits=self.bits)
 
     def _scales(self, shares: Tensor) -> Tensor:
         """Return the magnitude that the highest level of each bucket stands for, in units of its largest magnitude."""

@@ -52,13 +52,13 @@ class Sign(FusedCodec):
         signs = unpack(packed, count, 1).to(torch.float32).mul_(-2).add_(1)
         return blocks.multiply_(signs, means, self.block).to(dtype)
 
-    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
-        """Fill ``wire`` and ``rest``."""
-        loops.encode_signs(values, wire, rest, block=self.block, has_two=False)
+    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
+        """Return how ``wire`` is filled by ``loops``."""
+        return loops.encode_signs(wire, count, block=self.block, has_two=False)
 
-    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
-        """Fill ``values``."""
-        loops.decode_signs(wires, values, divisor, block=self.block, has_two=False)
+    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
+        """Return how the sum of ``wires`` is read by ``loops``."""
+        return loops.decode_signs(wires, count, divisor, block=self.block, has_two=False)
 
 
 def _mean_magnitude(rows: Tensor) -> Tensor:

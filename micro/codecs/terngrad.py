@@ -67,14 +67,14 @@ class TernGrad(FusedCodec):
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(unpack_ternary(packed, count), worth, self.block).to(dtype)
 
-    def encode_compiled(self, loops: ModuleType, values: Tensor, key: Key, wire: Tensor, rest: Any) -> None:
-        """Fill ``wire`` and ``rest``."""
+    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
+        """Return how ``wire`` is filled by ``loops``."""
         settings = {"block": self.block, "clip": self.clip, "is_least_squares": self.rule == "repaired"}
-        loops.encode_ternary(values, wire, rest, words(*key), **settings)
+        return loops.encode_ternary(wire, count, words(*key), **settings)
 
-    def decode_compiled(self, loops: ModuleType, wires: Tensor, values: Tensor, divisor: float) -> None:
-        """Fill ``values``."""
-        loops.decode_ternary(wires, values, divisor, block=self.block)
+    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
+        """Return how the sum of ``wires`` is read by ``loops``."""
+        return loops.decode_ternary(wires, count, divisor, block=self.block)
 
     def _worth(self, shares: Tensor, codes: Tensor, limits: Tensor) -> Tensor:
         """Return what a code of each block is decoded to, in units of its largest magnitude."""

@@ -175,14 +175,29 @@ def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bo
     if codec.lossless:
         return _mean_raw(values, comm, is_finite=is_finite)
     rest, mean = torch.empty_like(values), torch.empty_like(values)
-    is_finite = mean_encoded_(values, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean)
-    return mean, values - rest, is_finite
+    averaged = mean_encoded_(values, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean)
+    return mean, values - rest, averaged.is_finite
 
 
 def _mean_raw(values: Tensor, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
     flag = values.new_full((1,), 0.0 if is_finite else 1.0)
     mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
     return mean[:-1], values, not float(mean[-1]) > 0  # host sync: the policy for NaN acts on the host
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """What became of an average of encoded values.
+
+    Attributes:
+        is_finite: whether all ranks' gradients were finite, the same on all ranks.
+        fits: whether the mean is finite, the same on all ranks.
+        first_bad: index of this rank's first sum that is not finite or too large, where a gradient was added.
+    """
+
+    is_finite: bool
+    fits: bool
+    first_bad: int | None = None
 
 
 class AverageEncoded(Protocol):
@@ -199,7 +214,8 @@ class AverageEncoded(Protocol):
         rest: Tensor | None,
         mean: Tensor,
         memory: Tensor | None = None,
-    ) -> bool: ...
+        grad: Tensor | None = None,
+    ) -> Averaged: ...
 
 
 def mean_encoded_(
@@ -212,7 +228,8 @@ def mean_encoded_(
     rest: Tensor | None,
     mean: Tensor,
     memory: Tensor | None = None,
-) -> bool:
+    grad: Tensor | None = None,
+) -> Averaged:
     """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
@@ -224,9 +241,7 @@ def mean_encoded_(
         rest: (k,) becomes what this rank did not send of its values; None: nobody wants to know.
         mean: (k,) becomes the mean, equal bit for bit on all ranks.
         memory: (at least `message_bytes`,) uint8 for the messages.
-
-    Returns:
-        whether all ranks' gradients were finite.
+        grad: (k,) is added to the values while they are encoded, and used up; it may be the memory of ``mean``.
     """
     n, rank, dtype = comm.world_size, comm.rank, values.dtype
     counts = equal_sizes(values.numel(), n)
@@ -234,20 +249,40 @@ def mean_encoded_(
     flagged_sizes = [size + 1 for size in sizes]
     length = sum(flagged_sizes)
     message = torch.empty(length, dtype=torch.uint8, device=values.device) if memory is None else memory[:length]
-    rests = [None] * n if rest is None else list(rest.split(counts))
-    for place, (part, piece) in enumerate(zip(values.split(counts), message.split(flagged_sizes), strict=True)):
-        codec.encode_into_(part, (*key, place), piece[:-1], rests[place])
+    pieces, rests = message.split(flagged_sizes), _parts_of(rest, counts)
+    first_bad = _encode_parts(codec, key, values.split(counts), pieces, rests, _parts_of(grad, counts))
+    is_finite = is_finite and first_bad is None
+    for piece in pieces:
         piece[-1] = is_finite
     if n == 1:
-        codec.decode_mean_into_(message[None], mean)
-        return is_finite
+        return Averaged(is_finite, codec.decode_mean_into_(message[None], mean), first_bad)
     received = comm.scatter_parts(message, flagged_sizes, "values")
     own, encoded = mean.split(counts)[rank], message[: sizes[rank]]
-    codec.decode_mean_into_(received, own, n)
-    codec.encode_into_(own, (*key, n), encoded, rests[rank], weight=n)
-    for wire, part in zip(comm.gather_lists(encoded, sizes, "values"), mean.split(counts), strict=True):
-        codec.decode_mean_into_(wire[None], part)
-    return bool(received[:, -1].all())  # host sync: the policy for NaN acts on the host
+    codec.encode_mean_into_(received, n, (*key, n), encoded, own, rests[rank], weight=n)
+    wires = comm.gather_lists(encoded, sizes, "values")
+    fits = [codec.decode_mean_into_(wire[None], part) for wire, part in zip(wires, mean.split(counts), strict=True)]
+    return Averaged(bool(received[:, -1].all()), all(fits), first_bad)  # host sync: the policy for NaN acts on the host
+
+
+def _parts_of(vector: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:
+    return [None] * len(counts) if vector is None else vector.split(list(counts))
+
+
+def _encode_parts(
+    codec: Codec,
+    key: Key,
+    parts: Sequence[Tensor],
+    pieces: Sequence[Tensor],
+    rests: Sequence[Tensor | None],
+    grads: Sequence[Tensor | None],
+) -> int | None:
+    """Encode each rank's part into its piece of the message; return the index of the first bad sum of all parts."""
+    first_bad, start = None, 0
+    for place, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
+        bad = codec.encode_into_(part, (*key, place), piece[:-1], rests[place], grad=grads[place])
+        first_bad = start + bad if first_bad is None and bad is not None else first_bad
+        start += part.numel()
+    return first_bad
 
 
 def message_bytes(numel: int, codec: Codec, dtype: torch.dtype, comm: Comm) -> int:

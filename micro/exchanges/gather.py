@@ -10,7 +10,7 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Wire, gather_header, gather_indices, gather_values
+from micro.exchanges.base import Averaged, Exchange, NoState, Wire, gather_header, gather_indices, gather_values
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
@@ -71,14 +71,15 @@ class Gather(Exchange[NoState]):
         rest: Tensor | None,
         mean: Tensor,
         memory: Tensor | None = None,
-    ) -> bool:
+        grad: Tensor | None = None,
+    ) -> Averaged:
         """Average the values of all indices, as ``exchange`` does, without indices; see `mean_encoded_`."""
         n, size = comm.world_size, codec.num_bytes(values.numel(), values.dtype)
-        header = gather_header(values, comm, is_finite=is_finite)
         wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
-        codec.encode_into_(values, key, wire, rest)
-        codec.decode_mean_into_(comm.gather_joined(wire, [size] * n, "values").view(n, size), mean, n)
-        return header.is_finite
+        first_bad = codec.encode_into_(values, key, wire, rest, grad=grad)
+        header = gather_header(values, comm, is_finite=is_finite and first_bad is None)
+        fits = codec.decode_mean_into_(comm.gather_joined(wire, [size] * n, "values").view(n, size), mean, n)
+        return Averaged(header.is_finite, fits, first_bad)
 
     def parts_of_update(
         self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap

@@ -1,6 +1,8 @@
-"""Compiled codes of values that share a scale with the others of their block; see `micro.kernels.casts` for ``rest``.
+"""Compiled codes of values that share a scale with the others of their block: int8, QSGD, TernGrad.
 
-Blocks are coded in groups: those fill whole bytes whatever a code's width is, and stay in the nearest caches.
+Blocks are coded in groups: those fill whole bytes whatever a code's width is, and stay in the nearest caches. ``place``
+says where the values lie in their message, at a multiple of the group; `micro.kernels.casts` says what ``grad`` and
+``rest`` are, and what is returned. ``header``, bytes at any address, holds the scales of the values' blocks.
 """
 
 import math
@@ -8,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from micro.kernels.casts import divide, leave
-from micro.kernels.jit import MAGNITUDE_BITS, as_float, jitted
+from micro.kernels.jit import as_bits, as_float, get32, jitted, put32
 from micro.kernels.noise import uniform
 from micro.kernels.packing import pack_codes, pack_ternary, unpack_codes, unpack_ternary
+from micro.kernels.tiles import absorb_part, divide, highest_bits, leave
+from micro.kernels.tree_sums import factor, sum_of_squares
 
 LARGEST = np.float32(2.0**127)
-TINY = np.float32(2.0**-126)
 INFINITE = np.float32(np.inf)
-TERNARY = 0  # in place of a width
 EVEN = 40  # codes that fill whole bytes: 8 of any width, or 5 ternary ones
 NEAR = 4096  # codes that stay in the nearest cache
+SLACK = 8  # codes beyond the last that unpacking may overwrite
 
 
 def group_size(block: int) -> int:
@@ -30,292 +32,259 @@ def group_size(block: int) -> int:
 @jitted
 def _largest(bits: Any) -> Any:
     """Return the largest magnitude, cut at 2^127; NaN where there is one."""
-    highest = np.int32(0)
-    for i in range(bits.size):
-        highest = max(highest, bits[i] & np.int32(MAGNITUDE_BITS))
-    largest: Any = as_float(np.int32(highest))
+    largest: Any = as_float(highest_bits(bits))
     return LARGEST if largest > LARGEST else largest
 
 
 @jitted
 def _or_infinite(divisor: Any) -> Any:
     """Return the divisor, infinity in place of 0 and NaN."""
-    return divisor if divisor > 0 else INFINITE
+    return np.float32(divisor) if divisor > 0 else INFINITE
 
 
 @jitted
-def _cut(level: Any, highest: Any) -> Any:
+def cut(level: Any, highest: Any) -> Any:
     """Return the level in -highest to highest."""
     level = level if level < highest else highest
     return level if level > -highest else -highest
 
 
 @jitted
-def _sum(terms: Any) -> Any:
-    """Return the sum in the order of micro.codecs.blocks.sums; the terms are used up."""
-    count = terms.size
-    half = 1
-    while 2 * half < count:
-        half *= 2
-    for i in range(count - half):
-        terms[i] += terms[i + half]
-    half //= 2
-    while half:
-        low, high = terms[:half], terms[half : 2 * half]
-        for i in range(half):
-            low[i] += high[i]
-        half //= 2
-    return terms[0]
+def put_scale(header: Any, number: Any, scale: Any) -> Any:
+    """Write the scale of a block."""
+    put32(header, number, np.uint64(np.uint32(as_bits(np.float32(scale)))))
 
 
 @jitted
-def _sum_of_squares(x: Any, terms: Any) -> Any:
-    for i in range(x.size):
-        terms[i] = x[i] * x[i]
-    return _sum(terms)
-
-
-@jitted
-def _factor(shares: Any, levels: Any, terms: Any) -> Any:
-    """Return <shares, levels> / <levels, levels>, or 0; see micro.codecs.blocks.least_squares."""
-    for i in range(shares.size):
-        terms[i] = shares[i] * levels[i]
-    inner = _sum(terms)
-    squares = _sum_of_squares(levels, terms)
-    return inner / (squares if squares > TINY else TINY)
+def get_scale(header: Any, number: Any) -> Any:
+    """Return the scale of a block."""
+    return as_float(np.int32(get32(header, number)))
 
 
 @jitted
 def encode_int8(
-    values: Any, bits: Any, scales: Any, codes: Any, rest: Any, weight: Any, block: Any, is_random: Any, a: Any, b: Any
+    values: Any,
+    bits: Any,
+    grad: Any,
+    grad_bits: Any,
+    rest: Any,
+    weight: Any,
+    header: Any,
+    codes: Any,
+    block: Any,
+    group: Any,
+    place: Any,
+    is_random: Any,
+    a: Any,
+    b: Any,
 ) -> Any:
-    """Fill ``scales`` and ``codes`` (numel,) int8 as codec int8 has them."""
+    """Fill ``header`` and ``codes`` (numel,) int8 as codec int8 has them."""
     highest = np.float32(127)
     decoded = np.empty(min(block, values.size), np.float32)
-    for number in range(scales.size):
-        start = number * block
-        x, target = values[start : start + block], codes[start : start + block]
-        step = np.float32(_largest(bits[start : start + block]) / highest)
-        divisor = np.float32(_or_infinite(step))
-        scales[number] = step
-        if is_random:
-            for i in range(x.size):
-                decoded[i] = np.floor(x[i] / divisor + uniform(a, b, start + i))
-        else:
-            for i in range(x.size):
-                decoded[i] = np.rint(x[i] / divisor)
-        for i in range(x.size):
-            target[i] = np.int8(np.int32(_cut(decoded[i], highest)))
-        if rest.size:
-            for i in range(x.size):
-                decoded[i] = np.float32(target[i]) * step
-            leave(rest[start : start + block], x, decoded, weight)
+    first_bad = -1
+    for first in range(0, values.size, group):
+        end = min(first + group, values.size)
+        first_bad = absorb_part(values, bits, grad, grad_bits, first, end, first_bad)
+        for start in range(first, end, block):
+            x, target = values[start : min(start + block, end)], codes[start : min(start + block, end)]
+            step = np.float32(_largest(bits[start : start + x.size]) / highest)
+            divisor = _or_infinite(step)
+            put_scale(header, start // block, step)
+            if is_random:
+                base = np.uint32(place + start)
+                for i in range(x.size):
+                    drawn = np.floor(x[i] / divisor + uniform(a, b, np.uint32(base + np.uint32(i))))
+                    target[i] = np.int8(np.int32(cut(drawn, highest)))
+            else:
+                for i in range(x.size):
+                    target[i] = np.int8(np.int32(cut(np.rint(x[i] / divisor), highest)))
+            if rest.size:
+                for i in range(x.size):
+                    decoded[i] = np.float32(target[i]) * step
+                leave(rest[start : start + x.size], x, decoded, weight)
+    return first_bad
 
 
 @jitted
 def encode_levels(
     values: Any,
     bits: Any,
-    scales: Any,
-    packed: Any,
+    grad: Any,
+    grad_bits: Any,
     rest: Any,
     weight: Any,
+    header: Any,
+    packed: Any,
     block: Any,
     group: Any,
+    place: Any,
     width: Any,
     is_least_squares: Any,
     a: Any,
     b: Any,
 ) -> Any:
-    """Fill ``scales`` and ``packed`` as codec qsgd has them."""
+    """Fill ``header`` and ``packed`` as codec qsgd has them."""
     highest = np.float32((1 << (width - 1)) - 1)
     size = min(block, values.size)
     shares, levels, terms = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     codes = np.empty(min(group, values.size), np.int32)
+    first_bad = -1
     for first in range(0, values.size, group):
         end = min(first + group, values.size)
+        first_bad = absorb_part(values, bits, grad, grad_bits, first, end, first_bad)
         for start in range(first, end, block):
-            x = values[start : start + block]
+            x = values[start : min(start + block, end)]
             share, level, term = shares[: x.size], levels[: x.size], terms[: x.size]
-            largest = _largest(bits[start : start + block])
-            divisor = np.float32(_or_infinite(largest))
+            largest = _largest(bits[start : start + x.size])
+            divisor, base = _or_infinite(largest), np.uint32(place + start)
             for i in range(x.size):
                 share[i] = x[i] / divisor
-            scale = np.float32(1) if is_least_squares else np.float32(np.sqrt(_sum_of_squares(share, term)))
-            divisor = np.float32(_or_infinite(scale))
-            for i in range(x.size):
-                drawn = np.floor(share[i] / divisor * highest + uniform(a, b, start + i))
-                level[i] = _cut(drawn, highest)
-            worth = _factor(share, level, term) if is_least_squares else np.float32(scale / highest)
-            scale = np.float32(_cut(np.float32(worth * largest), np.float32(LARGEST / highest)))
-            scales[start // block] = scale
-            target = codes[start - first : end - first]
+            scale = np.float32(1)
+            if is_least_squares:
+                for i in range(x.size):
+                    drawn = np.floor(share[i] * highest + uniform(a, b, np.uint32(base + np.uint32(i))))
+                    level[i] = cut(drawn, highest)
+            else:
+                scale = np.float32(np.sqrt(sum_of_squares(share, term)))
+                divisor = _or_infinite(scale)
+                for i in range(x.size):
+                    drawn = np.floor(share[i] / divisor * highest + uniform(a, b, np.uint32(base + np.uint32(i))))
+                    level[i] = cut(drawn, highest)
+            target = codes[start - first : start - first + x.size]
             for i in range(x.size):
                 target[i] = np.int32(level[i] + highest)
+            worth = factor(share, level, term) if is_least_squares else np.float32(scale / highest)
+            scale = np.float32(cut(np.float32(worth * largest), np.float32(LARGEST / highest)))
+            put_scale(header, start // block, scale)
             if rest.size:
                 for i in range(x.size):
                     level[i] *= scale
-                leave(rest[start : start + block], x, level, weight)
+                leave(rest[start : start + x.size], x, level, weight)
         pack_codes(codes[: end - first], width, packed[first * width // 8 :])
+    return first_bad
 
 
 @jitted
 def encode_ternary(
     values: Any,
     bits: Any,
-    scales: Any,
-    packed: Any,
+    grad: Any,
+    grad_bits: Any,
     rest: Any,
     weight: Any,
+    header: Any,
+    packed: Any,
     block: Any,
     group: Any,
+    place: Any,
     clip: Any,
     is_least_squares: Any,
     a: Any,
     b: Any,
 ) -> Any:
-    """Fill ``scales`` and ``packed`` as codec terngrad has them; magnitudes are not cut with a ``clip`` of 0."""
+    """Fill ``header`` and ``packed`` as codec terngrad has them; magnitudes are not cut with a ``clip`` of 0."""
     size = min(block, values.size)
     shares, levels, terms = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     codes = np.empty(min(group, values.size), np.int32)
+    first_bad = -1
     for first in range(0, values.size, group):
         end = min(first + group, values.size)
+        first_bad = absorb_part(values, bits, grad, grad_bits, first, end, first_bad)
         for start in range(first, end, block):
-            x = values[start : start + block]
+            x = values[start : min(start + block, end)]
             share, level, term = shares[: x.size], levels[: x.size], terms[: x.size]
-            largest = _largest(bits[start : start + block])
-            divisor = np.float32(_or_infinite(largest))
-            limit = np.float32(0)
+            largest = _largest(bits[start : start + x.size])
+            divisor, base = _or_infinite(largest), np.uint32(place + start)
             for i in range(x.size):
                 share[i] = x[i] / divisor
             if clip > 0:
-                mean = np.float32(_sum_of_squares(share, term) / np.float32(x.size))
+                mean = np.float32(sum_of_squares(share, term) / np.float32(x.size))
                 limit = np.float32(clip * np.float32(np.sqrt(mean)))
                 limit = np.float32(1) if limit > np.float32(1) else limit
             else:
-                for i in range(x.size):
-                    limit = max(limit, abs(share[i]))
-            divisor = np.float32(_or_infinite(limit))
+                limit = as_float(highest_bits(share.view(np.int32)))
+            divisor = _or_infinite(limit)
+            target = codes[start - first : start - first + x.size]
             for i in range(x.size):
-                sign = np.float32(share[i] > 0) - np.float32(share[i] < 0)
-                level[i] = sign if abs(share[i] / divisor) > uniform(a, b, start + i) else np.float32(0)
-            worth = np.float32(_factor(share, level, term)) if is_least_squares else limit
-            scale = np.float32(_cut(np.float32(worth * largest), LARGEST))
-            scales[start // block] = scale
-            target = codes[start - first : end - first]
-            for i in range(x.size):
-                target[i] = np.int32(level[i]) + np.int32(1)
+                is_drawn = np.int32(abs(share[i] / divisor) > uniform(a, b, np.uint32(base + np.uint32(i))))
+                code = np.int32(is_drawn * np.int32(np.int32(share[i] > 0) - np.int32(share[i] < 0)))
+                target[i] = np.int32(code + np.int32(1))
+                level[i] = np.float32(code)
+            worth = factor(share, level, term) if is_least_squares else limit
+            scale = np.float32(cut(np.float32(worth * largest), LARGEST))
+            put_scale(header, start // block, scale)
             if rest.size:
                 for i in range(x.size):
                     level[i] *= scale
-                leave(rest[start : start + block], x, level, weight)
+                leave(rest[start : start + x.size], x, level, weight)
         pack_ternary(codes[: end - first], packed[first // 5 :])
+    return first_bad
 
 
 @jitted
-def encode_signs(
-    values: Any, scales: Any, packed: Any, rest: Any, weight: Any, block: Any, group: Any, has_two: Any
-) -> Any:
-    """Fill ``scales`` and ``packed`` as codec sign, or onebit, has them: rows of upper means, and of lower ones."""
-    terms = np.empty(min(block, values.size), np.float32)
-    codes = np.empty(min(group, values.size), np.int32)
-    for first in range(0, values.size, group):
-        end = min(first + group, values.size)
-        for start in range(first, end, block):
-            x, term = values[start : start + block], terms[: min(block, values.size - start)]
-            code = codes[start - first : start - first + x.size]
-            num_negative = np.int32(0)
-            for i in range(x.size):
-                negative = np.int32(x[i] < 0)
-                code[i] = negative
-                num_negative += negative
-            if has_two:
-                count = np.float32(x.size - num_negative) if num_negative < x.size else np.float32(1)
-                for i in range(x.size):
-                    term[i] = np.float32(0) / count if code[i] else x[i] / count
-                upper = _cut(_sum(term), LARGEST)
-                count = np.float32(num_negative) if num_negative > 0 else np.float32(1)
-                for i in range(x.size):
-                    term[i] = x[i] / count if code[i] else np.float32(0)
-                lower = _cut(_sum(term), LARGEST)
-                scales[1, start // block] = lower
-            else:
-                count = np.float32(x.size)
-                for i in range(x.size):
-                    term[i] = abs(x[i] / count)
-                upper = _cut(_sum(term), LARGEST)
-                lower = -upper
-            scales[0, start // block] = upper
-            if rest.size:
-                for i in range(x.size):
-                    term[i] = lower if code[i] else upper
-                leave(rest[start : start + block], x, term, weight)
-        pack_codes(codes[: end - first], 1, packed[first // 8 :])
+def _scaled(codes: Any, lowest: Any, scale: Any, out: Any, is_first: Any) -> Any:
+    """Make ``out`` the codes plus ``lowest`` times the scale, or add that."""
+    if is_first:
+        for i in range(out.size):
+            out[i] = np.float32(np.int32(np.int32(codes[i]) + lowest)) * scale
+    else:
+        for i in range(out.size):
+            out[i] += np.float32(np.int32(np.int32(codes[i]) + lowest)) * scale
+
+
+@jitted
+def decode_int8(wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
+    """Fill ``out`` with the sum over R messages (R, bytes) of codes times their block's scale, divided.
+
+    The codes of a message begin at byte ``skip``, int8.
+    """
+    highest = np.int32(0)
+    for first in range(0, out.size, group):
+        end = min(first + group, out.size)
+        for row in range(wires.shape[0]):
+            wire = wires[row]
+            for start in range(first, end, block):
+                target = out[start : min(start + block, end)]
+                begin = skip + place + start
+                scale = get_scale(wire, (place + start) // block)
+                _scaled(wire[begin : begin + target.size].view(np.int8), np.int32(0), scale, target, row == 0)
+        highest = max(highest, divide(out[first:end], divisor))
+    return highest
 
 
 @jitted
 def decode_levels(
-    scales: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, width: Any, lowest: Any
+    wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any, width: Any, lowest: Any
 ) -> Any:
-    """Fill ``out`` with the sum over R rows of (code + lowest) times its block's scale, divided.
-
-    ``wires`` (R, bytes) hold codes of ``width`` bits from byte ``skip`` on; ``scales`` (R, blocks).
-    """
+    """Fill ``out`` as `decode_int8` does, with codes of ``width`` bits from ``lowest`` on."""
+    highest = np.int32(0)
     codes = np.empty(min(group, out.size), np.int32)
     for first in range(0, out.size, group):
         end = min(first + group, out.size)
-        code = codes[: end - first]
         for row in range(wires.shape[0]):
-            if width == TERNARY:
-                unpack_ternary(wires[row, skip + first // 5 :], code)
-            else:
-                unpack_codes(wires[row, skip + first * width // 8 :], width, code)
+            wire = wires[row]
+            unpack_codes(wire[skip + (place + first) * width // 8 :], width, codes[: end - first])
             for start in range(first, end, block):
-                target, source = out[start : min(start + block, end)], code[start - first :]
-                scale = scales[row, start // block]
-                if row == 0:
-                    for i in range(target.size):
-                        target[i] = np.float32(source[i] + lowest) * scale
-                else:
-                    for i in range(target.size):
-                        target[i] += np.float32(source[i] + lowest) * scale
-        divide(out[first:end], divisor)
+                target = out[start : min(start + block, end)]
+                scale = get_scale(wire, (place + start) // block)
+                _scaled(codes[start - first :], lowest, scale, target, row == 0)
+        highest = max(highest, divide(out[first:end], divisor))
+    return highest
 
 
 @jitted
-def decode_int8(scales: Any, codes: Any, skip: Any, out: Any, divisor: Any, block: Any) -> Any:
-    """Fill ``out`` with the sum over R rows of int8 ``codes`` (R, bytes) times their block's scale, divided."""
-    for start in range(0, out.size, block):
-        target = out[start : start + block]
-        for row in range(codes.shape[0]):
-            source, scale = codes[row, skip + start :], scales[row, start // block]
-            if row == 0:
-                for i in range(target.size):
-                    target[i] = np.float32(source[i]) * scale
-            else:
-                for i in range(target.size):
-                    target[i] += np.float32(source[i]) * scale
-        divide(target, divisor)
-
-
-@jitted
-def decode_signs(
-    uppers: Any, lowers: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any
-) -> Any:
-    """Fill ``out`` with the sum over R rows of a block's lower mean where a bit is set, else the upper, divided."""
-    codes = np.empty(min(group, out.size), np.int32)
+def decode_ternary(wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
+    """Fill ``out`` as `decode_int8` does, with codes -1, 0 and 1, five to a byte."""
+    highest = np.int32(0)
+    codes = np.empty(min(group, out.size) + SLACK, np.uint8)
     for first in range(0, out.size, group):
         end = min(first + group, out.size)
-        code = codes[: end - first]
         for row in range(wires.shape[0]):
-            unpack_codes(wires[row, skip + first // 8 :], 1, code)
+            wire = wires[row]
+            unpack_ternary(wire[skip + (place + first) // 5 :], end - first, codes)
             for start in range(first, end, block):
-                target, source = out[start : min(start + block, end)], code[start - first :]
-                upper, lower = uppers[row, start // block], lowers[row, start // block]
-                if row == 0:
-                    for i in range(target.size):
-                        target[i] = lower if source[i] else upper
-                else:
-                    for i in range(target.size):
-                        target[i] += lower if source[i] else upper
-        divide(out[first:end], divisor)
+                target = out[start : min(start + block, end)]
+                scale = get_scale(wire, (place + start) // block)
+                _scaled(codes[start - first :], np.int32(-1), scale, target, row == 0)
+        highest = max(highest, divide(out[first:end], divisor))
+    return highest

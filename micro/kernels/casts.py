@@ -1,117 +1,60 @@
 """Compiled codes of which each is made of one value alone: half precision, bfloat16, powers of two.
 
-Wires are bytes at any address. ``rest`` is what a code leaves of its values: it becomes ``values - decoded``, or, with
-a weight other than zero, has weight times that added; an empty one is left alone. Values and rest may be one vector.
+Wires are bytes at any address. ``grad``, where it is not empty, is added to the values first, as `absorb_tile` does;
+the loop returns the place of the first sum that is too large, or -1. ``rest`` is what a code leaves of its values: it
+becomes ``values - decoded``, or, with a weight other than zero, has weight times that added; an empty one is left
+alone. Values and rest may be one vector. Decoding returns the bit pattern of the largest magnitude.
 """
 
 from typing import Any
 
 import numpy as np
 
-from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, as_float, get16, jitted, put16
+from micro.kernels.floats import of_bfloat16, of_half, to_bfloat16, to_half
+from micro.kernels.jit import MAGNITUDE_BITS, as_float, get16, jitted, put16
 from micro.kernels.noise import noise
+from micro.kernels.tiles import TILE, absorb_part, divide, highest_bits, leave
 
-TILE = 1 << 12  # elements that stay in the nearest cache from one loop to the next
-LARGEST_HALF = 0x477FE000  # 65504 as a float32
-SMALLEST_HALF = 0x38800000  # 2^-14: below it halves are multiples of 2^-24
-LARGEST_BFLOAT16 = 0x7F7F0000
-HALF_NAN = 0x7E00
-NARROW_BY = 13  # bits of mantissa that half precision lacks
-REBIAS = 112 << 23  # between the exponents of single and of half precision
 MANTISSA = 23
 NUM_POWERS = 127
 HIGHEST = 254  # the exponent field of 2**127
+HALF_WAY = 1 << (MANTISSA - 1)
 
 
 @jitted
-def _half(bits: Any) -> Any:
-    """Return the half nearest to a float32, cut at the largest; NaN stays NaN."""
-    magnitude = bits & np.int32(MAGNITUDE_BITS)
-    cut = min(magnitude, np.int32(LARGEST_HALF))
-    odd = (cut >> np.int32(NARROW_BY)) & np.int32(1)
-    normal = (cut + np.int32(0xFFF) + odd - np.int32(REBIAS)) >> np.int32(NARROW_BY)
-    small = np.int32(np.rint(as_float(min(cut, np.int32(SMALLEST_HALF))) * np.float32(2.0**24)))
-    code = normal if cut >= np.int32(SMALLEST_HALF) else small
-    code = np.int32(HALF_NAN) if magnitude > np.int32(INFINITY_BITS) else code
-    return np.int32(code | ((bits >> np.int32(16)) & np.int32(0x8000)))
-
-
-@jitted
-def of_half(code: Any) -> Any:
-    """Return the float32 that a half stands for."""
-    magnitude = np.int32(code & np.int32(0x7FFF))
-    normal = as_float(np.int32((magnitude << np.int32(NARROW_BY)) + np.int32(REBIAS)))
-    value = normal if magnitude >= np.int32(0x400) else np.float32(magnitude) * np.float32(2.0**-24)
-    endless = as_float(np.int32((magnitude << np.int32(NARROW_BY)) + np.int32(2 * REBIAS)))  # or no number
-    value = endless if magnitude >= np.int32(0x7C00) else value
-    return -value if code >= np.int32(0x8000) else value
-
-
-@jitted
-def _bfloat16(bits: Any) -> Any:
-    """Return the bfloat16 nearest to a float32, cut at the largest; NaN stays NaN."""
-    magnitude = bits & np.int32(MAGNITUDE_BITS)
-    cut = min(magnitude, np.int32(LARGEST_BFLOAT16))
-    odd = (cut >> np.int32(16)) & np.int32(1)
-    code = (cut + np.int32(0x7FFF) + odd) >> np.int32(16)
-    code = np.int32(0x7FC0) if magnitude > np.int32(INFINITY_BITS) else code
-    return np.int32(code | ((bits >> np.int32(16)) & np.int32(0x8000)))
-
-
-@jitted
-def of_bfloat16(code: Any) -> Any:
-    """Return the float32 that a bfloat16 stands for."""
-    return as_float(np.int32(code << np.int32(16)))
-
-
-@jitted
-def leave(rest: Any, values: Any, decoded: Any, weight: Any) -> Any:
-    """Write into ``rest`` what ``decoded`` lacks of ``values``, or add ``weight`` times that."""
-    if weight == 0:
-        for i in range(values.size):
-            rest[i] = values[i] - decoded[i]
-    else:
-        for i in range(values.size):
-            rest[i] += weight * (values[i] - decoded[i])
-
-
-@jitted
-def divide(values: Any, divisor: Any) -> Any:
-    """Divide the values, in place."""
-    if divisor != 1:
-        for i in range(values.size):
-            values[i] /= divisor
-
-
-@jitted
-def encode_cast(values: Any, bits: Any, wire: Any, rest: Any, weight: Any, is_half: Any) -> Any:
+def encode_cast(
+    values: Any, bits: Any, grad: Any, grad_bits: Any, rest: Any, weight: Any, wire: Any, is_half: Any
+) -> Any:
     """Fill ``wire`` (2 numel,) with the values in 16 bits each."""
-    decoded = np.empty(TILE, np.float32)
+    decoded = np.empty(min(TILE, values.size), np.float32)
+    first_bad = -1
     for start in range(0, values.size, TILE):
-        source, codes = bits[start : start + TILE], wire[2 * start :]
+        end = min(start + TILE, values.size)
+        first_bad = absorb_part(values, bits, grad, grad_bits, start, end, first_bad)
+        source, codes = values[start:end], wire[2 * start : 2 * end]
         if is_half:
             for i in range(source.size):
-                put16(codes, i, np.uint64(_half(source[i])))
+                code = to_half(source[i])
+                put16(codes, i, np.uint64(code))
+                decoded[i] = of_half(code)
         else:
             for i in range(source.size):
-                put16(codes, i, np.uint64(_bfloat16(source[i])))
+                code = to_bfloat16(source[i])
+                put16(codes, i, np.uint64(code))
+                decoded[i] = of_bfloat16(code)
         if rest.size:
-            if is_half:
-                for i in range(source.size):
-                    decoded[i] = of_half(np.int32(get16(codes, i)))
-            else:
-                for i in range(source.size):
-                    decoded[i] = of_bfloat16(np.int32(get16(codes, i)))
-            leave(rest[start : start + TILE], values[start : start + TILE], decoded, weight)
+            leave(rest[start:end], source, decoded, weight)
+    return first_bad
 
 
 @jitted
-def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any) -> Any:
-    """Fill ``out`` with the sum over ``wires`` (R, at least 2 numel) of what they stand for, divided."""
+def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any, place: Any) -> Any:
+    """Fill ``out`` with the sum over ``wires`` (R, bytes) of what they hold from value ``place`` on, divided."""
+    highest = np.int32(0)
     for start in range(0, out.size, TILE):
         target = out[start : start + TILE]
         for row in range(wires.shape[0]):
-            codes = wires[row, 2 * start :]
+            codes = wires[row, 2 * (place + start) :]
             if row == 0:
                 if is_half:
                     for i in range(target.size):
@@ -125,7 +68,8 @@ def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any) -> Any:
             else:
                 for i in range(target.size):
                     target[i] += of_bfloat16(np.int32(get16(codes, i)))
-        divide(target, divisor)
+        highest = max(highest, divide(target, divisor))
+    return highest
 
 
 @jitted
@@ -136,22 +80,28 @@ def _power(bits: Any, dither: Any) -> Any:
 
 
 @jitted
-def _dither(is_random: Any, first: Any, second: Any, place: Any) -> Any:
-    """Return half a mantissa, or a random mantissa."""
-    return np.int32(noise(first, second, place) >> np.uint32(9)) if is_random else np.int32(1 << (MANTISSA - 1))
+def _dither(first: Any, second: Any, base: Any, i: Any) -> Any:
+    """Return a random mantissa."""
+    return np.int32(noise(first, second, np.uint32(base + np.uint32(i))) >> np.uint32(9))
 
 
 @jitted
-def highest_power(bits: Any, is_random: Any, first: Any, second: Any) -> Any:
-    """Return the largest exponent field after rounding, 0 of no values."""
-    highest = np.int32(0)
-    if is_random:
-        for i in range(bits.size):
-            highest = max(highest, _power(bits[i], _dither(True, first, second, i)))
-    else:
-        for i in range(bits.size):
-            highest = max(highest, _power(bits[i], _dither(False, first, second, i)))
-    return highest
+def highest_power(
+    values: Any, bits: Any, grad: Any, grad_bits: Any, is_random: Any, first: Any, second: Any, place: Any
+) -> Any:
+    """Add the gradient; return the place of the first bad sum, and the largest exponent field after rounding."""
+    highest, first_bad = np.int32(0), -1
+    for start in range(0, values.size, TILE):
+        end = min(start + TILE, values.size)
+        first_bad = absorb_part(values, bits, grad, grad_bits, start, end, first_bad)
+        source = bits[start:end]
+        if is_random:
+            base = np.uint32(place + start)
+            for i in range(source.size):
+                highest = max(highest, _power(source[i], _dither(first, second, base, i)))
+        else:
+            highest = max(highest, _power(highest_bits(source), np.int32(HALF_WAY)))  # it never falls
+    return first_bad, highest
 
 
 @jitted
@@ -169,18 +119,28 @@ def _of_natural(code: Any, below: Any) -> Any:
 
 @jitted
 def encode_natural(
-    values: Any, bits: Any, codes: Any, rest: Any, weight: Any, below: Any, is_random: Any, first: Any, second: Any
+    values: Any,
+    bits: Any,
+    rest: Any,
+    weight: Any,
+    codes: Any,
+    below: Any,
+    is_random: Any,
+    first: Any,
+    second: Any,
+    place: Any,
 ) -> Any:
     """Fill ``codes`` (numel,) uint8 with sign and power of two of the values, less ``below``."""
-    decoded = np.empty(TILE, np.float32)
+    decoded = np.empty(min(TILE, values.size), np.float32)
     for start in range(0, values.size, TILE):
         source, target = bits[start : start + TILE], codes[start : start + TILE]
         if is_random:
+            base = np.uint32(place + start)
             for i in range(source.size):
-                target[i] = _natural(source[i], _dither(True, first, second, start + i), below)
+                target[i] = _natural(source[i], _dither(first, second, base, i), below)
         else:
             for i in range(source.size):
-                target[i] = _natural(source[i], _dither(False, first, second, i), below)
+                target[i] = _natural(source[i], np.int32(HALF_WAY), below)
         if rest.size:
             for i in range(source.size):
                 decoded[i] = _of_natural(target[i], below)
@@ -190,6 +150,7 @@ def encode_natural(
 @jitted
 def decode_natural(belows: Any, wires: Any, skip: Any, out: Any, divisor: Any) -> Any:
     """Fill ``out`` with the sum over R rows of what ``wires`` (R, bytes) hold from byte ``skip`` on, divided."""
+    highest = np.int32(0)
     for start in range(0, out.size, TILE):
         target = out[start : start + TILE]
         for row in range(wires.shape[0]):
@@ -200,4 +161,5 @@ def decode_natural(belows: Any, wires: Any, skip: Any, out: Any, divisor: Any) -
             else:
                 for i in range(target.size):
                     target[i] += _of_natural(source[i], below)
-        divide(target, divisor)
+        highest = max(highest, divide(target, divisor))
+    return highest

@@ -1,120 +1,262 @@
 """The compiled codes as functions of tensors: contiguous float32 values on a CPU, bytes of the wire at any address.
 
-Every function fills a whole message in one pass over the values, or adds up R messages, ``wires`` (R, bytes), in one.
-``rest``, where there is one, gets what the code leaves of the values, or ``weight`` times that added to it; it may be
-the values' own memory. ``words`` are the two that `micro.randomness.words` makes of a key; None: nothing is random.
+A codec gives an `Encoding` of a message, or a `Decoding` of R messages, ``wires`` (R, bytes). `encode`, `decode` and
+`recode` run them in one pass over the values, on the threads that the rank has. ``words`` are the two that
+`micro.randomness.words` makes of a key; None: nothing is random.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels import blockwise, casts, packing
+from micro.kernels import blockwise, casts, packing, signs
+from micro.kernels.jit import INFINITY_BITS
+from micro.kernels.threads import in_parts
+from micro.kernels.tiles import TILE
 
 Words = tuple[int, int]
+Array = Any  # np.ndarray, whose types numba does not know
+CHUNK = 1 << 16  # values that are decoded and encoded again while they are in a near cache
 _NOTHING = np.empty(0, np.float32)
 
 
-class Rest:
-    """Where what a code leaves of its values goes."""
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A part of a message's values: a slice of each vector, the gradient and the rest empty where there are none."""
 
-    __slots__ = ("vector", "weight")
+    x: Array
+    grad: Array
+    rest: Array
+    weight: Any
 
-    def __init__(self, vector: Tensor | None, weight: float) -> None:
-        self.vector = _NOTHING if vector is None else vector.detach().numpy()
-        self.weight = np.float32(weight)
+    @classmethod
+    def of(cls, values: Tensor, rest: Tensor | None, weight: float, grad: Tensor | None) -> "Values":
+        """Return all values of a message; see `micro.codecs.base.Codec.encode_into_`."""
+        x, added, left = (_NOTHING if v is None else v.detach().numpy() for v in (values, grad, rest))
+        return cls(x, added, left, np.float32(weight))
 
+    def part(self, start: int, stop: int) -> "Values":
+        """Return the values from ``start`` to ``stop``."""
+        return Values(self.x[start:stop], self.grad[start:stop], self.rest[start:stop], self.weight)
 
-def encode_cast(values: Tensor, wire: Tensor, rest: Rest, *, is_half: bool) -> None:
-    """Fill ``wire`` as codecs half and bfloat16 have it."""
-    x = values.detach().numpy()
-    casts.encode_cast(x, x.view(np.int32), wire.numpy(), rest.vector, rest.weight, is_half)
+    @property
+    def summands(self) -> tuple[Array, Array, Array, Array]:
+        """The values and the gradient, each as numbers and as bits."""
+        return self.x, self.x.view(np.int32), self.grad, self.grad.view(np.int32)
 
-
-def decode_cast(wires: Tensor, out: Tensor, divisor: float, *, is_half: bool) -> None:
-    """Fill ``out`` with the sum of R messages, divided."""
-    casts.decode_cast(wires.numpy(), out.detach().numpy(), np.float32(divisor), is_half)
-
-
-def encode_natural(values: Tensor, wire: Tensor, rest: Rest, words: Words | None) -> None:
-    """Fill ``wire`` as codec natural has it."""
-    x, noise = values.detach().numpy(), _noise(words)
-    bits = x.view(np.int32)
-    below = np.int32(max(casts.highest_power(bits, *noise) - casts.NUM_POWERS, 0))
-    packed = _after_header(wire, np.array([below]))
-    casts.encode_natural(x, bits, packed, rest.vector, rest.weight, below, *noise)
-
-
-def decode_natural(wires: Tensor, out: Tensor, divisor: float) -> None:
-    """Fill ``out`` with the sum of R messages, divided."""
-    belows = _header(wires, 1).view(torch.int32).view(-1).numpy()
-    casts.decode_natural(belows, wires.numpy(), 4, out.detach().numpy(), np.float32(divisor))
+    @property
+    def all(self) -> tuple[Array, ...]:
+        """What most loops take first."""
+        return *self.summands, self.rest, self.weight
 
 
-def encode_int8(values: Tensor, wire: Tensor, rest: Rest, words: Words | None, *, block: int) -> None:
-    """Fill ``wire`` as codec int8 has it."""
-    x, scales = values.detach().numpy(), _scales(values, block)
-    codes = wire.numpy()[scales.nbytes :].view(np.int8)
-    blockwise.encode_int8(x, x.view(np.int32), scales, codes, rest.vector, rest.weight, block, *_noise(words))
-    _after_header(wire, scales)
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a message is made.
+
+    Attributes:
+        run: encodes a part of the values, which begins at a multiple of ``unit``; returns the place in the part of the
+            first sum with the gradient that is too large, or -1.
+        look: sees all parts before ``run`` does, and adds the gradient in its place; returns that and what it found.
+        settle: gets what ``look`` found of all parts.
+    """
+
+    unit: int
+    run: Callable[[Values, int], int]
+    look: Callable[[Values, int], tuple[int, int]] | None = None
+    settle: Callable[[list[int]], None] | None = None
 
 
-def decode_int8(wires: Tensor, out: Tensor, divisor: float, *, block: int) -> None:
-    """Fill ``out`` with the sum of R messages, divided."""
-    scales = _scales_of(wires, out, block)
-    codes = wires.view(torch.int8).numpy()
-    blockwise.decode_int8(scales, codes, scales[0].nbytes, out.detach().numpy(), np.float32(divisor), block)
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How the sum of messages is read, divided.
+
+    Attributes:
+        run: fills a part of the values, an array, which begins at a multiple of ``unit``; returns the bit pattern of
+            the largest magnitude.
+    """
+
+    unit: int
+    run: Callable[[Array, int], int]
 
 
-def encode_levels(
-    values: Tensor, wire: Tensor, rest: Rest, words: Words, *, block: int, bits: int, is_least_squares: bool
-) -> None:
-    """Fill ``wire`` as codec qsgd has it."""
-    x, scales = values.detach().numpy(), _scales(values, block)
-    packed, group = wire.numpy()[scales.nbytes :], blockwise.group_size(block)
-    places = (x, x.view(np.int32), scales, packed, rest.vector, rest.weight)
-    blockwise.encode_levels(*places, block, group, bits, is_least_squares, *_noise(words)[1:])
-    _after_header(wire, scales)
+def encode(encoding: Encoding, values: Values) -> int | None:
+    """Make a message; return the index of the first sum with the gradient that is too large, None where none is."""
+    numel, first_bad = values.x.size, None
+    if encoding.look is not None and encoding.settle is not None:
+        look = encoding.look
+        looked = in_parts(lambda a, b: (a, *look(values.part(a, b), a)), numel, unit=encoding.unit)
+        encoding.settle([found for _, _, found in looked])
+        first_bad = next((start + bad for start, bad, _ in looked if bad >= 0), None)
+        values = Values(values.x, _NOTHING, values.rest, values.weight)
+    places = in_parts(lambda a, b: (a, int(encoding.run(values.part(a, b), a))), numel, unit=encoding.unit)
+    return next((start + bad for start, bad in places if bad >= 0), first_bad)
 
 
-def decode_levels(wires: Tensor, out: Tensor, divisor: float, *, block: int, bits: int) -> None:
-    """Fill ``out`` with the sum of R messages, divided."""
-    _decode_levels(wires, out, divisor, block, bits, 1 - (1 << (bits - 1)))
+def decode(decoding: Decoding, out: Tensor) -> bool:
+    """Fill ``out``; return whether all of it is finite."""
+    target = out.detach().numpy()
+    highest = in_parts(lambda a, b: int(decoding.run(target[a:b], a)), target.size, unit=decoding.unit)
+    return max(highest) < INFINITY_BITS
+
+
+def recode(decoding: Decoding, encoding: Encoding, memory: Tensor, rest: Tensor | None, weight: float) -> None:
+    """Encode what ``decoding`` gives; it is written to ``memory`` (count,) only where it has to be seen twice."""
+    if encoding.look is not None:
+        decode(decoding, memory)
+        encode(encoding, Values.of(memory, rest, weight, None))
+        return
+    left = _NOTHING if rest is None else rest.detach().numpy()
+    size = encoding.unit * max(1, CHUNK // encoding.unit)
+
+    def work(start: int, stop: int) -> None:
+        mean = np.empty(min(size, stop - start), np.float32)
+        for a in range(start, stop, size):
+            b = min(a + size, stop)
+            decoding.run(mean[: b - a], a)
+            encoding.run(Values(mean[: b - a], _NOTHING, left[a:b], np.float32(weight)), a)
+
+    in_parts(work, memory.numel(), unit=encoding.unit)
+
+
+def encode_cast(wire: Tensor, *, is_half: bool) -> Encoding:
+    """Return how codecs half and bfloat16 are made."""
+    codes = wire.numpy()
+
+    def run(values: Values, start: int) -> int:
+        return int(casts.encode_cast(*values.all, codes[2 * start : 2 * (start + values.x.size)], is_half))
+
+    return Encoding(TILE, run)
+
+
+def decode_cast(wires: Tensor, divisor: float, *, is_half: bool) -> Decoding:
+    """Return how they are read."""
+    codes = wires.numpy()
+    return Decoding(TILE, lambda out, start: casts.decode_cast(codes, out, np.float32(divisor), is_half, start))
+
+
+def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
+    """Return how codec natural is made."""
+    noise, header, codes = _noise(words), wire.numpy()[:4], wire.numpy()[4:]
+    below = np.zeros(1, np.int32)
+
+    def look(values: Values, start: int) -> tuple[int, int]:
+        found: tuple[int, int] = casts.highest_power(*values.summands, *noise, start)
+        return found
+
+    def settle(highest: list[int]) -> None:
+        below[0] = max(max(highest) - casts.NUM_POWERS, 0)
+        header[:] = below.view(np.uint8)
+
+    def run(values: Values, start: int) -> int:
+        vectors = (values.x, values.x.view(np.int32), values.rest, values.weight)
+        casts.encode_natural(*vectors, codes[start : start + values.x.size], below[0], *noise, start)
+        return -1
+
+    return Encoding(TILE, run, look, settle)
+
+
+def decode_natural(wires: Tensor, divisor: float) -> Decoding:
+    """Return how it is read."""
+    belows = wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()
+    codes = wires.numpy()
+    return Decoding(TILE, lambda out, start: casts.decode_natural(belows, codes, 4 + start, out, np.float32(divisor)))
+
+
+def encode_int8(wire: Tensor, count: int, words: Words | None, *, block: int) -> Encoding:
+    """Return how codec int8 is made."""
+    header, packed = _header_and_codes(wire, -(-count // block))
+    codes, noise, group = packed.view(np.int8), _noise(words), blockwise.group_size(block)
+
+    def run(values: Values, start: int) -> int:
+        places = header[4 * (start // block) :], codes[start : start + values.x.size]
+        return int(blockwise.encode_int8(*values.all, *places, block, group, start, *noise))
+
+    return Encoding(group, run)
+
+
+def decode_int8(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
+    """Return how it is read."""
+    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
+    return Decoding(
+        group,
+        lambda out, start: blockwise.decode_int8(codes, skip, out, np.float32(divisor), block, group, start),
+    )
+
+
+def encode_levels(wire: Tensor, count: int, words: Words, *, block: int, bits: int, is_least_squares: bool) -> Encoding:
+    """Return how codec qsgd is made."""
+    header, packed = _header_and_codes(wire, -(-count // block))
+    noise, group = _noise(words)[1:], blockwise.group_size(block)
+
+    def run(values: Values, start: int) -> int:
+        stop = -(-(start + values.x.size) * bits // 8)  # packing may write up to there before it is done
+        places = header[4 * (start // block) :], packed[start * bits // 8 : stop]
+        return int(blockwise.encode_levels(*values.all, *places, block, group, start, bits, is_least_squares, *noise))
+
+    return Encoding(group, run)
+
+
+def decode_levels(wires: Tensor, count: int, divisor: float, *, block: int, bits: int) -> Decoding:
+    """Return how it is read."""
+    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
+    lowest = np.int32(1 - (1 << (bits - 1)))
+
+    def run(out: Array, start: int) -> int:
+        return int(blockwise.decode_levels(codes, skip, out, np.float32(divisor), block, group, start, bits, lowest))
+
+    return Decoding(group, run)
 
 
 def encode_ternary(
-    values: Tensor, wire: Tensor, rest: Rest, words: Words, *, block: int, clip: float | None, is_least_squares: bool
-) -> None:
-    """Fill ``wire`` as codec terngrad has it."""
-    x, scales = values.detach().numpy(), _scales(values, block)
-    packed, group = wire.numpy()[scales.nbytes :], blockwise.group_size(block)
-    places = (x, x.view(np.int32), scales, packed, rest.vector, rest.weight)
-    blockwise.encode_ternary(*places, block, group, np.float32(clip or 0), is_least_squares, *_noise(words)[1:])
-    _after_header(wire, scales)
+    wire: Tensor, count: int, words: Words, *, block: int, clip: float | None, is_least_squares: bool
+) -> Encoding:
+    """Return how codec terngrad is made."""
+    header, packed = _header_and_codes(wire, -(-count // block))
+    noise, group, limit = _noise(words)[1:], blockwise.group_size(block), np.float32(clip or 0)
+
+    def run(values: Values, start: int) -> int:
+        places = header[4 * (start // block) :], packed[start // 5 :]
+        return int(blockwise.encode_ternary(*values.all, *places, block, group, start, limit, is_least_squares, *noise))
+
+    return Encoding(group, run)
 
 
-def decode_ternary(wires: Tensor, out: Tensor, divisor: float, *, block: int) -> None:
-    """Fill ``out`` with the sum of R messages, divided."""
-    _decode_levels(wires, out, divisor, block, blockwise.TERNARY, -1)
+def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
+    """Return how it is read."""
+    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
+    return Decoding(
+        group,
+        lambda out, start: blockwise.decode_ternary(codes, skip, out, np.float32(divisor), block, group, start),
+    )
 
 
-def encode_signs(values: Tensor, wire: Tensor, rest: Rest, *, block: int, has_two: bool) -> None:
-    """Fill ``wire`` as codecs sign, with a mean for each block, and onebit, with two, have it."""
-    scales = np.stack([_scales(values, block)] * (2 if has_two else 1))
-    packed, group = wire.numpy()[scales.nbytes :], blockwise.group_size(block)
-    x = values.detach().numpy()
-    blockwise.encode_signs(x, scales, packed, rest.vector, rest.weight, block, group, has_two)
-    _after_header(wire, scales)
+def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Encoding:
+    """Return how codecs sign, with a mean for each block, and onebit, with two, are made."""
+    num_blocks, group = -(-count // block), blockwise.group_size(block)
+    header, packed = _header_and_codes(wire, (1 + has_two) * num_blocks)
+
+    def run(values: Values, start: int) -> int:
+        first = 4 * (start // block)
+        places = header[first:], header[first + 4 * num_blocks :], packed[start // 8 :]
+        return int(signs.encode_signs(*values.all, *places, block, group, has_two))
+
+    return Encoding(group, run)
 
 
-def decode_signs(wires: Tensor, out: Tensor, divisor: float, *, block: int, has_two: bool) -> None:
-    """Fill ``out`` with the sum of R messages, divided."""
-    num_blocks = -(-out.numel() // block)
-    scales = _header(wires, (1 + has_two) * num_blocks).view(torch.float32).numpy()
-    uppers = np.ascontiguousarray(scales[:, :num_blocks])
-    lowers = np.ascontiguousarray(scales[:, num_blocks:]) if has_two else -uppers
-    skip, group = scales[0].nbytes, blockwise.group_size(block)
-    blockwise.decode_signs(uppers, lowers, wires.numpy(), skip, out.detach().numpy(), np.float32(divisor), block, group)
+def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_two: bool) -> Decoding:
+    """Return how they are read."""
+    codes, num_blocks, group = wires.numpy(), -(-count // block), blockwise.group_size(block)
+    return Decoding(
+        group,
+        lambda out, start: signs.decode_signs(
+            codes, num_blocks, out, np.float32(divisor), block, group, start, has_two
+        ),
+    )
 
 
 def pack(codes: Tensor, width: int, packed: Tensor) -> None:
@@ -137,33 +279,12 @@ def get_places(lows: Tensor, highs: Tensor, low: int, gap: int, places: Tensor) 
     packing.get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())
 
 
-def _decode_levels(wires: Tensor, out: Tensor, divisor: float, block: int, width: int, lowest: int) -> None:
-    scales, group = _scales_of(wires, out, block), blockwise.group_size(block)
-    target, skip = out.detach().numpy(), scales[0].nbytes
-    blockwise.decode_levels(
-        scales, wires.numpy(), skip, target, np.float32(divisor), block, group, width, np.int32(lowest)
-    )
-
-
 def _noise(words: Words | None) -> tuple[bool, np.uint32, np.uint32]:
     first, second = words or (0, 0)
     return words is not None, np.uint32(first), np.uint32(second)
 
 
-def _scales(values: Tensor, block: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-    return np.empty(-(-values.numel() // block), np.float32)
-
-
-def _after_header(wire: Tensor, header: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> np.ndarray:
-    """Put ``header`` at the beginning of ``wire``; return the bytes after it."""
-    wire.numpy()[: header.nbytes] = header.reshape(-1).view(np.uint8)
-    return wire.numpy()[header.nbytes :]
-
-
-def _header(wires: Tensor, num_words: int) -> Tensor:
-    """Return the first words of 4 bytes of every message (R, 4 num_words) uint8, at a place where they may be read."""
-    return wires[:, : 4 * num_words].clone(memory_format=torch.contiguous_format)
-
-
-def _scales_of(wires: Tensor, out: Tensor, block: int) -> np.ndarray:
-    return _header(wires, -(-out.numel() // block)).view(torch.float32).numpy()
+def _header_and_codes(wire: Tensor, num_scales: int) -> tuple[Array, Array]:
+    """Return the bytes of the scales, and those after them."""
+    whole = wire.numpy()
+    return whole[: 4 * num_scales], whole[4 * num_scales :]

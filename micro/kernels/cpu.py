@@ -14,15 +14,13 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.casts import of_bfloat16, of_half
+from micro.kernels.floats import of_bfloat16, of_half
 from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
 from micro.kernels.threads import are_few, in_parts
+from micro.kernels.tiles import TILE, absorb_tile
 
 LANES = 64
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
-TILE = 1 << 12  # elements that are looked at and then added while they are in the nearest cache
-LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
-ORDINARY_BITS = (127 + 84) << 23  # 2^84, see reference.is_ordinary
 
 
 @intrinsic
@@ -99,28 +97,6 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
     """Return the ``ranks[s]``-th largest (S,) of contiguous float32 ``magnitudes`` in each run; see micro.kernels."""
     bits = bits_of(magnitudes)
     return torch.from_numpy(_kth_by_run(bits, lengths.numpy(), ranks.numpy())).view(torch.float32)
-
-
-@jitted
-def absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
-    """Add a tile's gradient to its residual; return the place of the first sum that is too large, or -1."""
-    first_bad = -1
-    highest = np.int32(0)
-    for i in range(source_bits.size):
-        highest = max(highest, source_bits[i] & np.int32(MAGNITUDE_BITS))
-    if highest >= INFINITY_BITS:
-        for i in range(source.size):
-            if source_bits[i] & INFINITY_BITS == INFINITY_BITS:
-                first_bad = i if first_bad < 0 else first_bad
-                source[i] = 0
-    for i in range(source.size):
-        target[i] += source[i]
-    if highest >= ORDINARY_BITS:
-        for i in range(target.size):
-            if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
-                first_bad = i if first_bad < 0 else min(first_bad, i)
-                target[i] = 0
-    return first_bad
 
 
 @jitted

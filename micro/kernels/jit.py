@@ -62,6 +62,15 @@ def _as_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
+def _as_bits(typingctx: Any, number: Any) -> Any:
+    """Return the bit pattern of a float32 as int32."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
 def _lowest_bit(typingctx: Any, word: Any) -> Any:
     """Return the place of the lowest bit that is set in ``word``, which is not zero."""
 
@@ -71,12 +80,12 @@ def _lowest_bit(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-def _reader(bits: int) -> Any:
-    """Return a loop's function ``get(wire, i)``: the ``i``-th ``bits`` bits of bytes at any address, as uint64."""
+def _reader(bits: int, step: int) -> Any:
+    """Return a loop's function ``get(wire, i)``: ``bits`` bits from bit ``step * i`` of bytes anywhere, as uint64."""
 
     def get(typingctx: Any, wire: Any, i: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            loaded = builder.load(_place(context, builder, sig, args, ir.IntType(bits)))
+            loaded = builder.load(_place(context, builder, sig, args, bits, step))
             loaded.align = 1
             return builder.zext(loaded, ir.IntType(64)) if bits < 64 else loaded
 
@@ -85,13 +94,13 @@ def _reader(bits: int) -> Any:
     return intrinsic(get)
 
 
-def _writer(bits: int) -> Any:
-    """Return a loop's function ``put(wire, i, word)``: it makes a word's low bits the ``i``-th of bytes anywhere."""
+def _writer(bits: int, step: int) -> Any:
+    """Return a loop's function ``put(wire, i, word)``: it writes a word's low bits where ``get`` reads them."""
 
     def put(typingctx: Any, wire: Any, i: Any, word: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             low = builder.trunc(args[2], ir.IntType(bits)) if bits < 64 else args[2]
-            builder.store(low, _place(context, builder, sig, args, ir.IntType(bits))).align = 1
+            builder.store(low, _place(context, builder, sig, args, bits, step)).align = 1
             return context.get_dummy_value()
 
         return types.void(wire, types.int64, types.uint64), codegen
@@ -99,12 +108,15 @@ def _writer(bits: int) -> Any:
     return intrinsic(put)
 
 
-def _place(context: Any, builder: Any, sig: Any, args: Any, element: ir.IntType) -> Any:
+def _place(context: Any, builder: Any, sig: Any, args: Any, bits: int, step: int) -> Any:
     source = context.make_array(sig.args[0])(context, builder, args[0])
-    return builder.gep(builder.bitcast(source.data, element.as_pointer()), [args[1]])
+    stepped = builder.bitcast(source.data, ir.IntType(step).as_pointer())
+    return builder.bitcast(builder.gep(stepped, [args[1]]), ir.IntType(bits).as_pointer())
 
 
 as_float: Any = intrinsic(_as_float)
+as_bits: Any = intrinsic(_as_bits)
 lowest_bit: Any = intrinsic(_lowest_bit)
-get16, get32, get64 = _reader(16), _reader(32), _reader(64)
-put16, put32, put64 = _writer(16), _writer(32), _writer(64)
+get16, get32, get64 = _reader(16, 16), _reader(32, 32), _reader(64, 64)
+put16, put32, put64 = _writer(16, 16), _writer(32, 32), _writer(64, 64)
+get64_at, put64_at = _reader(64, 8), _writer(64, 8)  # at a byte

@@ -7,9 +7,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from micro.kernels.jit import get32, get64, jitted, lowest_bit, put32, put64
+from micro.kernels.jit import get32, get64, get64_at, jitted, lowest_bit, put32, put64, put64_at
 
 LANES = 64
+DIGITS = sum((np.arange(256) // 3**place % 3).astype(np.uint64) << np.uint64(8 * place) for place in range(5))
 
 
 def _odd_in_word(typingctx: Any, codes: Any, start: Any) -> Any:
@@ -86,6 +87,14 @@ def pack_codes(codes: Any, width: Any, packed: Any) -> Any:
                 low = codes[4 * i] | (codes[4 * i + 1] << np.int32(2))
                 packed[i] = low | (codes[4 * i + 2] << np.int32(4)) | (codes[4 * i + 3] << np.int32(6))
         pack_any(codes[whole * each :], width, packed[whole:])
+    elif width < 8:
+        whole = min(codes.size // 8, max(packed.size - 8, -width) // width + 1)  # a word is written at a time
+        for i in range(whole):
+            word = np.uint64(0)
+            for j in range(8):
+                word |= np.uint64(codes[8 * i + j]) << np.uint64(j * width)
+            put64_at(packed, i * width, word)
+        pack_any(codes[8 * whole :], width, packed[whole * width :])
     else:
         pack_any(codes, width, packed)
 
@@ -111,15 +120,8 @@ def unpack_any(packed: Any, width: Any, codes: Any) -> Any:
 
 @jitted
 def unpack_codes(packed: Any, width: Any, codes: Any) -> Any:
-    """Fill ``codes`` (numel,) int32 with what ``pack_codes`` packed."""
-    if width == 1:
-        whole = codes.size // 8
-        for i in range(whole):
-            byte = np.int32(packed[i])
-            for j in range(8):
-                codes[8 * i + j] = (byte >> np.int32(j)) & np.int32(1)
-        unpack_any(packed[whole:], 1, codes[8 * whole :])
-    elif width == 4:
+    """Fill ``codes`` (numel,) int32 or int64 with what ``pack_codes`` packed."""
+    if width == 4:
         whole = codes.size // 2
         for i in range(whole):
             byte = np.int32(packed[i])
@@ -129,6 +131,14 @@ def unpack_codes(packed: Any, width: Any, codes: Any) -> Any:
     elif width == 8:
         for i in range(codes.size):
             codes[i] = packed[i]
+    elif width < 8:
+        mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+        whole = min(codes.size // 8, max(packed.size - 8, -width) // width + 1)  # a word is read at a time
+        for i in range(whole):
+            word = get64_at(packed, i * width)
+            for j in range(8):
+                codes[8 * i + j] = np.int64((word >> np.uint64(j * width)) & mask)
+        unpack_any(packed[whole * width :], width, codes[8 * whole :])
     else:
         unpack_any(packed, width, codes)
 
@@ -149,19 +159,10 @@ def pack_ternary(codes: Any, packed: Any) -> Any:
 
 
 @jitted
-def unpack_ternary(packed: Any, codes: Any) -> Any:
-    """Fill ``codes`` with what ``pack_ternary`` packed."""
-    whole = codes.size // 5
-    for i in range(whole):
-        rest = np.uint32(packed[i])
-        for j in range(5):
-            codes[5 * i + j] = np.int32(rest % np.uint32(3))
-            rest = np.uint32(rest // np.uint32(3))
-    if 5 * whole < codes.size:
-        rest = np.uint32(packed[whole])
-        for i in range(5 * whole, codes.size):
-            codes[i] = np.int32(rest % np.uint32(3))
-            rest = np.uint32(rest // np.uint32(3))
+def unpack_ternary(packed: Any, count: Any, codes: Any) -> Any:
+    """Fill ``codes`` (at least count + 8,) uint8 with the ``count`` codes that ``pack_ternary`` packed."""
+    for i in range(-(-count // 5)):
+        put64_at(codes, 5 * i, DIGITS[packed[i]])
 
 
 @jitted

@@ -107,10 +107,11 @@ class SparseReducer(Reducer):
         target = self.selector.effective_target(wanted, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
         at_work = self.at(target.density)
-        acc, bad, sums = self._accumulate_(at_work.selector.wants_sums, state, grad, comm)
+        acc, bad, sums, to_add = self._accumulate_(at_work, state, grad, comm)
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums)
         if at_work.sends_all:
-            sent = self._send_all(state, acc, grad, step, comm, is_finite=bad is None)
+            sent = self._send_all(state, acc, grad, step, comm, is_finite=bad is None, to_add=to_add)
+            bad = sent.first_bad if bad is None else bad
         else:
             state.spare = state.wire = None
             sent = self._send(at_work, state, acc, grad, step, comm, is_finite=bad is None)
@@ -138,21 +139,35 @@ class SparseReducer(Reducer):
         return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
 
     def _accumulate_(
-        self, wants_sums: bool, state: BucketState, grad: Tensor, comm: Comm
-    ) -> tuple[Tensor, int | None, Sums | None]:
-        if wants_sums:
-            return self.feedback.accumulate_and_sum_(state.memory, grad, world_size=comm.world_size)
-        return *self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size), None
+        self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm
+    ) -> tuple[Tensor, int | None, Sums | None, Tensor | None]:
+        """Return the accumulator, where its first bad sum is, its sums, and the gradient where it is still to add."""
+        if at_work.sends_all and not self.codec.lossless:
+            acc = self.feedback.without_grad_(state.memory)
+            if acc is not None:
+                return acc, None, None, grad
+        if at_work.selector.wants_sums:
+            return *self.feedback.accumulate_and_sum_(state.memory, grad, world_size=comm.world_size), None
+        return *self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size), None, None
 
     def _send_all(
-        self, state: BucketState, acc: Tensor, grad: Tensor, step: Step, comm: Comm, *, is_finite: bool
+        self,
+        state: BucketState,
+        acc: Tensor,
+        grad: Tensor,
+        step: Step,
+        comm: Comm,
+        *,
+        is_finite: bool,
+        to_add: Tensor | None,
     ) -> Sent:
         """Exchange all values, which needs no indices; make ``grad`` (numel,) the update."""
         if self.codec.lossless:
             return send_all(state, self.feedback, acc, grad, comm, is_finite=is_finite)
         key = (step.seed, step.index, comm.rank)
         average_ = self.exchange.mean_ if isinstance(self.exchange, Gather) else mean_encoded_
-        return send_all_encoded(state, self.feedback, acc, grad, self.codec, key, comm, average_, is_finite=is_finite)
+        vectors = (state, self.feedback, acc, grad)
+        return send_all_encoded(*vectors, self.codec, key, comm, average_, is_finite=is_finite, to_add=to_add)
 
     def _send(
         self,

@@ -27,6 +27,7 @@ class Sent:
         in_update: index of the first sum of finite gradients that overflowed, None where there is none.
         threshold: the cut on abs(acc), where there was one.
         select_s: seconds choosing.
+        first_bad: index of this rank's first sum that was left out, where the gradient was added while it was sent.
         overfull: whether a message of fixed capacity did not hold what was chosen.
     """
 
@@ -38,6 +39,7 @@ class Sent:
     threshold: float | None = None
     select_s: float = 0.0
     overfull: bool = False
+    first_bad: int | None = None
 
 
 def send_all(state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: bool) -> Sent:
@@ -87,6 +89,7 @@ def send_all_encoded(
     average_: AverageEncoded,
     *,
     is_finite: bool,
+    to_add: Tensor | None,
 ) -> Sent:
     """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; leave of ``acc`` what that lost.
 
@@ -95,6 +98,7 @@ def send_all_encoded(
 
     Args:
         acc: (numel,) what ``feedback`` returned; in most cases the residual.
+        to_add: the gradient, where it has still to be added to acc: the pass that encodes does that.
         key: seeds what is random about the codec; differs from rank to rank.
         average_: the exchange, as a function of values at every index.
         is_finite: whether this rank's gradient was.
@@ -103,8 +107,11 @@ def send_all_encoded(
     rest = _message(state, acc)[:-1] if keeps else None
     mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
     state.wire = _bytes(state.wire, message_bytes(acc.numel(), codec, acc.dtype, comm), acc.device)
-    is_finite = average_(acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire)
-    overflow = _overflown(mean) if is_finite else None
+    averaged = average_(
+        acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire, grad=to_add
+    )
+    is_finite = averaged.is_finite
+    overflow = _overflown(mean) if is_finite and not averaged.fits else None
     if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
         is_finite = False
@@ -122,6 +129,7 @@ def send_all_encoded(
         undo=undo,
         is_finite=is_finite,
         in_update=None if overflow is None else int(overflow[0]),
+        first_bad=averaged.first_bad,
     )
 
 

@@ -22,6 +22,7 @@ from micro.codecs.qsgd_published import PublishedQSGD
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
+from micro.kernels import threads
 from tests.products import grid
 
 pytestmark = pytest.mark.skipif(kernels.codes_for(torch.ones(1)) is None, reason="numba is not installed")
@@ -98,6 +99,53 @@ def test_what_is_left_and_means_of_messages(name: str, weight: float, in_place: 
     assert torch.equal(mean, (decoded[0] + decoded[1] + decoded[2]) / 3)
 
 
+@grid(name=CODECS, bad=[None, math.nan, 3e38], dtype=[torch.float32, torch.bfloat16])
+def test_a_gradient_is_added_on_the_way_as_absorb_does(name: str, bad: float | None, dtype: torch.dtype) -> None:
+    codec, count = CODECS[name], 10_300
+    values, grad, rest = normal(count), normal(count, seed=1).to(dtype), torch.zeros(count)
+    if bad is not None:
+        grad[[9_001, 9_100]] = bad
+    acc = values.clone()
+    first_bad = kernels.absorb_(acc, grad.clone())
+    expected, left = torch.empty(codec.num_bytes(count, torch.float32), dtype=torch.uint8), torch.zeros(count)
+    codec.encode_into_(acc, KEY, expected, left)
+    wire = torch.empty_like(expected)
+    assert codec.encode_into_(values, KEY, wire, rest, grad=grad) == first_bad == (None if bad is None else 9_001)
+    assert torch.equal(wire, expected)
+    assert torch.equal(values, acc)
+    assert torch.equal(rest, left)
+
+
+@grid(name=CODECS, num_threads=[1, 3])
+def test_a_mean_is_encoded_again_as_if_it_had_been_written(name: str, num_threads: int) -> None:
+    codec, count, before = CODECS[name], 70_001, torch.get_num_threads()
+    size = codec.num_bytes(count, torch.float32)
+    wires = torch.stack([codec.encode(normal(count, seed=row), KEY) for row in range(3)])
+    mean, expected, wire = (
+        torch.empty(count),
+        torch.empty(size, dtype=torch.uint8),
+        torch.empty(size, dtype=torch.uint8),
+    )
+    left, rest = torch.ones(count), torch.ones(count)
+    assert codec.decode_mean_into_(wires, mean, 3)
+    codec.encode_into_(mean, KEY, expected, left, weight=3)
+    torch.set_num_threads(num_threads)
+    with patch.object(threads, "LEAST", 1 << 10):
+        codec.encode_mean_into_(wires, 3, KEY, wire, torch.empty(count), rest, weight=3)
+        decoded = codec.decode(wire, count, torch.float32)
+    torch.set_num_threads(before)
+    assert torch.equal(wire, expected)
+    assert torch.equal(rest, left)
+    assert torch.equal(decoded, codec.decode_in_torch(wire, count, torch.float32))
+
+
+def test_a_mean_that_is_not_finite_is_found() -> None:
+    wires = torch.stack([Half().encode(torch.full((5000,), 65504.0), KEY)] * 2)
+    assert Half().decode_mean_into_(wires, torch.empty(5000), 2)
+    wires[1].view(torch.float16)[4321] = math.inf
+    assert not Half().decode_mean_into_(wires, torch.empty(5000), 2)
+
+
 @grid(name=CODECS, bad=[math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_do_no_harm_beyond_their_block(name: str, bad: float) -> None:
     codec, values = CODECS[name], normal(300)
@@ -142,7 +190,7 @@ def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed() -> None:
     from micro.kernels import blockwise, jit
 
     assert jit._files() in blockwise.encode_int8._cache._cache_file._source_stamp
-    assert {"noise.py", "packing.py", "casts.py"} <= {name for name, _, _ in jit._files()}
+    assert {"noise.py", "packing.py", "tiles.py"} <= {name for name, _, _ in jit._files()}
 
 
 def test_random_bits_are_the_same_in_both_forms_and_evenly_spread() -> None:

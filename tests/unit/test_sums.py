@@ -9,8 +9,8 @@ from torch import Tensor
 from micro import kernels
 from micro.kernels import sums as sums_module
 from micro.kernels import threads
-from micro.kernels.cpu import TILE
 from micro.kernels.sums import Sums, absorb_and_sum_, sums_above, sums_of
+from micro.kernels.tiles import TILE
 from micro.randomness import generator
 from tests.products import grid
 

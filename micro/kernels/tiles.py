@@ -1,0 +1,69 @@
+"""What compiled loops do with a tile: elements that stay in the nearest cache from one loop to the next."""
+
+from typing import Any
+
+import numpy as np
+
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted
+
+TILE = 1 << 12
+LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
+ORDINARY_BITS = (127 + 84) << 23  # 2^84, see reference.is_ordinary
+
+
+@jitted
+def highest_bits(bits: Any) -> Any:
+    """Return the bit pattern of the largest magnitude, of NaN where there is one."""
+    highest = np.int32(0)
+    for i in range(bits.size):
+        highest = max(highest, bits[i] & np.int32(MAGNITUDE_BITS))
+    return np.int32(highest)
+
+
+@jitted
+def absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
+    """Add a tile's gradient to its residual; return the place of the first sum that is too large, or -1."""
+    first_bad = -1
+    highest = highest_bits(source_bits)
+    if highest >= INFINITY_BITS:
+        for i in range(source.size):
+            if source_bits[i] & INFINITY_BITS == INFINITY_BITS:
+                first_bad = i if first_bad < 0 else first_bad
+                source[i] = 0
+    for i in range(source.size):
+        target[i] += source[i]
+    if highest >= ORDINARY_BITS:
+        for i in range(target.size):
+            if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
+                first_bad = i if first_bad < 0 else min(first_bad, i)
+                target[i] = 0
+    return first_bad
+
+
+@jitted
+def absorb_part(values: Any, bits: Any, grad: Any, grad_bits: Any, start: Any, end: Any, first_bad: Any) -> Any:
+    """Add the gradient from ``start`` to ``end``, where there is one; return ``first_bad``, or the first one here."""
+    if grad.size == 0:
+        return first_bad
+    bad = absorb_tile(values[start:end], bits[start:end], grad[start:end], grad_bits[start:end])
+    return start + bad if first_bad < 0 <= bad else first_bad
+
+
+@jitted
+def leave(rest: Any, values: Any, decoded: Any, weight: Any) -> Any:
+    """Write into ``rest`` what ``decoded`` lacks of ``values``, or add ``weight`` times that."""
+    if weight == 0:
+        for i in range(values.size):
+            rest[i] = values[i] - decoded[i]
+    else:
+        for i in range(values.size):
+            rest[i] += weight * (values[i] - decoded[i])
+
+
+@jitted
+def divide(values: Any, divisor: Any) -> Any:
+    """Divide the values, in place; return the bit pattern of the largest magnitude."""
+    if divisor != 1:
+        for i in range(values.size):
+            values[i] /= divisor
+    return highest_bits(values.view(np.int32))
