@@ -6,6 +6,7 @@ threads  the compiled loops on all threads of a rank against one thread
 ranks  what a rank computes for one bucket as ranks grow in number, without a network
 transform  the FFT at good and bad lengths against a power of two
 loop   a training step of the harness against a bare PyTorch loop with DDP, dense against dense
+start  a short run from its command to its end, against a bare torchrun of the same model and length
 loading  what drawing a batch costs beside the step that it is for
 rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods and schedules, measured and
@@ -25,7 +26,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import against, gpu, loading, loop, network, ranks, rules, select, step, threads, transform
+from experiments.benchmarks import (
+    against,
+    gpu,
+    loading,
+    loop,
+    network,
+    ranks,
+    rules,
+    select,
+    start,
+    step,
+    threads,
+    transform,
+)
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
 from experiments.launching.failures import RankFailure
@@ -66,7 +80,7 @@ def parser() -> Parser:
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, select, threads, ranks, transform, loop, loading, rules, network, gpu):
+    for benchmark in (step, select, threads, ranks, transform, loop, start, loading, rules, network, gpu):
         command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)

@@ -7,9 +7,10 @@ from typing import Any, Self
 
 import pandas as pd
 import pytest
+import torch
 
 from experiments.bench import main
-from experiments.benchmarks import against, goals
+from experiments.benchmarks import against, bare_training, goals, start
 from experiments.config.paths import ROOT
 from experiments.launching import measurements
 from experiments.launching.namespaces import unavailable
@@ -30,6 +31,22 @@ def test_loop(tmp_path: Path) -> None:
     table = bench(tmp_path, "loop", "--steps", "2", *MLP)
     assert len(table) == 1
     assert (table[["harness_s", "bare_s", "ratio"]] > 0).all(axis=None)
+
+
+def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"experiments.train": iter([9.0, 3.0, 8.0]), "torch.distributed.run": iter([9.0, 2.0, 2.0])}
+    monkeypatch.setattr(start, "timed", lambda words: (next(seconds[words[1]]), 1.0))
+    table = bench(tmp_path, "start", "--pairs", "2")
+    assert table["ratio"].tolist() == [1.5, 4.0]  # the first pair does not count
+    assert table["processor_ratio"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.xdist_group("ranks")
+def test_the_bare_training_learns_as_long_as_ours(tmp_path: Path) -> None:
+    ranks(2).run_apart(bare_training.main, str(tmp_path / "weights.pt"))
+    trained = torch.load(tmp_path / "weights.pt")
+    assert sum(values.numel() for values in trained.values()) == 8970
+    assert all(values.isfinite().all() for values in trained.values())
 
 
 class SharedRanks:
