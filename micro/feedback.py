@@ -224,8 +224,14 @@ class MomentumCorrection(Feedback):
         return {name: torch.zeros(numel, dtype=wide, device=device) for name in ("residual", "momentum")}
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
-        """Add the gradient to the momentum, and that to the residual, in place; return the residual."""
+        """Add the gradient to the momentum, and that to the residual, in place; return the residual.
+
+        Without clipping, compiled, it is one pass over the three.
+        """
         residual, momentum = memory["residual"], memory["momentum"]
+        loops = kernels.momentum_for(residual, momentum, grad) if self.clip is None else None
+        if loops is not None:
+            return residual, loops.absorb_(residual, momentum, grad, self.momentum, is_nesterov=self.nesterov)
         ordinary = is_ordinary(grad, residual.dtype)
         first_bad = None if ordinary else _drop_too_large_(grad)
         if self.clip is not None:

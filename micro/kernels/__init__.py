@@ -132,6 +132,18 @@ def _choosing() -> _ListLoops | None:
     return choosing
 
 
+def momentum_for(*vectors: Tensor) -> ModuleType | None:
+    """Return the module of the compiled momentum correction, where it serves these vectors, else None."""
+    return _momentum() if all(map(compiled, vectors)) else None
+
+
+@cache
+def _momentum() -> ModuleType:
+    from micro.kernels import momentum
+
+    return momentum
+
+
 @cache
 def _codes() -> ModuleType:
     from micro.kernels import codes

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.comm import Comm
 from micro.randomness import generator
 from micro.sparse import Step
@@ -30,5 +31,4 @@ def odd_stride(numel: int, sample_size: int) -> int:
 
 def smallest_of_largest(sample: Tensor, count: int) -> float:
     """Return the ``count``-th largest number of ``sample`` (m,), or the smallest where there are fewer."""
-    top = torch.topk(sample, min(count, sample.numel()), sorted=False).values
-    return float(top.min())  # host sync: the scan's threshold
+    return float(kernels.ranked(sample, (min(count, sample.numel()),)))  # host sync: the scan's threshold
