@@ -9,6 +9,7 @@ from micro.comm import Comm
 from micro.density.base import Target
 from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
+from micro.selectors.asking import Asking
 from micro.sparse import Overlap, Selection, Step
 
 __all__ = ["NoState", "Selector", "Step"]
@@ -57,3 +58,11 @@ class Selector(StatefulPart[S], ABC):
             step: the same on all ranks.
             comm: every rank calls the same collectives in the same order.
         """
+
+    def choosing(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
+        """Return what ``select`` does, and yield what is asked of all ranks, so that several choices can ask at once.
+
+        Here nothing is yielded: ``select`` calls its collectives itself.
+        """
+        return self.select(state, acc, step, comm)
+        yield  # which makes this a generator

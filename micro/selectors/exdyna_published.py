@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from micro.selectors.asking import Asking
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.selectors.moving_blocks import ExDynaState, Grid, MovingBlocks
@@ -53,8 +54,8 @@ class PublishedExDyna(MovingBlocks):
         """Return 1: only the last step counts."""
         return 1
 
-    def search(self, state: ExDynaState, search: Search) -> Found:
+    def search(self, state: ExDynaState, search: Search) -> Asking[Found]:
         """Return what passes the threshold; a single rank counts too, where MiCRO's code counts nothing."""
-        found = self.threshold_rule.search(state.threshold, search)
+        found = yield from self.threshold_rule.search(state.threshold, search)
         state.threshold.last_count = sum(found.counts)
         return found

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.partition import cyclic_slices
+from micro.selectors.asking import Asking, answered
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import Agreed
 from micro.selectors.micro_rules.base import Search, ThresholdRule
@@ -35,9 +36,13 @@ class _RotatingSlices(Selector[Any]):
 
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the indices of this rank's slice that pass the step's threshold."""
+        return answered(self.choosing(state, acc, step, comm), comm)
+
+    def choosing(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
+        """Choose, and yield what is asked of all ranks; see Selector."""
         spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
         start, stop = spans[comm.rank]
-        found = self.threshold_rule.search(state, Search(acc[start:stop], acc.numel(), spans, step, comm))
+        found = yield from self.threshold_rule.search(state, Search(acc[start:stop], acc.numel(), spans, step, comm))
         return Selection(
             found.indices,
             counts=found.counts,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.partition import block_spans, equal_sizes
+from micro.selectors.asking import Asking, answered
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.sparse import Overlap, Selection, Step
@@ -97,6 +98,10 @@ class MovingBlocks(Selector[ExDynaState]):
 
     def select(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the indices of this rank's partition that pass the step's threshold."""
+        return answered(self.choosing(state, acc, step, comm), comm)
+
+    def choosing(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
+        """Choose, and yield what is asked of all ranks; see Selector."""
         n, numel = comm.world_size, acc.numel()
         grid = self.grid(numel)
         if len(state.blocks) != n:
@@ -106,11 +111,11 @@ class MovingBlocks(Selector[ExDynaState]):
         partitions = block_spans(state.blocks, grid.block_size, numel)
         spans = tuple(partitions[(step.index + rank) % n] for rank in range(n))
         start, stop = spans[comm.rank]
-        found = self.search(state, Search(acc[start:stop], numel, spans, step, comm))
+        found = yield from self.search(state, Search(acc[start:stop], numel, spans, step, comm))
         self._update_loads(state, [found.counts[(part - step.index) % n] for part in range(n)])
         return Selection(found.indices, counts=found.counts, spans=spans, threshold=found.threshold)
 
-    def search(self, state: ExDynaState, search: Search) -> Found:
+    def search(self, state: ExDynaState, search: Search) -> Asking[Found]:
         """Return what passes the step's threshold in this rank's partition."""
         return self.threshold_rule.search(state.threshold, search)
 

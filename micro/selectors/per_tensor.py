@@ -13,6 +13,7 @@ from micro.density.base import Target, target_count
 from micro.flat import Layout
 from micro.parts import as_part
 from micro.randomness import seed_for
+from micro.selectors.asking import Asking, answered_together
 from micro.selectors.base import Selector
 from micro.sparse import Overlap, Selection, Step
 
@@ -31,8 +32,8 @@ class PerTensor(Selector[PerTensorState]):
     Where a selector sees a whole bucket, parameters with large gradients take all of k, and which parameters these are
     depends on how parameters were merged into buckets. Here each has its own k, floor(density * numel) and at least 1,
     its own state, which follows it into other buckets, and its own random numbers. The choices are joined, so that one
-    exchange serves the bucket however many parameters it has. Collectives of the selector itself happen for each
-    parameter: `Micro` sends 128 bytes and waits once for each (4 or 16 with its other rules).
+    exchange serves the bucket however many parameters it has. So does each collective of the selector itself: `Micro`
+    sends 128 bytes for each parameter (4 or 16 with its other rules), in one message.
 
     Args:
         selector: which indices of a parameter: a part, its name, or a mapping.
@@ -104,15 +105,17 @@ class PerTensor(Selector[PerTensorState]):
     def select(self, state: PerTensorState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what the selector chooses of each parameter, as one choice."""
         densities = step.layer_densities or (step.target_count / acc.numel(),) * len(step.layout.names)
-        found: list[Selection] = []
+        starts, askings = list[int](), list[Asking[Selection]]()
         for density, (name, place), own in zip(densities, step.layout.slices(), _layouts(step.layout), strict=True):
             if own is None:
                 continue
             if name not in state.by_name:
                 state.by_name[name] = self.selector.start()
             inner = Step(step.index, target_count(density, own.numel), seed_for(step.seed, name), own)
-            selection = self.selector.select(state.by_name[name], acc[place], inner, comm)
-            found.append(_shifted(selection, place.start))
+            starts.append(place.start)
+            askings.append(self.selector.choosing(state.by_name[name], acc[place], inner, comm))
+        chosen = answered_together(askings, comm)
+        found = [_shifted(selection, start) for selection, start in zip(chosen, starts, strict=True)]
         return found[0] if len(found) == 1 else _joined(found)
 
 

@@ -76,8 +76,8 @@ def agreed_by_piece(outcome: Outcome, rank: int) -> float:
 
 def agreed_by_tensor(outcome: Outcome, rank: int) -> float:
     """At most: 32 counts of each tensor to every other rank; where cuts were lost, those again and wide histograms."""
-    histograms = outcome.num_extra * all_reduce(2040 * 4, outcome.world_size)
-    return rows(128 * (NUM_LAYERS + outcome.num_extra))(outcome, rank) + histograms
+    histograms = outcome.num_extra * NUM_LAYERS * all_reduce(2040 * 4, outcome.world_size)
+    return rows(128 * NUM_LAYERS * (1 + outcome.num_extra))(outcome, rank) + histograms
 
 
 ROWS: tuple[Row, ...] = (
@@ -98,7 +98,7 @@ ROWS: tuple[Row, ...] = (
         counts=agreed_by_tensor,
         indices=lists(4),
         values=union_values,
-        num_collectives=NUM_LAYERS + 2,
+        num_collectives=3,
         rule="agreed",
         upper_bounds=True,
         by_tensor=True,
@@ -110,7 +110,7 @@ ROWS: tuple[Row, ...] = (
         counts=rows(4 * NUM_LAYERS),
         indices=lists(4),
         values=union_values,
-        num_collectives=NUM_LAYERS + 2,
+        num_collectives=3,
         rule="published",
         by_tensor=True,
     ),

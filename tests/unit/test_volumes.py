@@ -28,6 +28,8 @@ LOOSE = {
     "micro_slack": 0.2,
     "deft": 0.2,
     "deft_published": 0.2,
+    "exdyna": 0.2,
+    "exdyna_published": 0.2,
 }  # what lies in a region, or a slice, varies, and so does the longest list, to which the others are padded
 SELDOM_K = {"threshold", "redsync", "accordion", *(name for name in METHODS if name.endswith("_published"))}
 

@@ -26,9 +26,9 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
     """Return the collectives that choosing from a bucket takes."""
     if isinstance(selector, PerTensor):  # each parameter is a vector of its own
         parameters = [Layout((name,), (shape,)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
-        return tuple(
-            call for alone in parameters for call in calls_of_selector(selector.selector, density, alone, world_size)
-        )
+        calls = [calls_of_selector(selector.selector, density, alone, world_size) for alone in parameters]
+        asked = sum(size for alone in calls for _, size in alone)  # each gathers one row at most: all are one message
+        return (("gather_rows", asked),) if asked else ()
     takes_all = has_slices(selector) and selector.rule_name != "published"
     if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
         return ()

@@ -9,6 +9,7 @@ from torch import Tensor
 from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.kernels.cuts_reference import NUM_BINS, Cut
+from micro.selectors.asking import Ask, Asking
 from micro.selectors.histogram import SHIFT, magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
 from micro.selectors.micro_rules.one_message import Room
@@ -66,7 +67,7 @@ class Agreed(ThresholdRule[AgreedState]):
         """Return the state before the first step."""
         return AgreedState()
 
-    def search(self, state: AgreedState, search: Search) -> Found:
+    def search(self, state: AgreedState, search: Search) -> Asking[Found]:
         """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
         if search.wants_all:
             state.lowest_bits, state.last = None, []
@@ -74,15 +75,15 @@ class Agreed(ThresholdRule[AgreedState]):
         k, room = search.step.target_count, self._room(state, search)
         known = state.lowest_bits is not None
         if not known:
-            _reset_candidates(state, search)
+            yield from _reset_candidates(state, search)
         cuts = kernels.cuts_for(search.slice)
-        found = _collect(state, search, room, cuts)
+        found = yield from _collect(state, search, room, cuts)
         cut = cuts.cut(found.counts, k, search.comm.rank)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
         if known and cut.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
-            _reset_candidates(state, search)
-            found = _collect(state, search, room, cuts)
+            yield from _reset_candidates(state, search)
+            found = yield from _collect(state, search, room, cuts)
             cut = cuts.cut(found.counts, k, search.comm.rank)
         rank, threshold = search.comm.rank, _between(state, cut)
         everyone = None if room is None else room.kept(found.rows, found.counts, cut.taken, search, cuts)
@@ -119,15 +120,15 @@ class _Candidates:
     counts: Tensor
 
 
-def _collect(state: AgreedState, search: Search, room: Room | None, cuts: ModuleType) -> _Candidates:
+def _collect(state: AgreedState, search: Search, room: Room | None, cuts: ModuleType) -> Asking[_Candidates]:
     """Return this rank's candidates, and every rank's counts and the candidates in its message: one all-gather."""
     assert state.lowest_bits is not None
     found = cuts.collect(search.slice, search.start, state.lowest_bits, state.shift)
     if room is None:
-        rows = search.comm.gather_rows(found[2])
+        rows = yield Ask("gather_rows", found[2])
     else:
         message = room.message(found, search, cuts, lowest=state.lowest_bits, shift=state.shift)
-        rows = search.comm.gather_rows(message, "indices")
+        rows = yield Ask("gather_rows", message, "indices")
     return _Candidates(found[0], found[1], rows, rows[:, :NUM_BINS].cpu())  # host sync: counts shape the next message
 
 
@@ -140,10 +141,10 @@ def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int, cuts: Mod
     return kept
 
 
-def _reset_candidates(state: AgreedState, search: Search) -> None:
+def _reset_candidates(state: AgreedState, search: Search) -> Asking[None]:
     """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
     k = search.step.target_count
-    totals = search.comm.all_reduce_(magnitude_bins(search.slice), "counts")
+    totals = yield Ask("all_reduce", magnitude_bins(search.slice))
     reached = totals.flip(0).cumsum(0).flip(0)  # elements in each bin and above
     highest_bits = (_bin_reached(reached, k / state.surplus**2) + 1) << SHIFT
     _resolve(state, _bin_reached(reached, state.surplus * k) << SHIFT, highest_bits)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.selectors.asking import Asking
 from micro.sparse import Step
 
 S = TypeVar("S")
@@ -80,5 +81,5 @@ class ThresholdRule(ABC, Generic[S]):
         return type(self.start())(**saved)
 
     @abstractmethod
-    def search(self, state: S, search: Search) -> Found:
-        """Select from the slice, and update the state by what all ranks found."""
+    def search(self, state: S, search: Search) -> Asking[Found]:
+        """Select from the slice, and update the state by what all ranks found; what that asks of them is yielded."""

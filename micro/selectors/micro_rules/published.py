@@ -6,6 +6,7 @@ import torch
 
 from micro import kernels
 from micro.on_device import on_device
+from micro.selectors.asking import Ask, Asking
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
 
@@ -31,7 +32,7 @@ class Published(ThresholdRule[PublishedState]):
         """Return the state before the first step."""
         return PublishedState()
 
-    def search(self, state: PublishedState, search: Search) -> Found:
+    def search(self, state: PublishedState, search: Search) -> Asking[Found]:
         """Take what is at or above the threshold, or one arbitrary coordinate."""
         k, index = search.step.target_count, search.step.index
         threshold = _next(state, k)
@@ -40,7 +41,8 @@ class Published(ThresholdRule[PublishedState]):
         if not indices.numel() and size:
             indices = torch.tensor([index % size], dtype=torch.int32, device=search.slice.device)
         mine = on_device([indices.numel()], torch.int32, indices.device)
-        counts = tuple(search.comm.gather_rows(mine).view(-1).tolist())  # host sync: counts shape the next message
+        rows = yield Ask("gather_rows", mine)
+        counts = tuple(rows.view(-1).tolist())  # host sync: counts shape the next message
         state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
         return Found(indices + search.start, counts, threshold)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.selectors.asking import Ask, Asking
 from micro.selectors.histogram import magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
 from micro.selectors.quantile import bins_inside, coarse_bin, threshold_from_bins
@@ -37,7 +38,7 @@ class Repaired(ThresholdRule[RepairedState]):
         """Return the state from its plain form."""
         return RepairedState(Track(**saved["track"]), saved["last_k"])
 
-    def search(self, state: RepairedState, search: Search) -> Found:
+    def search(self, state: RepairedState, search: Search) -> Asking[Found]:
         """Take what is at or above the threshold, at a density of 1 everything; an empty slice sends nothing."""
         if search.wants_all:
             return everything(search)
@@ -45,13 +46,14 @@ class Repaired(ThresholdRule[RepairedState]):
         if state.last_k not in (0, k):  # a density that changes with time
             track = aim(track, state.last_k, k)
         state.last_k = k
-        threshold = track.threshold if track.threshold is not None else _quantile(search, k)
+        threshold = track.threshold if track.threshold is not None else (yield from _quantile(search, k))
         if threshold is None:  # all ranks know: every slice is zero
             nothing = torch.empty(0, dtype=torch.int32, device=search.slice.device)
             state.track = Track()
             return Found(nothing, (0,) * search.comm.world_size, 0.0)
         indices, magnitudes = kernels.above_with_magnitudes(search.slice, threshold)
-        rows = search.comm.gather_rows(_header(magnitudes, threshold)).tolist()  # host sync: list lengths
+        headers = yield Ask("gather_rows", _header(magnitudes, threshold))
+        rows = headers.tolist()  # host sync: list lengths
         counts = tuple(int(count) for count, _ in rows)
         total = sum(counts)
         tail = sum(logs for _, logs in rows) / total if total else 0.0
@@ -59,13 +61,13 @@ class Repaired(ThresholdRule[RepairedState]):
         return Found(indices + search.start, counts, threshold)
 
 
-def _quantile(search: Search, k: int) -> float | None:
+def _quantile(search: Search, k: int) -> Asking[float | None]:
     """Return the threshold that k elements of all slices together reach, or None where all are zero."""
-    counts = search.comm.all_reduce_(magnitude_bins(search.slice), "counts")
+    counts = yield Ask("all_reduce", magnitude_bins(search.slice))
     coarse = coarse_bin(counts, k)
     if coarse is None:
         return None
-    fine = search.comm.all_reduce_(bins_inside(search.slice, coarse), "counts")
+    fine = yield Ask("all_reduce", bins_inside(search.slice, coarse))
     return threshold_from_bins(counts, fine, k)
 
 
