@@ -21,16 +21,12 @@ LAYOUT = layered(NUMEL)
 METHODS = known_methods()
 NEAR = 4  # of Ok-Topk's calls, the one whose size depends on how the sums lie
 LOOSE = {
-    "oktopk": 0.1,
-    "oktopk_published": 0.1,
+    "oktopk": 0.25,
+    "oktopk_published": 0.25,
     "dsa": 0.1,
     "dsa_published": 0.1,
     "micro_slack": 0.2,
-    "deft": 0.2,
-    "deft_published": 0.2,
-    "exdyna": 0.2,
-    "exdyna_published": 0.2,
-}  # what lies in a region, or a slice, varies, and so does the longest list, to which the others are padded
+}  # what lies in a region, or a slice, varies
 SELDOM_K = {"threshold", "redsync", "accordion", *(name for name in METHODS if name.endswith("_published"))}
 
 
@@ -71,8 +67,8 @@ def test_calls_are_those_of_a_step(method: str, world_size: int) -> None:
     """The same collectives in the same order, with sizes within a few percent."""
     reducer = reducers()[method]
     stats = step_of(method, world_size)
-    chosen = statistics.fmean(stats[0].counts)
-    said = calls_of(reducer, NUMEL, world_size, build_up=stats[0].build_up, local_count=chosen, layout=LAYOUT)
+    counts = {"local_count": statistics.fmean(stats[0].counts), "longest_count": max(stats[0].counts)}
+    said = calls_of(reducer, NUMEL, world_size, build_up=stats[0].build_up, layout=LAYOUT, **counts)
     real = called(stats, busiest=method.startswith("gtopk"))
     assert [op for op, _ in said] == [op for op, _ in real]
     for place, ((_, expected), (_, size)) in enumerate(zip(said, real, strict=True)):

@@ -21,6 +21,7 @@ class Bucket:
     world_size: int
     build_up: float | None = None
     local_count: float | None = None
+    longest_count: float | None = None
     layout: Layout | None = None
     element_bytes: int = 4
 

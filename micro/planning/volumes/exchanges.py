@@ -38,6 +38,7 @@ def _of_pieces(step: SparseStep, exchange: InPieces) -> Calls:
             numel=stop - start,
             k=round(share * step.k),
             chosen=share * step.chosen,
+            longest=share * step.longest,
             total=share * step.total,
             knows_counts=step.selector.overlap is Overlap.SAME,
             has_slices=False,

@@ -31,6 +31,7 @@ def volume_of(
     *,
     build_up: float | None = None,
     local_count: float | None = None,
+    longest_count: float | None = None,
     layout: Layout | None = None,
     element_bytes: int = 4,
 ) -> Volume:
@@ -48,6 +49,8 @@ def volume_of(
             otherwise, and where an exchange keeps k.
         local_count: elements that one rank chooses. None: k, or its share of build_up * k where ranks divide the
             vector among them. With two levels, of its shard, as a mean over the shards.
+        longest_count: elements that the rank chooses which chooses most, of one level: to it lists may be padded. None:
+            as many as one rank, and where ranks divide the vector what chance adds.
         layout: names and shapes of the bucket's parameters, where the method looks at them; one vector by default.
         element_bytes: of one number of the gradient. What travels is accumulated in four bytes at least.
 
@@ -60,6 +63,7 @@ def volume_of(
         world_size=world_size,
         build_up=build_up,
         local_count=local_count,
+        longest_count=longest_count,
         layout=layout,
         element_bytes=element_bytes,
     )
@@ -139,7 +143,13 @@ def _of_sparse(reducer: SparseReducer, bucket: Bucket) -> Volume:
     layout = bucket.named
     reducer = reducer.at(reducer.density_policy.density)
     step = step_of(
-        reducer, layout, bucket.world_size, bucket.dtype, build_up=bucket.build_up, local_count=bucket.local_count
+        reducer,
+        layout,
+        bucket.world_size,
+        bucket.dtype,
+        build_up=bucket.build_up,
+        local_count=bucket.local_count,
+        longest_count=bucket.longest_count,
     )
     if bucket.world_size == 1:
         return _one_level(bucket, (), step.total)

@@ -27,6 +27,7 @@ class SparseStep:
         numel, world_size, dtype: of the bucket or piece and of its accumulator.
         k: target number of indices.
         chosen: by one rank.
+        longest: by the rank that chooses most.
         total: distinct indices in the update.
         knows_counts: whether all ranks know how many each chose.
         has_slices: whether each rank searches one slice of its own, so that its indices count from where that begins.
@@ -39,6 +40,7 @@ class SparseStep:
     dtype: torch.dtype
     k: int
     chosen: float
+    longest: float
     total: float
     knows_counts: bool
     has_slices: bool
@@ -52,18 +54,6 @@ class SparseStep:
     def is_published(self) -> bool:
         """Whether the exchange follows its published rule."""
         return self.exchange.rule_name == "published"
-
-    @property
-    def longest(self) -> float:
-        """How many the rank that chooses most is expected to choose: of its slice, or as many as every other.
-
-        Where slices differ by chance alone, their counts are those of a multinomial draw.
-        """
-        n = self.world_size
-        if not self.has_slices or n == 1:
-            return self.chosen
-        spread = math.sqrt(self.chosen * (1 - 1 / n))
-        return min(self.chosen + spread * NormalDist().inv_cdf((n - 0.375) / (n + 0.25)), self.numel / n)
 
     def indices(self, count: float, span: float) -> float:
         """Return the bytes of ``count`` indices in a range of ``span`` elements."""
@@ -82,8 +72,9 @@ def step_of(
     *,
     build_up: float | None,
     local_count: float | None,
+    longest_count: float | None,
 ) -> SparseStep:
-    """Return a step of a bucket; ``build_up`` and ``local_count`` as micro.planning.volumes.calls_of takes them."""
+    """Return a step of a bucket; ``build_up`` and counts as micro.planning.volumes.volume_of takes them."""
     selector, numel, density = reducer.selector, layout.numel, reducer.density_policy.density
     k = selector.effective_target(Target(density, target_count(density, numel)), layout).count
     total = None if build_up is None else min(build_up * k, numel)
@@ -103,6 +94,7 @@ def step_of(
         dtype=dtype,
         k=k,
         chosen=min(chosen, numel),
+        longest=min(longest_count or _longest(selector, chosen, world_size), numel),
         total=total,
         knows_counts=knows_counts(selector),
         has_slices=has_slices(selector),
@@ -114,6 +106,14 @@ def _by_itself(selector: Selector[Any], density: float, layout: Layout, k: int) 
     if isinstance(selector, TopK) and selector.scope == "layer":  # rounds within each parameter, k is the bucket's
         return sum(target_count(density, numel) for numel in layout.numels if numel)
     return k
+
+
+def _longest(selector: Selector[Any], chosen: float, world_size: int) -> float:
+    """Return how many the busiest rank is expected to choose, where slices differ by chance: of a multinomial draw."""
+    if not has_slices(selector) or world_size == 1:
+        return chosen
+    spread = math.sqrt(chosen * (1 - 1 / world_size))
+    return chosen + spread * NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
 
 
 def _union(numel: int, chosen: float, world_size: int) -> float:

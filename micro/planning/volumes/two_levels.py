@@ -46,6 +46,7 @@ def _shards(bucket: Bucket, ranks_per_node: int) -> list[Bucket | None]:
             shared,
             numel=numel,
             layout=None if bucket.layout is None else shards.layout(place),
+            longest_count=None,
             local_count=None
             if bucket.local_count is None
             else bucket.local_count * numel * ranks_per_node / bucket.numel,
