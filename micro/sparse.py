@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from micro.flat import Layout
+from micro.kernels import places
 from micro.kernels.sums import Sums
 
 
@@ -85,17 +86,15 @@ class SparseValues:
 
     def add_to_(self, vector: Tensor, *, alpha: float = 1.0) -> None:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
-        vector.index_add_(0, self.indices, self.values.to(vector.dtype), alpha=alpha)
+        places.add_(vector, self.indices, self.values, alpha=alpha)
 
     def putting_back(self, vector: Tensor) -> Callable[[], object]:
         """Return what gives ``vector`` (numel,) the values that it has now at the indices."""
-        return partial(_put_, vector, self.indices, vector.index_select(0, self.indices))
+        return partial(_put_, vector, self.indices, places.gather(vector, self.indices))
 
     def take_from_(self, vector: Tensor) -> Callable[[], object]:
         """Subtract the values from ``vector`` (numel,) in place; return what puts back what it was, bit for bit."""
-        undo = self.putting_back(vector)
-        self.add_to_(vector, alpha=-1.0)
-        return undo
+        return partial(_put_, vector, self.indices, places.take_(vector, self.indices, self.values))
 
     def clear_in_(self, vector: Tensor) -> Callable[[], object]:
         """Set ``vector`` (numel,) to zero at the indices; return what puts back what it was."""
@@ -138,7 +137,9 @@ class AllValues(SparseValues):
         With spare memory the vector changes to that, and back. Where the values are the vector itself, nothing is left.
         """
         if self.spare is None:
-            return super().take_from_(vector)
+            undo = self.putting_back(vector)
+            self.add_to_(vector, alpha=-1.0)
+            return undo
         before = vector.detach()
         if self.values is not vector:
             torch.sub(vector, self.values, out=self.spare)

@@ -11,6 +11,7 @@ from micro import kernels
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import Averaged, Exchange, NoState, Wire, gather_header, gather_indices, gather_values
+from micro.kernels import places
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
@@ -45,7 +46,7 @@ class Gather(Exchange[NoState]):
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
         header = gather_header(selection.indices, comm, is_finite=is_finite)
         codec, dtype, counts = wire.values, acc.dtype, header.counts
-        encoded = codec.encode(acc.index_select(0, selection.indices), (step.seed, step.index, comm.rank))
+        encoded = codec.encode(places.gather(acc, selection.indices), (step.seed, step.index, comm.rank))
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
         values = gather_values(encoded, counts, codec, dtype, comm)
         if overlap is Overlap.SAME or comm.world_size == 1:  # the values of all ranks are of one list

@@ -8,6 +8,7 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, gather_counts, gather_indices, mean_of
+from micro.kernels import places
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
@@ -46,7 +47,7 @@ class Union(Exchange[NoState]):
         if overlap is Overlap.ANY and comm.world_size > 1:
             indices = kernels.distinct(indices, acc.numel())
         key = (step.seed, step.index, comm.rank)
-        mean, sent, is_finite = mean_of(acc.index_select(0, indices), wire.values, key, comm, is_finite=is_finite)
+        mean, sent, is_finite = mean_of(places.gather(acc, indices), wire.values, key, comm, is_finite=is_finite)
         return Exchanged(
             update=(SparseValues(indices, mean),),
             sent=SparseValues(indices, sent),

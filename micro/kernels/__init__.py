@@ -324,6 +324,7 @@ def distinct(indices: Tensor, numel: int) -> Tensor:
 
 def prepare() -> None:
     """Compile the loops now, or load what was compiled before, so that no step has to wait for it."""
+    from micro.kernels import places
     from micro.kernels.sums import absorb_and_sum_, sums_above
 
     x = torch.ones(1)
@@ -331,6 +332,8 @@ def prepare() -> None:
     absorb_and_sum_(x, torch.ones(1))
     sums_above(x, 0.5)
     ranked(x, [1])
+    place = torch.zeros(1, dtype=torch.int32)
+    places.add_(x, place, places.gather(x, place))
     above(x, 0.5)
     magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
     largest(torch.ones(2), 1)
