@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from micro.kernels.cpu import LIMIT_BITS, ORDINARY_BITS, TILE, array_of, bits_of
+from micro.kernels.cpu import array_of, bits_of
 from micro.kernels.jit import MAGNITUDE_BITS, jitted
 from micro.kernels.threads import in_parts
+from micro.kernels.tiles import LIMIT_BITS, ORDINARY_BITS, TILE
 
 
 @jitted
