@@ -11,6 +11,7 @@ from data.batches import EvalBatches, ShardedBatches
 from data.character_vocabulary import characters_of_words
 from data.cifar import Cifar10, Cifar100
 from data.digits import Digits
+from data.folder_text import FolderText
 from data.imagenet import ImageNet
 from data.interaction_batches import EvalUsers, InteractionBatches, ranking_sums
 from data.latent import Latent
@@ -61,6 +62,7 @@ _SOURCES: dict[str, type[Source]] = {
     "movielens20m": Movielens20m,
     "ptb": Ptb,
     "synthetic": Synthetic,
+    "text": FolderText,
     "wikitext2": WikiText2,
 }
 

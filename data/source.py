@@ -42,8 +42,8 @@ class Text:
     """A text as a stream of words, each a number.
 
     Attributes:
-        train: (num_train,) int64 words in [0, num_words), in the order of the text.
-        test: (num_test,) int64, of the same vocabulary.
+        train: (num_train,) int64 words in [0, num_words), in the order of the text; uint8 where they are bytes.
+        test: (num_test,) of the same vocabulary and type.
         words: the vocabulary; word i is ``words[i]``.
         checksums: what was read -> its sha256.
     """

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class _Files:
             raise ValueError(f"train and test of {self.NAME} must be different splits, got {self.train!r} for both")
         if not isinstance(self.lower, bool):
             raise ValueError(f"lower of {self.NAME} must be true or false, got {self.lower!r}")
-        _check_counts(self.NAME, self)
+        check_counts(self.NAME, self)
 
     def load(self, root: str | None, seed: int) -> Text:
         """Read both splits; the seed does not matter."""
@@ -60,7 +60,7 @@ class _Files:
         checksums: dict[str, str] = {}
         train = self._read(folder, self.train, checksums)[: self.num_train]
         test = self._read(folder, self.test, checksums)[: self.num_test]
-        return _number(train, test, self.max_words, checksums)
+        return in_numbers(train, test, self.max_words, checksums)
 
     def check(self, root: str | None) -> None:
         """Read both splits and drop them; raise ValueError for the first that is missing or wrong."""
@@ -68,7 +68,7 @@ class _Files:
 
     def info(self, root: str | None) -> DatasetInfo:
         """Count the words, which needs the files to be read once."""
-        return _sizes(self.load(root, 0))
+        return sizes_of(self.load(root, 0))
 
     def _folder(self, root: str | None) -> Path:
         if root is None:
@@ -89,7 +89,7 @@ class _Files:
             raise ValueError(f"{path} cannot be read ({error.strerror}): {self._remedy()}") from error
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not text in UTF-8 (byte {error.start} is wrong): {self._remedy()}") from error
-        words = _lines(text.lower() if self.lower else text)
+        words = words_of_lines(text.lower() if self.lower else text)
         if all(word in SPECIAL for word in words):
             raise ValueError(f"{path} holds no words: {self._remedy()}")
         checksums[f"{self.FOLDER}/{path.name}"] = hashlib.sha256(content).hexdigest()
@@ -177,7 +177,7 @@ class Manuals:
     num_test: int | None = None
 
     def __post_init__(self) -> None:
-        _check_counts("manuals", self)
+        check_counts("manuals", self)
 
     def load(self, root: str | None, seed: int) -> Text:
         """Read the topics; neither argument matters."""
@@ -188,7 +188,7 @@ class Manuals:
         train = [word for paragraph in paragraphs for word in paragraph]
         content = "".join(f"{name}\n{topics[name]}\n" for name in sorted(topics))
         checksums = {"pydoc_data.topics": hashlib.sha256(content.encode()).hexdigest()}
-        return _number(train[: self.num_train], test[: self.num_test], self.max_words, checksums)
+        return in_numbers(train[: self.num_train], test[: self.num_test], self.max_words, checksums)
 
     def check(self, root: str | None) -> None:
         """Raise ValueError when this Python has no topics."""
@@ -196,7 +196,7 @@ class Manuals:
 
     def info(self, root: str | None) -> DatasetInfo:
         """Count the words."""
-        return _sizes(self.load(None, 0))
+        return sizes_of(self.load(None, 0))
 
 
 def vocabulary(words: Sequence[str], max_words: int | None = None) -> tuple[str, ...]:
@@ -213,7 +213,8 @@ def vocabulary(words: Sequence[str], max_words: int | None = None) -> tuple[str,
     return (*SPECIAL, *ordered)[:max_words]
 
 
-def _number(train: Sequence[str], test: Sequence[str], max_words: int | None, checksums: dict[str, str]) -> Text:
+def in_numbers(train: Sequence[str], test: Sequence[str], max_words: int | None, checksums: dict[str, str]) -> Text:
+    """Return the words of both parts by their numbers in the vocabulary of ``train``."""
     words = vocabulary(train, max_words)
     numbers = {word: number for number, word in enumerate(words)}
     return Text(train=_numbered(train, numbers), test=_numbered(test, numbers), words=words, checksums=checksums)
@@ -223,7 +224,8 @@ def _numbered(words: Sequence[str], numbers: Mapping[str, int]) -> Tensor:
     return torch.from_numpy(np.fromiter((numbers.get(word, UNKNOWN) for word in words), np.int64, len(words)))
 
 
-def _sizes(text: Text) -> DatasetInfo:
+def sizes_of(text: Text) -> DatasetInfo:
+    """Return what a model and a run need to know of a text."""
     letters = characters_of_words(text.words)
     sizes = {
         "num_words": len(text.words),
@@ -233,7 +235,7 @@ def _sizes(text: Text) -> DatasetInfo:
     return DatasetInfo(kind="text", sizes=sizes, num_train=len(text.train), num_test=len(text.test))
 
 
-def _lines(text: str) -> list[str]:
+def words_of_lines(text: str) -> list[str]:
     """Return the words of a text, with ``<eos>`` at the end of each line, blank ones as well."""
     ended = text.removesuffix("\n") + "\n"
     return ended.replace("\n", f" {SPECIAL[END]} ").split()
@@ -257,7 +259,7 @@ def _paragraphs(topics: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
                 yield (*words, SPECIAL[END])
 
 
-def _check_counts(name: str, settings: _Files | Manuals) -> None:
+def check_counts(name: str, settings: Any) -> None:
     """Raise ValueError unless the settings that count something are None or large enough."""
     smallest = {"max_words": len(SPECIAL) + 1, "num_train": 1, "num_test": 1}
     for field in fields(settings):

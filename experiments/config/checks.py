@@ -128,6 +128,10 @@ def _check_numbers(config: TrainConfig) -> None:
         value = getattr(config, key)
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{key} must be positive, got {value}")
+    if not 0 <= config.lr_end <= 1:
+        raise UserError(f"lr_end must be in [0, 1], got {config.lr_end}")
+    if config.lr_shape == "steps" and config.lr_end:
+        raise UserError(f"lr_end is for lr_shape=linear and cosine, got {config.lr_end:g} for steps: leave it out")
     if not config.checkpoint.every_s >= 0:
         raise UserError(f"checkpoint.every_s must be at least 0, got {config.checkpoint.every_s}")
     for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():

@@ -11,12 +11,12 @@ class OptimizerConfig:
     """How gradients become an update.
 
     Attributes:
-        name: sgd or adam.
+        name: sgd, adam, or adamw, whose weight decay leaves Adam's moments alone.
         momentum: of sgd.
         nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
             ExDyna and SAGE (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
             so 2 g.
-        betas: of adam.
+        betas: of adam and adamw.
         momentum_at: update: the momentum is that of the average; gradient: each worker's own, before its residual (the
             momentum correction of DGC, Lin et al., ICLR 2018, arXiv 1712.01887).
         lr_at: update: residuals hold gradients, and take the learning rate of the step in which they are sent (the
@@ -49,7 +49,7 @@ class OptimizerConfig:
 
 
 CHOICES = {
-    "name": ("sgd", "adam"),
+    "name": ("sgd", "adam", "adamw"),
     "nesterov": ("none", "pytorch", "published"),
     "momentum_at": ("update", "gradient"),
     "lr_at": ("update", "gradient"),
@@ -78,10 +78,10 @@ def check_optimizer(config: OptimizerConfig) -> None:
             f"optimizer.clip_norm={config.clip_norm} is for gradients: set optimizer.clip and "
             "optimizer.clip_at=gradient, or leave it out"
         )
-    if config.name == "adam":
+    if config.name != "sgd":
         _refuse_settings_of_sgd(config)
     elif list(config.betas) != OptimizerConfig(name="adam").betas:
-        raise UserError(f"optimizer.betas are for adam, got {config.betas} for {config.name}: leave them out")
+        raise UserError(f"optimizer.betas are for adam and adamw, got {config.betas} for {config.name}: leave them out")
     if config.nesterov == "pytorch" and not config.momentum:
         raise UserError("optimizer.nesterov=pytorch needs a momentum above 0, got 0")
     if config.momentum_at == "gradient" and not config.momentum:
@@ -91,4 +91,4 @@ def check_optimizer(config: OptimizerConfig) -> None:
 def _refuse_settings_of_sgd(config: OptimizerConfig) -> None:
     for key in ("momentum", "nesterov", "momentum_at", "lr_at"):
         if getattr(config, key) != getattr(OptimizerConfig, key):
-            raise UserError(f"optimizer.{key} is for sgd, got {getattr(config, key)} for adam: leave it out")
+            raise UserError(f"optimizer.{key} is for sgd, got {getattr(config, key)} for {config.name}: leave it out")

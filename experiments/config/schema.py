@@ -186,6 +186,7 @@ class TrainConfig:
     compile: bool
     nonfinite: str
     timed: bool
+    lr_end: float = 0.0
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     measure_residual_every: int = 0
     checkpoint: CheckpointConfig

@@ -22,6 +22,7 @@ OTHERS = {  # models and data sets by the key of their registry
     "mlp": "MLP",
     "cnn_lstm": "CNN-LSTM",
     "lstm": "LSTM",
+    "gpt": "GPT",
     "bert_base": "BERT",  # its size is a setting
     "neumf": "NeuMF",
     "googlenet": "GoogLeNet",
@@ -42,6 +43,7 @@ OTHERS = {  # models and data sets by the key of their registry
     "ptb": "Penn Treebank",
     "wikitext2": "WikiText-2",
     "manuals": "Python manual",
+    "text": "a folder of text",
 }
 
 

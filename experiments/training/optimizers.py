@@ -18,6 +18,8 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> tor
     groups = _groups(config, model)
     if config.name == "adam":
         return torch.optim.Adam(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
     momentum = config.momentum if config.momentum_at == "update" else 0.0
     nesterov = config.nesterov if config.momentum_at == "update" else "none"
     if nesterov == "published":
@@ -88,4 +90,4 @@ def learning_rate(config: TrainConfig, epoch: float) -> float:
         return config.lr * warmup * config.lr_decay ** sum(epoch >= mark for mark in config.lr_milestones)
     done = max(0.0, epoch - config.lr_warmup_epochs) / max(config.epochs - config.lr_warmup_epochs, 1e-9)
     shape = 1 - done if config.lr_shape == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return config.lr * warmup * shape
+    return config.lr * warmup * (config.lr_end + (1 - config.lr_end) * shape)

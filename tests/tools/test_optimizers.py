@@ -90,7 +90,7 @@ def test_weight_decay_is_of_what_it_says(decay_of: str, free: set[str]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "rmsprop"}, "optimizer.name must be one of sgd, adam, got 'rmsprop'"),
+        ({"name": "rmsprop"}, "optimizer.name must be one of sgd, adam, adamw, got 'rmsprop'"),
         ({"name": "adam", "momentum": 0.9}, "optimizer.momentum is for sgd, got 0.9 for adam"),
         ({"name": "adam", "lr_at": "gradient"}, "optimizer.lr_at is for sgd"),
         ({"name": "sgd", "nesterov": "pytorch"}, "needs a momentum above 0"),
@@ -184,6 +184,21 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         configured(tmp_path, *IMAGES, "cluster.max_restarts=1")
     with pytest.raises(UserError, match="lr_milestones are for lr_shape=steps"):
         configured(tmp_path, *IMAGES, "lr_shape=cosine", "lr_milestones=[1]")
+
+
+def test_a_shaped_rate_ends_where_it_is_told_to(tmp_path: Path) -> None:
+    words = [*IMAGES, "epochs=4", "lr=2.0", "lr_warmup_epochs=1", "lr_end=0.1", "sparsifier=dense"]
+    for shape in ("linear", "cosine"):
+        config = configured(tmp_path, *words, f"lr_shape={shape}")
+        assert [learning_rate(config, epoch) for epoch in (1.0, 2.5, 4.0)] == pytest.approx([2.0, 1.1, 0.2])
+
+
+def test_adamw_decays_weights_apart_from_the_moments() -> None:
+    config = OptimizerConfig(name="adamw", betas=[0.9, 0.95], weight_decay=0.5)
+    found = steps_of(config, [0.0])
+    adam = steps_of(OptimizerConfig(name="adam", weight_decay=0.5), [0.0])
+    assert found != pytest.approx(adam)
+    assert isinstance(build_optimizer(config, Net(), 0.1), torch.optim.AdamW)
 
 
 def test_the_rate_follows_its_shape(tmp_path: Path) -> None:

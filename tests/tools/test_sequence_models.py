@@ -19,6 +19,10 @@ COUNTS = [
     ("lstm", {"num_words": 28_869}, {}, 28_949_319),
     ("lstm", {"num_words": 33_278}, {}, 31_819_578),
     ("lstm", {"num_words": 33_278}, {"tied": False}, 31_819_578 + 33_278 * 650),
+    ("gpt", {"num_words": 50_257}, {}, 124_439_808),
+    ("gpt", {"num_words": 256}, {"hidden": 512, "num_layers": 10, "num_heads": 8, "positions": "rope"}, 31_655_936),
+    ("gpt", {"num_words": 256}, {"hidden": 384, "num_layers": 6, "num_heads": 6, "positions": "rope"}, 10_745_856),
+    ("gpt", {"num_words": 256}, {"hidden": 128, "num_layers": 4, "num_heads": 4, "positions": "rope"}, 826_112),
     ("cnn_lstm", PTB, {}, 5_312_515),
     ("cnn_lstm", PTB, {"size": "large"}, 19_373_165),
     ("neumf", MOVIELENS, {}, 31_832_577),
@@ -29,11 +33,12 @@ COUNTS = [
 SMALL = {
     "lstm": {"hidden": 8, "num_layers": 2},
     "cnn_lstm": {"size": "tiny"},
+    "gpt": {"hidden": 8, "num_layers": 2, "num_heads": 2, "max_length": 6},
     "neumf": {"factors": 4, "layers": [8, 6]},
     "bert_base": {"hidden": 8, "num_layers": 2, "num_heads": 2, "intermediate": 16, "max_length": 7},
 }
 SMALL_SIZES = {"num_words": 11, "num_characters": 6, "word_length": 4, "num_users": 5, "num_items": 7}
-ALL = ["lstm", "cnn_lstm", "neumf", pytest.param("bert_base", marks=needs_transformers)]
+ALL = ["lstm", "cnn_lstm", "gpt", "neumf", pytest.param("bert_base", marks=needs_transformers)]
 TEXT = ["lstm", "cnn_lstm"]
 
 
@@ -111,7 +116,7 @@ def test_two_halves_with_the_carry_are_the_whole(name: str) -> None:
     assert not torch.allclose(model(words[:, 2:], None)[0], second)
 
 
-@pytest.mark.parametrize("name", ["lstm", "cnn_lstm", pytest.param("bert_base", marks=needs_transformers)])
+@pytest.mark.parametrize("name", ["lstm", "cnn_lstm", "gpt", pytest.param("bert_base", marks=needs_transformers)])
 def test_a_row_does_not_see_the_others(name: str) -> None:
     model, words = small(name).eval(), small_words()
 
@@ -121,7 +126,7 @@ def test_a_row_does_not_see_the_others(name: str) -> None:
     torch.testing.assert_close(row(words[:1]), row(words))
 
 
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("name", [*TEXT, "gpt"])
 def test_a_language_model_does_not_see_the_words_to_come(name: str) -> None:
     model, words = small(name).eval(), small_words()
     changed = words.clone()
@@ -313,3 +318,41 @@ def test_a_model_says_which_size_the_data_lacks(name: str, missing: str) -> None
     message = f"model '{name}' is for {missing}, the data set has in_channels, num_classes"
     with pytest.raises(ValueError, match=message):
         models.build(name, sizes={"in_channels": 1, "num_classes": 10})
+
+
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_a_gpt_sees_the_order_of_words(positions: str) -> None:
+    model = small("gpt", positions=positions).eval()
+    one, other = (model(torch.tensor([row]), None)[0][0, -1] for row in ([1, 2, 3, 4], [2, 1, 3, 4]))
+    assert not torch.allclose(one, other, atol=1e-6)
+
+
+def test_positions_by_rotation_depend_on_distances_alone() -> None:
+    from models.gpt import rotated
+
+    drawn = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    query, key = (rotated(vector.expand(1, 1, 7, 8)) for vector in drawn)
+    products = (query @ key.transpose(2, 3))[0, 0]
+    for distance in range(4):
+        diagonal = products.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
+
+
+def test_the_gpts_last_map_is_its_embedding() -> None:
+    model = small("gpt")
+    assert len(dict(model.named_parameters())) == 2 + 2 * 12 + 2
+    with torch.no_grad():
+        model.get_parameter("norm.weight").zero_()
+        model.get_parameter("norm.bias").fill_(1.0)
+    torch.testing.assert_close(logits("gpt", model)[0, 0], model.get_parameter("embedding.weight").sum(1))
+
+
+def test_a_gpt_refuses_what_does_not_fit() -> None:
+    for settings, message in (
+        ({"hidden": 10, "num_heads": 2}, "hidden must be a multiple of 2 num_heads, got 10 and 2"),
+        ({"positions": "none"}, "positions must be one of learned, rope, got 'none'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small("gpt", **settings)
+    with pytest.raises(ValueError, match="at most 6 words in a row, got 7"):
+        small("gpt")(small_words(steps=7), None)

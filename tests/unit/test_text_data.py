@@ -438,3 +438,78 @@ def _assert_consistent(loaded: Text, sizes: DatasetInfo) -> None:
         assert tokens.min() >= 0
         assert tokens.max() < len(loaded.words)
     assert loaded.checksums
+
+
+# A folder of text
+
+
+def written(folder: Path, **files: bytes) -> str:
+    for name, content in files.items():
+        path = folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return str(folder)
+
+
+def test_a_folder_of_bytes_is_cut_at_the_last_tenth_of_each_file(tmp_path: Path) -> None:
+    first, second = bytes(range(100)), "zwei für".encode() * 5
+    root = written(tmp_path, a_txt=first, inner__b_md=second, c_png=b"no text", empty_txt=b"")
+    loaded = load("text", root=root)
+    cut = len(second) - len(second) // 10
+    assert bytes(loaded.train.tolist()) == first[:90] + second[:cut]
+    assert bytes(loaded.test.tolist()) == first[90:] + second[cut:]
+    assert loaded.train.dtype == torch.uint8
+    assert len(loaded.words) == 256
+    assert set(loaded.checksums) == {"a.txt", "inner/b.md"}
+    assert data.info("text", root).num_train == 90 + cut
+
+
+@pytest.mark.parametrize(("test_name", "expected"), [("wiki_valid_tokens", b"valid"), ("wiki_test_tokens", b"test")])
+def test_names_of_files_tell_the_splits(tmp_path: Path, test_name: str, expected: bytes) -> None:
+    files = {"wiki_train_tokens": b"learn this", "wiki_test_tokens": b"test", test_name: expected}
+    loaded = load("text", root=written(tmp_path, **files))
+    assert bytes(loaded.train.tolist()) == b"learn this"
+    assert bytes(loaded.test.tolist()) == expected
+
+
+def test_a_folder_of_words_has_the_vocabulary_of_what_is_learnt_from(tmp_path: Path) -> None:
+    root = written(tmp_path, train_txt=TRAIN.encode(), valid_txt=VALID.encode())
+    loaded = load("text", root=root, unit="words", max_words=6)
+    assert loaded.words[:2] == ("<unk>", "<eos>")
+    assert len(loaded.words) == 6
+    expected = [word if word in loaded.words else "<unk>" for word in [*VALID.split(), "<eos>"]]
+    assert [loaded.words[word] for word in loaded.test.tolist()] == expected
+    assert {"<unk>", "the"} <= set(expected)
+
+
+def test_windows_of_bytes_are_numbers_of_words() -> None:
+    tokens = torch.arange(40, dtype=torch.uint8)
+    (first, targets), *_ = data.TextBatches(tokens, batch_size=2, sequence_length=5, rank=0, world_size=2).epoch(0)
+    assert first.dtype == targets.dtype == torch.int64
+    assert first.tolist() == [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
+    assert targets[0].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"unit": "letters"}, "unit of text must be one of bytes, words, got 'letters'"),
+        ({"endings": ""}, "endings of text must be endings of names between commas, got ''"),
+        ({"max_words": 100}, "max_words of text is for words, got 100 for bytes"),
+        ({"num_train": 0}, "num_train of text must be a whole number of at least 1, got 0"),
+        ({"endings": "rst"}, "has no file of text that ends in .rst: set endings"),
+        ({"unit": "words"}, "is not text in UTF-8"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_told_in_one_line(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    root = written(tmp_path, a_txt=b"\xff\xfe some text")
+    with pytest.raises(ValueError, match=message) as raised:
+        data.check("text", root, **settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_of_text_must_be_named() -> None:
+    with pytest.raises(ValueError, match="dataset text needs a root"):
+        data.check("text")
+    with pytest.raises(ValueError, match="is not a folder"):
+        data.check("text", "/nowhere/at/all")

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,15 +32,17 @@ class LanguageTask(Task):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), tuple(part.detach() for part in state)
 
     def test_sums(self, rank: int, world_size: int) -> Tensor:
-        """Return (2,) sums: negative log-likelihood, words."""
-        sums, carry = self.zeros(2), None
+        """Return (3,) sums: negative log-likelihood, the bytes among the words where they all are bytes, words."""
+        sums, carry = self.zeros(3), None
         columns = data.EvalColumns(
             self.content.test, sequence_length=self._length, rank=rank, world_size=world_size, device=self.device
         )
         for words, targets in columns:
             logits, carry = self.model(words, carry)
             sums[0] += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
-            sums[1] += targets.numel()
+            sums[-1] += targets.numel()
+        if self.content.test.dtype == torch.uint8:
+            sums[1] = sums[2]
         return sums
 
     @property
@@ -48,9 +51,10 @@ class LanguageTask(Task):
 
     @staticmethod
     def measures(sums: Tensor) -> dict[str, float]:
-        """Return the mean loss of a word and the perplexity."""
-        loss, num = sums.tolist()
-        return {"test_loss": loss / num, "perplexity": math.exp(min(loss / num, 700.0))}  # e^710 is beyond a float
+        """Return the mean loss of a word, the perplexity, and the bits for each byte where words are bytes."""
+        loss, *num_bytes, num = sums.tolist()
+        found = {"test_loss": loss / num, "perplexity": math.exp(min(loss / num, 700.0))}  # e^710 is beyond a float
+        return found | ({"bits_per_byte": loss / num / math.log(2)} if any(num_bytes) else {})
 
     @staticmethod
     def check(config: TrainConfig) -> None:
@@ -74,7 +78,7 @@ class MaskedTask(LanguageTask):
     def batches(self, rank: int) -> data.Batches:
         """Return a rank's segments, newly shuffled and masked in each epoch."""
         return data.MaskedBatches(
-            self.content.train,
+            self.content.train.long(),
             num_words=len(self.content.words),
             mask_word=data.UNKNOWN,
             batch_size=self.config.batch_size,
@@ -94,7 +98,7 @@ class MaskedTask(LanguageTask):
         """Return (2,) sums: negative log-likelihood, masked words."""
         sums = self.zeros(2)
         masked = data.EvalMasked(
-            self.content.test,
+            self.content.test.long(),
             num_words=len(self.content.words),
             mask_word=data.UNKNOWN,
             sequence_length=self._length,
