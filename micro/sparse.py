@@ -180,6 +180,7 @@ class Exchanged:
         counts: how many indices each rank chose.
         num_updated: number of distinct indices in the update.
         is_finite: False, on all ranks alike, when any rank's gradient held NaN or Inf.
+        overfull: whether a message of fixed capacity, the same on all ranks, did not hold what was to be sent.
     """
 
     update: tuple[SparseValues, ...]
@@ -187,6 +188,7 @@ class Exchanged:
     counts: tuple[int, ...]
     num_updated: int
     is_finite: bool
+    overfull: bool = False
 
 
 def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:

@@ -22,10 +22,29 @@ class OktopkState:
     Attributes:
         boundaries: where regions begin and end, world_size + 1 of them, ascending; empty before the first step.
         threshold: the global threshold, on the magnitude of sums over ranks; None where it must be searched.
+        held: how many of the largest sums each region gave in the last step; empty where boundaries have moved since.
+        room: share by which a region may give more of them than the one that gave most in the last step.
     """
 
     boundaries: tuple[int, ...] = ()
     threshold: float | None = None
+    held: tuple[int, ...] = ()
+    room: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest sums of all regions.
+
+    Attributes:
+        sums: ascending by index, the same on all ranks.
+        header: of the step.
+        overfull: see Exchanged.
+    """
+
+    sums: SparseValues
+    header: Header
+    overfull: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +100,8 @@ class MovingRegions(Exchange[OktopkState]):
         """Return the places (world_size - 1,) int64, among ``count`` chosen indices, of the boundaries to propose."""
 
     @abstractmethod
-    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> tuple[SparseValues, Header]:
-        """Return the sums of all regions that are applied, ascending by index, the same on all ranks.
+    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Largest:
+        """Return the sums of all regions that are applied.
 
         Args:
             sums: of this rank's region.
@@ -94,7 +113,8 @@ class MovingRegions(Exchange[OktopkState]):
 
     def load(self, saved: dict[str, Any]) -> OktopkState:
         """Return the state that ``save`` described."""
-        return OktopkState(tuple(saved["boundaries"]), saved["threshold"])
+        lists = {name: tuple(saved.get(name, ())) for name in ("boundaries", "held")}
+        return OktopkState(**saved | lists)
 
     def exchange(
         self,
@@ -110,17 +130,19 @@ class MovingRegions(Exchange[OktopkState]):
     ) -> Exchanged:
         """Return the mean of all ranks at the largest sums of what they chose."""
         if not state.boundaries or step.index % self.repartition == 0:
-            state.boundaries = self._boundaries(selection.indices, acc.numel(), comm)
+            state.boundaries, state.held = self._boundaries(selection.indices, acc.numel(), comm), ()
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         transport = Transport(comm, wire, (step.seed, step.index, comm.rank))
         _, sums = transport.add_up(mine, tuple(pairwise(state.boundaries)))
-        total, header = self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport))
+        largest = self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport))
+        total = largest.sums
         return Exchanged(
             update=(SparseValues(total.indices, total.values / comm.world_size),),
             sent=_common(mine, total.indices),
-            counts=header.counts,
+            counts=largest.header.counts,
             num_updated=total.indices.numel(),
-            is_finite=header.is_finite,
+            is_finite=largest.header.is_finite,
+            overfull=largest.overfull,
         )
 
     def _boundaries(self, indices: Tensor, numel: int, comm: Comm) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.exchanges.base import Header, count_of
-from micro.exchanges.moving_regions import MovingRegions, OktopkState, RegionStep
+from micro.exchanges.base import count_of
+from micro.exchanges.moving_regions import Largest, MovingRegions, OktopkState, RegionStep
 from micro.sparse import SparseValues
 
 
@@ -50,7 +50,7 @@ class PublishedOktopk(MovingRegions):
         """Return places count // world_size entries apart; the last region gets the rest."""
         return torch.arange(1, world_size) * (count // world_size)
 
-    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> tuple[SparseValues, Header]:
+    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Largest:
         """Return what the public code applies: at a re-evaluation the k largest, else all above the threshold."""
         k = now.step.target_count
         if state.threshold is None or now.step.index % self.reevaluate == 0:
@@ -59,10 +59,10 @@ class PublishedOktopk(MovingRegions):
         header = now.gather_header(count_of(sums))
         held = [count for (count,) in header.extras]
         state.threshold *= _factor(sum(held) / k)
-        return self.gather(state, sums, held, now.transport), header
+        return Largest(self.gather(state, sums, held, now.transport), header)
 
 
-def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep) -> tuple[SparseValues, Header]:
+def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep) -> Largest:
     """Return the k largest of all ranks' sums, and set the threshold to the smallest of them."""
     comm, header = now.transport.comm, now.gather_header(count_of(sums))
     held = [count for (count,) in header.extras]
@@ -71,7 +71,7 @@ def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep
     chosen = kernels.largest(values, k)
     total = SparseValues(indices.index_select(0, chosen), values.index_select(0, chosen))
     state.threshold = float(total.values.abs().min()) if sum(held) else None  # host sync: once in tau' steps
-    return total, header
+    return Largest(total, header)
 
 
 def _factor(share: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from micro.codecs.base import Key
 from micro.comm import Comm
@@ -54,16 +55,35 @@ class Transport:
             the entries as their receivers decode them; what each rank sent to this one.
         """
         (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
-        form, codec, comm = self.wire.indices, self.wire.values, self.comm
+        form, codec = self.wire.indices, self.wire.values
         pieces = zip(entries.indices.split(leaving), there, strict=True)
         places = [form.encode(piece - start, stop - start) for piece, (start, stop) in pieces]
         wires = [codec.encode(part, (*self.key, rank)) for rank, part in enumerate(entries.values.split(leaving))]
-        lengths = [form.num_bytes(count, stop - start) for count, (start, stop) in zip(coming, here, strict=True)]
-        blobs = comm.scatter_lists(places, lengths, "indices")
-        indices = [form.decode(blob, count, b - a) + a for blob, count, (a, b) in zip(blobs, coming, here, strict=True)]
-        blobs = comm.scatter_lists(wires, [codec.num_bytes(count, dtype) for count in coming], "values")
-        values = [codec.decode(blob, count, dtype) for blob, count in zip(blobs, coming, strict=True)]
+        ahead = [form.num_bytes(count, stop - start) for count, (start, stop) in zip(coming, here, strict=True)]
+        blobs = self._scatter_pairs(places, wires, ahead, [codec.num_bytes(count, dtype) for count in coming])
+        split = [(blob[:size], blob[size:]) for blob, size in zip(blobs, ahead, strict=True)]
+        spots = zip(split, coming, here, strict=True)
+        indices = [form.decode(first, count, stop - start) + start for (first, _), count, (start, stop) in spots]
+        values = [codec.decode(second, count, dtype) for (_, second), count in zip(split, coming, strict=True)]
         if not codec.lossless:
             decoded = [codec.decode(blob, count, dtype) for blob, count in zip(wires, leaving, strict=True)]
             entries = SparseValues(entries.indices, torch.cat(decoded))
         return entries, [SparseValues(i, v) for i, v in zip(indices, values, strict=True)]
+
+    def _scatter_pairs(
+        self, places: list[Tensor], wires: list[Tensor], place_bytes: list[int], value_bytes: list[int]
+    ) -> list[Tensor]:
+        """Send to each rank its indices and then its values in one message; return the messages received.
+
+        Args:
+            places, wires: (bytes,) uint8 for each rank.
+            place_bytes, value_bytes: how long both are in the message of each rank.
+        """
+        comm = self.comm
+        messages = [torch.cat(pair) for pair in zip(places, wires, strict=True)]
+        expected = [sum(pair) for pair in zip(place_bytes, value_bytes, strict=True)]
+        received = comm.scatter_lists(messages, expected, "values")
+        if comm.world_size > 1:
+            away = [place.numel() for rank, place in enumerate(places) if rank != comm.rank]
+            comm.traffic.move(sum(away), "values", "indices")
+        return received

@@ -207,7 +207,7 @@ class SparseReducer(Reducer):
             in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
             select_s=select_s,
-            overfull=selection.overfull,
+            overfull=selection.overfull or exchanged.overfull,
         )
 
     @property

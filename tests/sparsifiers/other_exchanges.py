@@ -100,7 +100,7 @@ ROWS: tuple[Row, ...] = (
         counts=rows(16),
         indices=regional_indices(published=False),
         values=regional_values(published=False),
-        num_collectives=5,
+        num_collectives=4,
         rule="repaired",
     ),
     Row(
@@ -110,7 +110,7 @@ ROWS: tuple[Row, ...] = (
         counts=rows(16),
         indices=regional_indices(published=True),
         values=regional_values(published=True),
-        num_collectives=5,
+        num_collectives=4,
         conserves_mass=False,
         rule="published",
     ),

@@ -1,5 +1,6 @@
 """The collectives of an exchange: how what was chosen becomes an update that all ranks know."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -7,6 +8,8 @@ import torch
 
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import NUM_SUM_BINS
+from micro.exchanges.sums_in_rows import capacity_for, fits, row_bytes
+from micro.index_codecs import Int32
 from micro.operations import PADDING
 from micro.planning.volumes.calls import COUNT_BYTES, Call, Calls
 from micro.planning.volumes.sparse_step import SparseStep
@@ -102,10 +105,14 @@ def _of_dsa(step: SparseStep) -> Calls:
 
 
 def _of_oktopk(step: SparseStep) -> Calls:
-    held = step.total / step.world_size
+    held, width = step.total / step.world_size, step.dtype.itemsize
+    capacity = capacity_for(held + math.sqrt(held))  # regions follow what is chosen: the most is little above the mean
+    in_rows = not step.is_published and isinstance(step.reducer.indices, Int32)
+    if in_rows and fits(capacity, step.total, step.world_size):
+        return *_to_regions(step, step.chosen), ("gather_rows", row_bytes(capacity, width))
     counts: Calls = (("gather_rows", 3 * COUNT_BYTES),)
     if not step.is_published:  # a histogram, then the sums near the k-th
-        near = NEAR_SHARE * held * step.dtype.itemsize
+        near = NEAR_SHARE * held * width
         counts = ("gather_rows", COUNT_BYTES * (NUM_SUM_BINS + 2)), ("gather_lists", near)
     indices, values = step.indices(held, step.numel / step.world_size), step.values(held)
     return *_to_regions(step, step.chosen), *counts, ("gather_lists", indices), ("gather_lists", values)
@@ -116,8 +123,7 @@ def _to_regions(step: SparseStep, entries: float) -> Calls:
     n = step.world_size
     return (
         ("scatter", COUNT_BYTES * (n - 1)),
-        ("scatter", (n - 1) * step.indices(entries / n, step.numel / n)),
-        ("scatter", (n - 1) * step.values(entries / n)),
+        ("scatter", (n - 1) * (step.indices(entries / n, step.numel / n) + step.values(entries / n))),
     )
 
 

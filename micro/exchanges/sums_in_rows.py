@@ -1,0 +1,140 @@
+"""The k largest sums of all regions in one all-gather: each rank sends its largest, as many as may well suffice."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+from micro.exchanges.base import Header
+from micro.exchanges.moving_regions import OktopkState, RegionStep
+from micro.exchanges.regions import Transport
+from micro.index_codecs import Int32
+from micro.on_device import on_device
+from micro.sparse import SparseValues
+
+HEAD = 4  # numbers ahead: the choice's count, the finite flag, the region's sums, and one to keep values aligned
+ROOTS = 1.5  # of the most that a region gave, of room beyond it: a count x differs by chance by about sqrt(2 x)
+FULLEST = 1.75  # times what a region gives in the mean
+LEAST, MOST, LESS = 0.1, 1.6, 0.97  # share of room beyond that; doubled by a row that was too small, then falling
+
+
+def capacity_after(state: OktopkState, k: int, transport: Transport) -> int | None:
+    """Return how many sums a row has room for, from what each region gave in the last step: an even number.
+
+    None, on all ranks alike, where nothing is known of it, where indices are packed, or where rows would send too much.
+    """
+    n, total, form = transport.comm.world_size, sum(state.held), transport.wire.indices
+    if n == 1 or len(state.held) != n or not total or not isinstance(form, Int32):
+        return None
+    state.room = min(max(LEAST, LESS * state.room), MOST)
+    capacity = capacity_for(max(state.held) * k / total, state.room)
+    return capacity if fits(capacity, k, n) else None
+
+
+def capacity_for(most: float, room: float = LEAST) -> int:
+    """Return the sums in a row where a region is expected to give so many of the largest: an even number."""
+    return 2 * math.ceil(((1 + room) * most + ROOTS * math.sqrt(most)) / 2)
+
+
+def fits(capacity: int, k: float, world_size: int) -> bool:
+    """Return whether rows of this capacity keep what is sent below 6k (n-1)/n words, of which regions get a third."""
+    return capacity * world_size <= FULLEST * k
+
+
+def row_bytes(capacity: int, value_bytes: int) -> int:
+    """Return the bytes of a row."""
+    return 4 * HEAD + (4 + value_bytes) * capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The k largest sums; all of it the same on all ranks.
+
+    Attributes:
+        smallest: magnitude among them; None where there is no sum.
+        held: how many of them each region gave.
+    """
+
+    sums: SparseValues
+    header: Header
+    smallest: float | None
+    held: tuple[int, ...]
+
+
+def gather_largest(sums: SparseValues, k: int, capacity: int, now: RegionStep) -> Found | None:
+    """Return the k largest sums of all regions, ties to the lowest index.
+
+    None, on all ranks alike, where a region may have more of them than its row has room for: all of those that it sent
+    belong to them, and it holds others.
+
+    Args:
+        sums: of this rank's region, ascending.
+        capacity: of a row; the same on all ranks.
+    """
+    comm = now.transport.comm
+    rows = comm.gather_rows(_row(sums, capacity, now), "values")
+    comm.traffic.move((comm.world_size - 1) * 4 * HEAD, "values", "counts")
+    comm.traffic.move((comm.world_size - 1) * 4 * capacity, "values", "indices")
+    heads = rows[:, :HEAD].tolist()  # host sync: list lengths
+    there = [head[2] for head in heads]
+    sizes = [min(number, capacity) for number in there]
+    indices = _joined(rows[:, HEAD : HEAD + capacity], sizes)
+    values = _joined(rows[:, HEAD + capacity :].view(sums.values.dtype), sizes)
+    kept = kept_of(values.abs(), min(k, sum(sizes)), sizes)
+    if any(count == size < number for count, size, number in zip(kept.counts, sizes, there, strict=True)):
+        return None
+    header = Header(tuple(head[0] for head in heads), all(head[1] for head in heads), [])
+    largest = SparseValues(indices.index_select(0, kept.places), values.index_select(0, kept.places))
+    return Found(largest, header, kept.smallest, kept.counts)
+
+
+def _row(sums: SparseValues, capacity: int, now: RegionStep) -> Tensor:
+    """Return the head, indices and values of the largest of ``sums``, filled up with zeros: int32."""
+    number, words = sums.indices.numel(), sums.values.element_size() // 4
+    if number > capacity:
+        largest = kernels.largest(sums.values, capacity)
+        sums = SparseValues(sums.indices.index_select(0, largest), sums.values.index_select(0, largest))
+    row = sums.indices.new_zeros(HEAD + capacity * (1 + words))
+    numbers = [now.mine.indices.numel(), int(now.is_finite), number, 0]
+    row[:HEAD] = on_device(numbers, torch.int32, row.device)
+    row[HEAD : HEAD + sums.indices.numel()] = sums.indices
+    row[HEAD + capacity :].view(sums.values.dtype)[: sums.values.numel()] = sums.values
+    return row
+
+
+def _joined(table: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the first ``sizes[r]`` of each row of ``table`` (n, capacity), one after the other."""
+    if min(sizes) == table.shape[1]:
+        return table.reshape(-1)
+    return torch.cat([row[:size] for row, size in zip(table, sizes, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The largest of several lists that lie one after the other.
+
+    Attributes:
+        places: where they are, ascending.
+        smallest: of them; None where there are none.
+        counts: how many are of each list.
+    """
+
+    places: Tensor
+    smallest: float | None
+    counts: tuple[int, ...]
+
+
+def kept_of(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> Kept:
+    """Return the k largest of ``magnitudes`` (sum(sizes),), ties to the first."""
+    if not k:
+        return Kept(magnitudes.new_empty(0, dtype=torch.int32), None, (0,) * len(sizes))
+    places = kernels.largest(magnitudes, k)
+    smallest = magnitudes.index_select(0, places).min().double().view(1)
+    ends = on_device([0, *accumulate(sizes)], torch.int32, places.device)
+    numbers = torch.cat([smallest, torch.searchsorted(places, ends).double()])
+    threshold, *spots = numbers.tolist()  # host sync: list lengths
+    return Kept(places, threshold, tuple(int(stop - start) for start, stop in pairwise(spots)))
