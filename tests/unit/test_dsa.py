@@ -12,6 +12,7 @@ from micro.exchanges.dsa_published import PublishedDSA
 from micro.sparse import Exchanged, Overlap, SparseValues
 from tests.exchanging import exchanged
 from tests.products import grid
+from tests.sparsifiers.base import gathered
 
 NUMEL = 24
 WORLDS = pytest.mark.parametrize("world_size", range(1, 10))
@@ -87,8 +88,8 @@ def test_update_and_bytes(world_size: int, rule: str, numel: int, share: float) 
         leaving = sum(owner(index, numel, world_size) != rank for index in lists[rank])
         assert traffic.num_bytes == {
             "counts": 16 * (world_size - 1),
-            "indices": 4 * (leaving + (0 if as_regions else len(held[rank]) * (world_size - 1))),
-            "values": 8 * (leaving + (sizes[rank] if as_regions else len(held[rank])) * (world_size - 1)),
+            "indices": 4 * leaving + (0 if as_regions else gathered([4 * len(own) for own in held], rank)),
+            "values": 8 * leaving + gathered([8 * size for size in (sizes if as_regions else map(len, held))], rank),
         }
 
 
