@@ -2,7 +2,9 @@
 
 Methods are those of conf/sparsifier. The floor is what a sparse step has to move whatever it selects:
 ``residual.add_(grad)``, one read of the rank's own slice, ``grad.zero_()``. It is timed beside every single step, so
-that a machine that slows down slows both.
+that a machine that slows down slows both. ``floors`` is what a step takes beside the wire, select + rest, by that time;
+``passes`` is how often one more step, which is not timed, goes over the vector (`experiments.benchmarks.passes`). The
+floor itself makes two and a part.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from rich.table import Table
 
 import micro
 from experiments.benchmarks.goals import goal, verdict
+from experiments.benchmarks.passes import count_passes
 from experiments.config.command_line import comma_list
 from experiments.config.option_types import to_density, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
@@ -78,9 +81,10 @@ def _table(rows: list[Row], settings: Settings) -> Table:
         "exchange ms",
         "total ms",
         "floor ms",
-        "select + rest",
+        "floors",
         "goal",
         "met",
+        "passes",
         "MB sent",
         "density / target",
     ):
@@ -89,9 +93,10 @@ def _table(rows: list[Row], settings: Settings) -> Table:
         table.add_row(
             row["method"],
             *(f"{1e3 * row[key]:.2f}" for key in ("select_s", "rest_s", "exchange_s", "total_s", "floor_s")),
-            f"{row['floors']:.2f} floors",
+            f"{row['floors']:.2f}",
             f"{row['goal_floors']:g}" if row["goal_floors"] else "",
             verdict(row["method"], row["floors"]),
+            f"{row['passes']:.1f}",
             f"{row['bytes_sent'] / 1e6:.3f}",
             f"{row['build_up']:.2f}",
         )
@@ -135,7 +140,12 @@ def _measure(name: str, reducer: micro.Reducer, gradients: list[torch.Tensor], s
         }
         taken.append({**row, "floors": own / row["floor_s"], **sizes, "build_up": stats.build_up})
     counted = taken[WARMUP:]
-    return {"method": name} | {key: statistics.median(row[key] for row in counted) for key in counted[0]}
+    _draw_(grad, gradients, WARMUP + steps)
+    comm.begin_step()
+    passes = slowest(count_passes(lambda: reducer.reduce_(state, grad, comm), numel), device)
+    return {"method": name, "passes": passes} | {
+        key: statistics.median(row[key] for row in counted) for key in counted[0]
+    }
 
 
 def _draw_(grad: torch.Tensor, gradients: list[torch.Tensor], step: int) -> None:
@@ -168,10 +178,12 @@ def _one_topk(gradient: torch.Tensor, k: int, steps: int, device: torch.device) 
         times.append(slowest(comm.now(device) - started, device))
         floors.append(slowest(_floor(residual, gradient, grad, comm), device))
     select_s, floor_s = statistics.median(times), statistics.median(floors)
+    passes = count_passes(lambda: torch.topk(gradient.abs(), k, sorted=False), gradient.numel())
     row = dict.fromkeys(("rest_s", "exchange_s", "bytes_sent", "indices_bytes", "values_bytes", "build_up"), 0.0)
     return {
         "method": "(torch.topk alone)",
         **row,
+        "passes": passes,
         "select_s": select_s,
         "total_s": select_s,
         "floor_s": floor_s,

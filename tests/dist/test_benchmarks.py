@@ -11,10 +11,12 @@ import torch
 
 from experiments.bench import main
 from experiments.benchmarks import against, bare_training, goals, start
+from experiments.benchmarks.passes import count_passes
 from experiments.config.paths import ROOT
 from experiments.launching import measurements
 from experiments.launching.namespaces import unavailable
 from experiments.studies.methods import known_methods
+from micro import kernels
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
@@ -75,6 +77,19 @@ def test_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (table[["total_s", "floor_s"]] > 0).all(axis=None)
     assert set(table["numel"]) == {2000}
     assert table["goal_floors"].tolist()[:2] == [1.5, 2.5]
+    assert (table["passes"][:2] >= 1).all()
+
+
+def test_passes_count_operations_and_compiled_loops() -> None:
+    x, residual = torch.ones(5000), torch.zeros(5000)
+
+    def step() -> None:
+        kernels.absorb_(residual, x)  # one
+        residual[:2500].abs().sum()  # two halves
+        residual.view(50, 100)[0, :10].sum()  # next to nothing
+        torch.empty_like(x)
+
+    assert count_passes(step, 5000) == 2
 
 
 def test_every_method_has_a_goal_or_is_held_against_something_else() -> None:
