@@ -16,18 +16,21 @@ SAME_COMPANY = "runs at once"
 
 def origin_of(manifest: Mapping[str, Any]) -> Origin:
     """Return what a run's numbers may depend on beside its configuration, in words, from its manifest."""
-    git, cpu, versions = (_mapping(manifest.get(key)) for key in ("git", "cpu", "versions"))
-    revision, changes = git.get("revision"), str(git.get("diff_sha256") or "")
+    cpu, versions = (_mapping(manifest.get(key)) for key in ("cpu", "versions"))
+    code = [_code_name(_mapping(git)) for git in [*(manifest.get("earlier_git") or []), manifest.get("git")]]
     gpus = Counter(str(gpu) for gpu in manifest.get("gpus") or [])
     parts = [f"{cpu.get('num_cores')} cores of {cpu.get('model')}", *(f"{n} {gpu}" for gpu, n in gpus.items())]
     return {
-        "code revisions": f"{str(revision)[:8]}{f' with changes {changes[:6]}' if changes else ''}"
-        if revision
-        else UNKNOWN,
+        "code revisions": " then ".join(dict.fromkeys(code)),
         "machines": ", ".join(parts) if cpu else UNKNOWN,
         "versions of torch": str(versions.get("torch") or UNKNOWN),
         SAME_COMPANY: str(manifest.get("runs_at_once") or UNKNOWN),
     }
+
+
+def _code_name(git: Mapping[str, Any]) -> str:
+    revision, changes = git.get("revision"), str(git.get("diff_sha256") or "")
+    return f"{str(revision)[:8]}{f' with changes {changes[:6]}' if changes else ''}" if revision else UNKNOWN
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from experiments.config.paths import ROOT
+from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import git_state
 
 _PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
@@ -85,6 +86,23 @@ def collect_manifest(
     if taken:
         raise ValueError(f"extra entries of a manifest must have names of their own, got {', '.join(taken)}")
     return {**manifest, **extra}
+
+
+def code_of_attempts(attempts: Path) -> list[dict[str, Any]]:
+    """Return the code of the earlier attempts at a run that goes on from their checkpoints, as ``git_state`` has it.
+
+    Args:
+        attempts: the folder of their manifests, numbered from 1; those before the last that began anew do not count.
+    """
+    folders = sorted((path for path in attempts.glob("*") if path.name.isdecimal()), key=lambda path: int(path.name))
+    code: list[dict[str, Any]] = []
+    for folder in folders:
+        manifest = load_json(folder / "manifest.json")
+        if manifest.get("began_at_step") == 0:
+            code = []
+        if manifest.get("git"):
+            code.append(manifest["git"])
+    return code
 
 
 @cache

@@ -20,7 +20,7 @@ from experiments.launching.store_server import serve_store
 from experiments.launching.watching.beats import activity
 from experiments.runs.atomic_files import write_json
 from experiments.runs.ending import write_done
-from experiments.runs.manifest import collect_manifest
+from experiments.runs.manifest import code_of_attempts, collect_manifest
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
@@ -50,7 +50,7 @@ def run_rank(
     with _threads(config.cluster.num_threads), _workers(config, device) as workers, ExitStack() as owned:
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         if workers.is_main:
-            write_json(folder.manifest_path, _manifest(config, workers, trainer, command))
+            write_json(folder.manifest_path, _manifest(config, workers, trainer, folder, command))
             if workers.plan:
                 workers.plan.save(folder.plan_path)
         started = time.perf_counter()
@@ -137,8 +137,11 @@ def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Worker
     return SimulatedWorkers if config.cluster.simulated else DdpWorkers
 
 
-def _manifest(config: TrainConfig, workers: Workers, trainer: Trainer, command: list[str]) -> dict[str, Any]:
+def _manifest(
+    config: TrainConfig, workers: Workers, trainer: Trainer, folder: RunFolder, command: list[str]
+) -> dict[str, Any]:
     num_parameters = sum(p.numel() for p in workers.task.model.parameters())
+    began_at = trainer.position.step
     return collect_manifest(
         seed=config.seed,
         command=command,
@@ -148,7 +151,8 @@ def _manifest(config: TrainConfig, workers: Workers, trainer: Trainer, command: 
             "device": str(workers.task.device),
             "num_parameters": num_parameters,
             "steps": config.epochs * workers.num_steps,
-            "began_at_step": trainer.position.step,
+            "began_at_step": began_at,
+            "earlier_git": code_of_attempts(folder.attempts_path) if began_at else [],
             "passed_over": list(trainer.passed_over),
         },
     )

@@ -12,6 +12,7 @@ from experiments.config.paths import ROOT
 from experiments.reports import frames
 from experiments.reports.provenance import differences, origin_of
 from experiments.runs.git_state import git_state
+from experiments.runs.manifest import code_of_attempts
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_run import other_code
 
@@ -27,6 +28,7 @@ CHANGES = {
     "code revisions: aaaaaaaa (2), aaaaaaaa with changes 123456 (1)": {
         "git": {"revision": "a" * 40, "diff_sha256": "1234567"}
     },
+    "code revisions: aaaaaaaa (2), bbbbbbbb then aaaaaaaa (1)": {"earlier_git": [{"revision": "b" * 40}]},
     "machines: 2 cores of AMD EPYC (2), 2 cores of AMD EPYC, 1 H100 (1)": {"gpus": ["H100"]},
     "versions of torch: 2.15.0 (2), 2.14.0 (1)": {"versions": {"torch": "2.14.0"}},
     "runs at once: 1 (2), 4 (1)": {"runs_at_once": 4},
@@ -96,3 +98,13 @@ def test_finished_runs_of_other_code_are_told(tmp_path: Path) -> None:
     assert line.startswith(
         "1 of 2 finished runs are of other code: bbbbbbbb with changes 123456 (1); the code here is "
     )
+
+
+def test_a_manifest_names_the_code_of_the_attempts_that_a_run_goes_on_from(tmp_path: Path) -> None:
+    assert code_of_attempts(tmp_path / "attempts") == []
+    for number, (began, name) in enumerate([(0, "a"), (5, "b"), (0, "c"), (7, "d")], start=1):
+        folder = tmp_path / "attempts" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"began_at_step": began, "git": {"revision": name}}))
+    (tmp_path / "attempts" / "10").mkdir()  # rows alone
+    assert [git["revision"] for git in code_of_attempts(tmp_path / "attempts")] == ["c", "d"]
