@@ -32,6 +32,10 @@ class IndexCodec(Part, ABC):
     def num_bytes(self, count: int, span: int) -> int:
         """Return the bytes that ``count`` indices in [0, span) take."""
 
+    def most_bytes(self, count: int, span: int) -> int:
+        """Return the bytes that no list of ``count`` indices or fewer exceeds."""
+        return self.num_bytes(count, span)
+
     @abstractmethod
     def encode(self, indices: Tensor, span: int) -> Tensor:
         """Return ascending, unique ``indices`` (count,) int32 in [0, span) as they travel: (num_bytes,) uint8."""
@@ -126,6 +130,10 @@ class Packed(IndexCodec):
         low = _low_bits(count, span)
         return num_packed_bytes(count, low) + num_packed_bytes(_high_length(count, span, low), 1)
 
+    def most_bytes(self, count: int, span: int) -> int:
+        """Return one byte more: fewer indices have longer low parts, of which the last byte may be half empty."""
+        return self.num_bytes(count, span) + 1
+
     def encode(self, indices: Tensor, span: int) -> Tensor:
         """Return low parts, then high parts: the i-th index sets bit (high part + i)."""
         count = indices.numel()
@@ -151,6 +159,10 @@ class Shortest(IndexCodec):
     def num_bytes(self, count: int, span: int) -> int:
         """Return the bytes of the shortest form."""
         return _shortest(count, span).num_bytes(count, span)
+
+    def most_bytes(self, count: int, span: int) -> int:
+        """Return the bytes of the form whose longest list is the shortest."""
+        return min(form.most_bytes(count, span) for form in _FORMS)
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
         """Return the indices in the shortest form."""

@@ -18,11 +18,11 @@ class GTopK(TreeExchange):
     The update has k entries however many ranks there are: no build-up. They are nearly the k largest of the sum: what
     one merge prunes may have been large on other ranks. A rank keeps in its residual what it prunes from a merged list,
     whichever rank chose it, so that nothing is lost. Any number of ranks works: one without a partner waits for the
-    next round. Ties go to the lowest index. Where ranks choose fewer than k, lists are shorter.
+    next round. Ties go to the lowest index. A round is one message: counts and the finite flags are in it, and it has
+    room for k entries even where ranks choose fewer.
 
     Bytes sent, with int32 indices and values of w bytes: (4 + w) k by every rank but the first on the way up the tree,
-    (4 + w) k (n-1)/n for the broadcast, and 8 (n-1) for counts and the finite flag. Where a rank chose fewer than k,
-    4 more ahead of each list.
+    (4 + w) k (n-1)/n for the broadcast; ahead of that, 4 bytes for each rank whose choice is in the list, and 4 more.
 
     Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
     Networks, ICDCS 2019, arXiv 1901.04359, and its public code. Differences: what the residuals keep; any number of

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm, Kind
-from micro.exchanges.base import Exchange, NoState, Wire, count_of, gather_header
+from micro.codecs.base import from_bytes, to_bytes
+from micro.comm import Comm
+from micro.exchanges.base import Exchange, NoState, Wire
 from micro.index_codecs import IndexCodec
+from micro.on_device import on_device
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
 
 
@@ -50,87 +52,135 @@ class TreeExchange(Exchange[NoState]):
         is_finite: bool,
     ) -> Exchanged:
         """Return the list that the tree ends with, divided by the number of ranks."""
-        header = gather_header(selection.indices, comm, is_finite=is_finite)
         k = min(step.target_count, acc.numel())
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         codec, dtype = self.entry_form(wire, acc.dtype)
-        tree = Tree(comm, codec, dtype, acc.numel(), k if min(header.counts) >= k else None)
-        last, pruned = merge(mine, k, tree)
-        total = tree.share(last)
+        tree = Tree(comm, codec, dtype, acc.numel(), k)
+        last, pruned = merge(Branch(mine, [_marked(mine.indices.numel(), is_finite=is_finite)]), tree)
+        whole = tree.share(last)
+        total = whole.entries
         return Exchanged(
             update=(SparseValues(total.indices, total.values / comm.world_size),),
             sent=self.sent(mine, pruned, total),
-            counts=header.counts,
+            counts=tuple(mark if mark >= 0 else ~mark for mark in whole.marks),
             num_updated=total.indices.numel(),
-            is_finite=header.is_finite,
+            is_finite=min(whole.marks) >= 0,
         )
+
+
+def _marked(count: int, *, is_finite: bool) -> int:
+    """Return a rank's count of entries, below zero where its gradient was not finite."""
+    return count if is_finite else ~count
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What the lists of neighbouring ranks were merged to.
+
+    Attributes:
+        marks: of each of those ranks, see `_marked`.
+    """
+
+    entries: SparseValues
+    marks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """The messages of a tree of ranks: lists of entries go up, pair by pair, and the last one to all.
 
+    A message has room for ``most`` entries: all that a list has where ranks choose as many. Ahead of them are their
+    number and the marks of the ranks that they are from, so that nothing is sent beforehand.
+
     Attributes:
         codec, dtype: the forms of indices and values on the way.
         numel: of the whole vector.
-        length: of every list, where all ranks know it beforehand; else None, and it is sent ahead of each list.
+        most: entries of a list.
     """
 
     comm: Comm
     codec: IndexCodec
     dtype: torch.dtype
     numel: int
-    length: int | None
+    most: int
 
-    def pass_on(self, held: SparseValues, target: int | None, source: int | None) -> SparseValues:
-        """Send ``held`` to rank ``target`` and return what rank ``source`` sent; None stands for no rank."""
-        length = self.length
-        if length is None:
-            lengths = self._move(count_of(held), target, source, 1, "counts")
-            length = int(lengths.sum())  # host sync: list lengths shape the next message
-        count = length if source is not None else 0
-        size = self.codec.num_bytes(count, self.numel)
-        indices = self._move(self.codec.encode(held.indices, self.numel), target, source, size, "indices")
-        values = self._move(held.values.to(self.dtype), target, source, count, "values")
-        return SparseValues(self.codec.decode(indices, count, self.numel), values.to(held.values.dtype))
+    def pass_on(self, held: Branch, target: int | None, source: int | None, num_marks: int) -> Branch | None:
+        """Send ``held`` to rank ``target`` and return what rank ``source`` sent; None stands for no rank.
 
-    def share(self, held: SparseValues) -> SparseValues:
-        """Return what the first rank holds, on all ranks."""
-        count, first = self.length, self.comm.rank == 0
-        if count is None:
-            count = int(self.comm.broadcast_(count_of(held), 0, "counts"))  # host sync: the length of the next message
-        if count == 0 or self.comm.world_size == 1:
-            return SparseValues(held.indices[:count], held.values[:count])
-        size, device = self.codec.num_bytes(count, self.numel), held.indices.device
-        indices = torch.empty(size, dtype=torch.uint8, device=device)
-        indices = self.codec.encode(held.indices, self.numel) if first else indices
-        values = held.values.to(self.dtype) if first else torch.empty(count, dtype=self.dtype, device=device)
-        self.comm.broadcast_(indices, 0, "indices")
-        self.comm.broadcast_(values, 0, "values")
-        return SparseValues(self.codec.decode(indices, count, self.numel), values.to(held.values.dtype))
-
-    def _move(self, message: Tensor, target: int | None, source: int | None, size: int, kind: Kind) -> Tensor:
-        ranks = range(self.comm.world_size)
+        Args:
+            num_marks: of what comes.
+        """
+        message = held.entries.indices.new_empty(0, dtype=torch.uint8)
+        if target is not None:
+            message = self._packed(held)
+        ranks, size = range(self.comm.world_size), self._sizes(num_marks)
         pieces = [message if rank == target else message[:0] for rank in ranks]
-        sizes = [size if rank == source else 0 for rank in ranks]
-        return torch.cat(self.comm.scatter_lists(pieces, sizes, kind))
+        received = self.comm.scatter_lists(pieces, [sum(size) if rank == source else 0 for rank in ranks], "values")
+        if target is not None:
+            self._count(len(held.marks), 1.0)
+        return None if source is None else self._unpacked(received[source], num_marks, held)
+
+    def share(self, held: Branch) -> Branch:
+        """Return what the first rank holds, on all ranks."""
+        n = self.comm.world_size
+        if n == 1:
+            return held
+        message = torch.empty(sum(self._sizes(n)), dtype=torch.uint8, device=held.entries.indices.device)
+        message = self._packed(held) if self.comm.rank == 0 else message
+        self.comm.broadcast_(message, 0, "values")
+        self._count(n, (n - 1) / n)
+        return self._unpacked(message, n, held)
+
+    def _sizes(self, num_marks: int) -> tuple[int, int, int]:
+        """Return the bytes of the numbers ahead, the indices and the values of a message."""
+        return 4 * (1 + num_marks), self.codec.most_bytes(self.most, self.numel), self.dtype.itemsize * self.most
+
+    def _count(self, num_marks: int, share: float) -> None:
+        """Count the parts of a message, ``share`` of which this rank has sent as values, as what they are."""
+        ahead, indices, _ = self._sizes(num_marks)
+        self.comm.traffic.move(share * ahead, "values", "counts")
+        self.comm.traffic.move(share * indices, "values", "indices")
+
+    def _packed(self, held: Branch) -> Tensor:
+        entries, count = held.entries, held.entries.indices.numel()
+        ahead = on_device([count, *held.marks], torch.int32, entries.indices.device)
+        parts = (
+            to_bytes(ahead),
+            self.codec.encode(entries.indices, self.numel),
+            to_bytes(entries.values.to(self.dtype)),
+        )
+        sizes = self._sizes(len(held.marks))
+        if all(part.numel() == size for part, size in zip(parts, sizes, strict=True)):
+            return torch.cat(parts)
+        message = parts[0].new_zeros(sum(sizes))
+        for place, part in zip(message.split(list(sizes)), parts, strict=True):
+            place[: part.numel()] = part
+        return message
+
+    def _unpacked(self, message: Tensor, num_marks: int, like: Branch) -> Branch:
+        ahead, places, values = message.split(list(self._sizes(num_marks)))
+        count, *marks = from_bytes(ahead, torch.int32).tolist()  # host sync: the length of the list
+        indices = self.codec.decode(places[: self.codec.num_bytes(count, self.numel)], count, self.numel)
+        decoded = from_bytes(values, self.dtype)[:count].to(like.entries.values.dtype)
+        return Branch(SparseValues(indices, decoded), marks)
 
 
-def merge(mine: SparseValues, k: int, tree: Tree) -> tuple[SparseValues, list[SparseValues]]:
+def merge(mine: Branch, tree: Tree) -> tuple[Branch, list[SparseValues]]:
     """Return what this rank holds in the end, and what it pruned on the way, with negated values.
 
     In rounds of distance 1, 2, 4 and so on, the ranks that are multiples of the distance take part; every second of
     them sends its list to the one before.
     """
     rank, n, distance = tree.comm.rank, tree.comm.world_size, 1
-    held, rest = _prune(mine, k)
-    pruned = [rest]
+    entries, rest = _prune(mine.entries, tree.most)
+    held, pruned = Branch(entries, mine.marks), [rest]
     while distance < n:
         target = rank - distance if rank % (2 * distance) == distance else None
         source = rank + distance if rank % (2 * distance) == 0 and rank + distance < n else None
-        received = tree.pass_on(held, target, source)
-        if source is not None:
-            held, rest = _prune(summed([held, received]), k)
+        received = tree.pass_on(held, target, source, 0 if source is None else min(distance, n - source))
+        if received is not None:
+            entries, rest = _prune(summed([held.entries, received.entries]), tree.most)
+            held = Branch(entries, held.marks + received.marks)
             pruned.append(rest)
         distance *= 2
     return held, [part for part in pruned if part.indices.numel()]

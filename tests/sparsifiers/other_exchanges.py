@@ -32,6 +32,13 @@ def tree(entry_bytes: int) -> Bytes:
     return sent
 
 
+def tree_counts(outcome: Outcome, rank: int) -> float:
+    """A number for the list, and one for each rank whose choice is in it."""
+    n = outcome.world_size
+    up = 1 + min(rank & -rank, n - rank) if rank else 0
+    return 4 * (up + (1 + n) * (n - 1) / n) if n > 1 else 0.0
+
+
 def tree_values(outcome: Outcome, rank: int) -> float:
     """Values of full length on the way through the tree."""
     return tree(outcome.value_bytes)(outcome, rank)
@@ -76,20 +83,20 @@ ROWS: tuple[Row, ...] = (
         name="gtopk",
         make=sparse(micro.TopK(), exchange=GTopK()),
         band=EXACT,
-        counts=rows(8),
+        counts=tree_counts,
         indices=tree(4),
         values=tree_values,
-        num_collectives=5,
+        num_collectives=2,
         rule="repaired",
     ),
     Row(
         name="gtopk+published",
         make=sparse(micro.TopK(), exchange=PublishedGTopK()),
         band=EXACT,
-        counts=rows(8),
+        counts=tree_counts,
         indices=tree(8),
         values=tree(8),
-        num_collectives=5,
+        num_collectives=2,
         conserves_mass=False,
         rule="published",
     ),

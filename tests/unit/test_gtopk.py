@@ -155,18 +155,19 @@ def test_a_nonfinite_rank_is_known_to_all(world_size: int) -> None:
     assert [result.is_finite for result in results] == [False] * world_size
 
 
-def test_lengths_travel_only_where_they_cannot_be_known() -> None:
+def test_a_round_is_one_message_of_a_length_that_all_know() -> None:
     acc = accumulators(5)
     full, short = [top(row, 4) for row in acc.tolist()], [top(row, 4) for row in acc.tolist()]
     short[3] = short[3][:1]
-    _, known = exchange(acc, full, 4, "repaired")
-    _, asked = exchange(acc, short, 4, "repaired")
-    assert [traffic.num_bytes["counts"] for traffic in known] == [8 * 4] * 5
-    assert [t.num_bytes["counts"] for t in asked] == pytest.approx([32 + 4 * 4 / 5 + 4 * (r > 0) for r in range(5)])
-    merged = [0, 4, len({*short[2], *short[3]}), 1, 4]  # what each rank sends on: all are full but that of rank 3
-    merged[2] = min(merged[2], 4)
-    assert [t.num_bytes["indices"] for t in asked] == pytest.approx([4 * (m + 4 * 4 / 5) for m in merged])
-    assert [t.num_bytes["values"] for t in asked] == pytest.approx([8 * (m + 4 * 4 / 5) for m in merged])
+    marks = [0, 1, 2, 1, 1]  # ranks whose lists are in what each sends up
+    for chosen in (full, short):
+        _, traffics = exchange(acc, chosen, 4, "repaired")
+        for rank, traffic in enumerate(traffics):
+            assert [op for op, _ in traffic.calls] == ["scatter"] * 3 + ["broadcast"]
+            up, down = 4 * (1 + marks[rank]) if rank else 0, 4 * (1 + 5) * 4 / 5
+            assert traffic.num_bytes["counts"] == pytest.approx(up + down)
+            assert traffic.num_bytes["indices"] == pytest.approx(4 * 4 * ((rank > 0) + 4 / 5))
+            assert traffic.num_bytes["values"] == pytest.approx(8 * 4 * ((rank > 0) + 4 / 5))
 
 
 @pytest.mark.parametrize("name", micro.known(micro.IndexCodec))

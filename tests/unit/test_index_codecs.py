@@ -105,3 +105,12 @@ def test_the_shortest_is_the_shortest(count: int) -> None:
 def test_index_codecs_are_found_by_name() -> None:
     assert set(micro.known(micro.IndexCodec)) == {"int32", "bitmap", "packed", "shortest"}
     assert micro.build(micro.IndexCodec, "packed") == Packed()
+
+
+@every_codec
+@pytest.mark.parametrize("span", [1, 7, 100, 1000, 5000])
+def test_no_shorter_list_takes_more_than_is_said(codec: IndexCodec, span: int) -> None:
+    longest = 0
+    for count in range(span + 1):
+        longest = max(longest, codec.num_bytes(count, span))
+        assert longest <= codec.most_bytes(count, span) <= codec.num_bytes(count, span) + 1 + (count == 0) * span

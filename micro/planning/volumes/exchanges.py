@@ -87,11 +87,11 @@ def _of_gather(step: SparseStep) -> Calls:
 
 
 def _of_gtopk(step: SparseStep) -> Calls:
-    header: Call = ("gather_rows", 2 * COUNT_BYTES)
-    length = min(step.k, step.numel)
-    pair = (8.0 * length,) * 2 if step.is_published else (step.indices(length, step.numel), step.values(length))
-    up: Calls = tuple(("scatter", size) for size in pair) * (step.world_size - 1).bit_length()
-    return header, *up, *(("broadcast", size) for size in pair)
+    n, length = step.world_size, min(step.k, step.numel)
+    pairs = 16 * length if step.is_published else step.indices(length, step.numel) + step.values(length)
+    distances = [1 << place for place in range((n - 1).bit_length())]
+    up: Calls = tuple(("scatter", COUNT_BYTES * (1 + min(far, n - far)) + pairs) for far in distances)
+    return *up, ("broadcast", COUNT_BYTES * (1 + n) + pairs)
 
 
 def _of_dsa(step: SparseStep) -> Calls:
