@@ -9,7 +9,8 @@ PARALLEL := --numprocesses auto --dist worksteal
 TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes longest first: the end fills with what is short
 # Tests with processes often wait for them: one worker more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist loadgroup --no-loadscope-reorder
-LONG := long_movielens100k long_wikitext2 long_cifar10 long_cifar10_methods long_cifar10_densities # of conf/sweep
+LONG := long_movielens100k long_wikitext2 long_cifar10 long_length_movielens100k long_length_wikitext2 long_length_cifar10 \
+  long_cifar10_methods long_cifar10_densities # of conf/sweep
 LONG_RUNS ?= results/long
 LONG_HEAD := `make long ROOT=DIR` carries out the runs of `conf/sweep/long_*.yaml`, `make long-table` writes this page from those that are finished.
 COVERAGE := results/coverage
