@@ -1,7 +1,7 @@
 """How often a step goes over a vector: elements that torch's operations and compiled loops visit, by its length.
 
-An operation visits as many elements as the longest tensor has that it takes or gives; views visit none, and what
-collectives move counts as exchange elsewhere. One pass may read and write several vectors.
+An operation visits as many elements as the longest tensor has that it takes or gives, one by index as many as there are
+indices; views visit none, and what collectives move counts as exchange elsewhere. One pass may read and write several vectors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +30,8 @@ class _Visits(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not func.is_view and func.namespace == "aten":
             tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+            if "index" in str(func):  # it visits what the indices name, or a whole mask
+                tensors = [tensor for tensor in tensors if not tensor.is_floating_point()]
             longest = max((tensor.numel() for tensor in tensors), default=0)
             self.elements += longest if longest >= self._least and _touches(func) else 0
         return result

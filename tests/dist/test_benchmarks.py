@@ -88,6 +88,7 @@ def test_passes_count_operations_and_compiled_loops() -> None:
         residual[:2500].abs().sum()  # two halves
         residual.view(50, 100)[0, :10].sum()  # next to nothing
         torch.empty_like(x)
+        x.index_select(0, torch.arange(10))
 
     assert count_passes(step, 5000) == 2
 
