@@ -2,20 +2,22 @@
 
 import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import micro
+from experiments.benchmarks.network_methods import MethodProfile, profile_methods
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
 from experiments.benchmarks.network_training import CPU, FP16, POWERSGD
 from experiments.launching.measurements import Row, Settings
 from experiments.launching.rank_group import RankGroup
-from experiments.profiles import backward, link, select
+from experiments.profiles import backward, link
 from experiments.studies.simulated_steps.trace_changes import rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.schedules.base import Problem, Schedule
-from micro.planning.tables import Curve, LinkTable, SelectTable
+from micro.planning.tables import Curve, LinkTable
 from micro.planning.traces import Trace
 
 PROFILED_STEPS = 8
@@ -24,21 +26,15 @@ LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """What was measured whatever the rate of the links is."""
+    """What was measured whatever the rate of the links is: of the model, and of each sparse method by name."""
 
     trace: Trace
-    select: SelectTable | None
+    methods: Mapping[str, MethodProfile]
 
     def slowed(self, factor: float) -> "Profiles":
         """Return the same with all computation longer by a factor."""
         trace = rescaled(self.trace, factor * self.trace.compute_s)
-        if self.select is None:
-            return Profiles(trace, None)
-        curves = {
-            name: Curve(sizes=curve.sizes, seconds=tuple(factor * seconds for seconds in curve.seconds))
-            for name, curve in self.select.methods.items()
-        }
-        return Profiles(trace, replace(self.select, methods=curves))
+        return Profiles(trace, {name: method.slowed(factor) for name, method in self.methods.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,14 @@ class Prediction:
         if setup.method == POWERSGD:
             return None
         profiles, n = self.profiles.slowed(slower), self.network.world_size
-        problem = problem_of(
-            profiles.trace, self.network, setup.reducer, n, select=profiles.select, method=setup.config.sparsifier.name
-        )
+        if measured := profiles.methods.get(setup.method):
+            size = profiles.trace.element_bytes
+            return Problem(
+                profiles.trace,
+                exchange=lambda num_bytes: measured.exchange_s(num_bytes / size, self.network),
+                select=lambda num_bytes: measured.select_s(num_bytes / size),
+            )
+        problem = problem_of(profiles.trace, self.network, setup.reducer, n)
         if setup.method == FP16:
             return replace(problem, exchange=lambda num_bytes: self.network.seconds("all_reduce", num_bytes / 2))
         return problem
@@ -91,12 +92,9 @@ def take_profiles(settings: NetworkSettings, ranks: RankGroup) -> Profiles:
     trace = backward.merge(rows)
     sparse = list(dict.fromkeys(s.method for s in settings.setups if not s.config.sparsifier.is_dense))
     if not sparse:
-        return Profiles(trace, None)
-    lengths = sorted({1024, max(2048, trace.numel // 16), max(4096, trace.numel)})
-    options = argparse.Namespace(methods=sparse, density=settings.density, numel=lengths, steps=PROFILED_STEPS)
-    rows = _profiled(ranks, select, select.prepare(options, settings.num_hosts))
-    curves = {row["method"]: Curve(sizes=tuple(row["numel"]), seconds=tuple(row["seconds"])) for row in rows}
-    return Profiles(trace, SelectTable(world_size=settings.num_hosts, density=settings.density, methods=curves))
+        return Profiles(trace, {})
+    found = ranks.call(profile_methods, sparse, settings.density, settings.overrides, PROFILED_STEPS)[0]
+    return Profiles(trace, {name: MethodProfile(**fields) for name, fields in found.items()})
 
 
 def _profiled(ranks: RankGroup, profile: ModuleType, settings: Settings) -> list[Row]:

@@ -1,0 +1,130 @@
+"""What sparse methods compute and send for the model's own gradients, measured on the hosts.
+
+Closed forms know the bytes of gradients drawn at random. How far ranks choose alike, and how unequal their messages
+are, follows from the gradients of the model; a collective lasts as long as on the rank with the largest message.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import micro
+from experiments.benchmarks.network_training import CPU, config_of
+from experiments.launching.measurements import Row, slowest
+from experiments.studies.gradient_sources import layered
+from experiments.studies.methods import build_methods
+from experiments.training.tasks import load_task
+from micro import kernels
+from micro.comm import GroupComm
+from micro.operations import Op
+from micro.planning.tables import LinkTable
+
+NUM_GRADIENTS = 3  # taken in turn
+SETTLING_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MethodProfile:
+    """One method over the length of the vector.
+
+    Attributes:
+        lengths: of vectors, rising.
+        seconds: beside the collectives, for each length.
+        calls: the collectives in turn, each with its bytes at each length, as `LinkTable` counts them; of the rank
+            with the largest message.
+    """
+
+    lengths: Sequence[int]
+    seconds: Sequence[float]
+    calls: Sequence[tuple[Op, Sequence[float]]]
+
+    def select_s(self, numel: float) -> float:
+        """Return the seconds beside the collectives."""
+        return self._at(numel, self.seconds)
+
+    def exchange_s(self, numel: float, network: LinkTable) -> float:
+        """Return the seconds of the collectives on a link."""
+        return sum(network.seconds(op, self._at(numel, sizes)) for op, sizes in self.calls)
+
+    def slowed(self, factor: float) -> "MethodProfile":
+        """Return the same with longer computation."""
+        return replace(self, seconds=[factor * seconds for seconds in self.seconds])
+
+    def _at(self, numel: float, values: Sequence[float]) -> float:
+        return float(np.interp(numel, self.lengths, values))
+
+
+def profile_methods(methods: Sequence[str], density: float, overrides: list[str], steps: int) -> dict[str, Row]:
+    """Return the fields of each method's profile; every rank calls this."""
+    kernels.prepare()
+    gradients = own_gradients(overrides)
+    numel = gradients[0].numel()
+    lengths = sorted({min(numel, 1024), max(1, numel // 16), numel})
+    measured = {
+        method: [measure(reducer, gradients, length, steps) for length in lengths]
+        for method, reducer in build_methods(methods, density).items()
+    }
+    return {method: joined(lengths, found) for method, found in measured.items()}
+
+
+def own_gradients(overrides: list[str]) -> list[Tensor]:
+    """Return this rank's gradients (numel,) of its first batches, at the weights that the training begins with."""
+    task = load_task(config_of("dense", overrides, dist.get_world_size()), CPU)
+    batches = itertools.chain.from_iterable(task.batches(dist.get_rank()).epoch(epoch) for epoch in itertools.count())
+    parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    found = []
+    for batch in itertools.islice(batches, NUM_GRADIENTS):
+        parts = torch.autograd.grad(task.loss(task.model, batch)[0], parameters)
+        found.append(torch.cat([part.reshape(-1) for part in reversed(parts)]))  # as backward finds them
+    return found
+
+
+def measure(
+    reducer: micro.Reducer, gradients: Sequence[Tensor], length: int, steps: int
+) -> tuple[float, list[tuple[Op, float]]]:
+    """Return the seconds beside the collectives, and the collectives of a step, of the first ``length`` elements."""
+    comm = GroupComm()
+    state = reducer.start(layered(length), torch.float32, CPU)
+    seconds: list[float] = []
+    calls: list[list[tuple[Op, float]]] = []
+    for step in range(SETTLING_STEPS + steps):
+        grad = gradients[step % len(gradients)][:length].clone()
+        dist.barrier()
+        comm.begin_step()
+        stats = reducer.reduce_(state, grad, comm)
+        calls.append(list(comm.traffic.calls))
+        seconds.append(slowest(stats.select_s + stats.rest_s, CPU))
+    return statistics.median(seconds[SETTLING_STEPS:]), largest(calls[SETTLING_STEPS:])
+
+
+def largest(steps: Sequence[Sequence[tuple[Op, float]]]) -> list[tuple[Op, float]]:
+    """Return the collectives of the last step, each with the bytes of the rank that sends most, as a mean over steps.
+
+    Steps that call others than the last one, such as a search for a threshold, do not count.
+    """
+    ops = [op for op, _ in steps[-1]]
+    alike = [[size for _, size in step] for step in steps if [op for op, _ in step] == ops]
+    mine = torch.tensor(alike, dtype=torch.float64).reshape(len(alike), len(ops))
+    if not ops:
+        return []
+    everyone = GroupComm(timed=False).gather_rows(mine.reshape(-1)).reshape(-1, *mine.shape)
+    return list(zip(ops, everyone.amax(0).mean(0).tolist(), strict=True))
+
+
+def joined(lengths: Sequence[int], found: Sequence[tuple[float, list[tuple[Op, float]]]]) -> Row:
+    """Return the fields of a profile; at a length with other collectives than the longest, sizes are in proportion."""
+    longest = found[-1][1]
+    sizes = [
+        [size for _, size in calls]
+        if [op for op, _ in calls] == [op for op, _ in longest]
+        else [size * length / lengths[-1] for _, size in longest]
+        for length, (_, calls) in zip(lengths, found, strict=True)
+    ]
+    calls = [(op, [row[place] for row in sizes]) for place, (op, _) in enumerate(longest)]
+    return {"lengths": lengths, "seconds": [seconds for seconds, _ in found], "calls": calls}
