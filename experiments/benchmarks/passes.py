@@ -1,7 +1,8 @@
 """How often a step goes over a vector: elements that torch's operations and compiled loops visit, by its length.
 
 An operation visits as many elements as the longest tensor has that it takes or gives, one by index as many as there are
-indices; views visit none, and what collectives move counts as exchange elsewhere. One pass may read and write several vectors.
+indices. Views visit none, and what collectives move counts as exchange elsewhere. One pass may read and write several
+vectors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
