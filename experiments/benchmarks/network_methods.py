@@ -6,8 +6,10 @@ are, follows from the gradients of the model; a collective lasts as long as on t
 
 import itertools
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 import micro
 from experiments.benchmarks.network_training import CPU, config_of
 from experiments.launching.measurements import Row, slowest
+from experiments.profiles import link
 from experiments.studies.gradient_sources import layered
 from experiments.studies.methods import build_methods
 from experiments.training.tasks import load_task
@@ -88,7 +91,11 @@ def own_gradients(overrides: list[str]) -> list[Tensor]:
 def measure(
     reducer: micro.Reducer, gradients: Sequence[Tensor], length: int, steps: int
 ) -> tuple[float, list[tuple[Op, float]]]:
-    """Return the seconds beside the collectives, and the collectives of a step, of the first ``length`` elements."""
+    """Return the seconds beside the collectives, and the collectives of a step, of the first ``length`` elements.
+
+    Ranks wait for each other in every collective, so what a step takes beside them is more than any rank computes: it
+    is the time of a step less that of the same collectives, called one after the other.
+    """
     comm = GroupComm()
     state = reducer.start(layered(length), torch.float32, CPU)
     seconds: list[float] = []
@@ -97,10 +104,28 @@ def measure(
         grad = gradients[step % len(gradients)][:length].clone()
         dist.barrier()
         comm.begin_step()
-        stats = reducer.reduce_(state, grad, comm)
+        seconds.append(slowest(_timed(partial(reducer.reduce_, state, grad, comm)), CPU))
         calls.append(list(comm.traffic.calls))
-        seconds.append(slowest(stats.select_s + stats.rest_s, CPU))
-    return statistics.median(seconds[SETTLING_STEPS:]), largest(calls[SETTLING_STEPS:])
+    sent = largest(calls[SETTLING_STEPS:])
+    alone_s = seconds_of(sent, steps) if sent else 0.0
+    return max(0.0, statistics.median(seconds[SETTLING_STEPS:]) - alone_s), sent
+
+
+def seconds_of(sent: Sequence[tuple[Op, float]], steps: int) -> float:
+    """Return the median seconds of the slowest rank in these collectives."""
+    comm = GroupComm(timed=False)
+    calls = [link.calls(op, max(link.ELEMENT_BYTES, round(size)), comm, CPU) for op, size in sent]
+    found = []
+    for _ in range(1 + steps):  # connections are made in the first
+        dist.barrier()
+        found.append(slowest(_timed(lambda: [call() for call in calls]), CPU))
+    return statistics.median(found[1:])
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def largest(steps: Sequence[Sequence[tuple[Op, float]]]) -> list[tuple[Op, float]]:

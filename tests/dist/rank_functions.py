@@ -61,3 +61,12 @@ def add_but_one(failing: int, how: str) -> float:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(100)
     return 0.0
+
+
+def largest_messages() -> list[tuple[str, float]]:
+    """Return what `network_methods.largest` finds where each rank sends other bytes, and the first step searched."""
+    from experiments.benchmarks.network_methods import largest
+
+    own = 10.0 * (1 + dist.get_rank())
+    searched = [("gather_rows", 4.0), ("scatter", 1000.0)]
+    return largest([searched, [("scatter", own)], [("scatter", own + 4)]])  # type: ignore[list-item,arg-type]

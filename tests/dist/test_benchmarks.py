@@ -11,13 +11,16 @@ import torch
 
 from experiments.bench import main
 from experiments.benchmarks import against, bare_training, goals, start
+from experiments.benchmarks.network_methods import MethodProfile, joined
 from experiments.benchmarks.passes import count_passes
 from experiments.config.paths import ROOT
 from experiments.launching import measurements
 from experiments.launching.namespaces import unavailable
 from experiments.studies.methods import known_methods
 from micro import kernels
+from micro.planning.tables import Curve, LinkTable
 from tests.dist.processes import ranks
+from tests.dist.rank_functions import largest_messages
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 MLP = ["model=mlp", "dataset=synthetic", "batch_size=4"]
@@ -153,6 +156,23 @@ def test_rules(tmp_path: Path) -> None:
     assert set(table["rule"]) == {"agreed", "repaired", "published"}
     assert len(table) == 3 * 4 * 6  # rules, gradients, steps
     assert (tmp_path / "rules.pdf").exists()
+
+
+@pytest.mark.xdist_group("ranks")
+def test_a_message_is_as_large_as_that_of_the_rank_that_sends_most() -> None:
+    assert ranks(2).run(largest_messages)[0] == [("scatter", 22.0)]  # the mean of 20 and 24
+
+
+def test_a_method_takes_its_own_messages_over_a_link() -> None:
+    found = [(0.1, [("gather_rows", 4.0)]), (1.0, [("scatter", 60.0), ("all_reduce", 400.0)])]
+    profile = MethodProfile(**joined([10, 100], found))  # type: ignore[arg-type]
+    curves = {
+        op: Curve(sizes=(0, 1000), seconds=(start, start + 1)) for op, start in (("scatter", 1), ("all_reduce", 2))
+    }
+    network = LinkTable(world_size=2, collectives=curves)  # type: ignore[arg-type]
+    assert profile.exchange_s(100, network) == pytest.approx(1.06 + 2.4)
+    assert profile.exchange_s(10, network) == pytest.approx(1.006 + 2.04)  # searched there: in proportion
+    assert profile.slowed(2).select_s(55) == pytest.approx(1.1)
 
 
 @pytest.mark.net
