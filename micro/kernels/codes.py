@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels import blockwise, casts, packing, signs
+from micro.kernels import blockwise, casts, maps, packing, signs
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import TILE
@@ -271,12 +271,12 @@ def unpack(packed: Tensor, width: int, codes: Tensor) -> None:
 
 def put_places(places: Tensor, low: int, gap: int, lows: Tensor, highs: Tensor) -> None:
     """Fill ``lows`` and ``highs`` as `micro.index_codecs` has them of ascending places."""
-    packing.put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
+    maps.put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
 
 
 def get_places(lows: Tensor, highs: Tensor, low: int, gap: int, places: Tensor) -> None:
     """Fill ``places`` with what `put_places` put down."""
-    packing.get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())
+    maps.get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())
 
 
 def _noise(words: Words | None) -> tuple[bool, np.uint32, np.uint32]:

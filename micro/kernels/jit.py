@@ -80,6 +80,24 @@ def _lowest_bit(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
+def _lowest_bit_or_64(typingctx: Any, word: Any) -> Any:
+    """Return the place of the lowest bit that is set in ``word``, 64 where none is."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
+
+
+def _num_bits(typingctx: Any, word: Any) -> Any:
+    """Return how many bits of ``word`` are set."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
+
+
 def _reader(bits: int, step: int) -> Any:
     """Return a loop's function ``get(wire, i)``: ``bits`` bits from bit ``step * i`` of bytes anywhere, as uint64."""
 
@@ -117,6 +135,8 @@ def _place(context: Any, builder: Any, sig: Any, args: Any, bits: int, step: int
 as_float: Any = intrinsic(_as_float)
 as_bits: Any = intrinsic(_as_bits)
 lowest_bit: Any = intrinsic(_lowest_bit)
+lowest_bit_or_64: Any = intrinsic(_lowest_bit_or_64)
+num_bits: Any = intrinsic(_num_bits)
 get16, get32, get64 = _reader(16, 16), _reader(32, 32), _reader(64, 64)
 put16, put32, put64 = _writer(16, 16), _writer(32, 32), _writer(64, 64)
 get64_at, put64_at = _reader(64, 8), _writer(64, 8)  # at a byte

@@ -7,9 +7,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from micro.kernels.jit import get32, get64, get64_at, jitted, lowest_bit, put32, put64, put64_at
+from micro.kernels.jit import get32, get64_at, jitted, put32, put64_at
 
 LANES = 64
+TILE = 1 << 11  # codes that stay in the nearest cache
 DIGITS = sum((np.arange(256) // 3**place % 3).astype(np.uint64) << np.uint64(8 * place) for place in range(5))
 
 
@@ -69,6 +70,104 @@ def pack_any(codes: Any, width: Any, packed: Any) -> Any:
 
 
 @jitted
+def _whole_groups(count: Any, width: Any, num_bytes: Any) -> Any:
+    """Return how many groups of 8 codes can be written, or read, in words of 64 bits that stay within the bytes."""
+    room = num_bytes - (8 if width <= 8 else 16)
+    return min(count // 8, room // width + 1) if room >= 0 else 0
+
+
+@jitted
+def _paired(pairs: Any, width: Any, joined: Any) -> Any:
+    """Join numbers of ``width`` bits, two in a word, 32 bits apart, to one of twice the width."""
+    shift, mask = np.uint64(32 - width), (np.uint64(1) << np.uint64(2 * width)) - np.uint64(1)
+    for i in range(pairs.size):
+        joined[i] = (pairs[i] | (pairs[i] >> shift)) & mask
+
+
+@jitted
+def _parted(joined: Any, width: Any, pairs: Any) -> Any:
+    """Part numbers of twice ``width`` bits into two in a word, 32 bits apart."""
+    mask, high = (np.uint64(1) << np.uint64(width)) - np.uint64(1), np.uint64(32)
+    for i in range(pairs.size):
+        word = np.uint64(joined[i])
+        pairs[i] = (word & mask) | (((word >> np.uint64(width)) & mask) << high)
+
+
+@jitted
+def _words_of(codes: Any, width: Any, halves: Any, quarters: Any, words: Any) -> Any:
+    """Fill ``words`` with the codes, eight in each where their width is below 8, four else; the rest is memory."""
+    if width < 8:
+        _paired(codes.view(np.uint64), width, halves)
+        _paired(halves.view(np.uint64), 2 * width, quarters)
+        _last_paired(quarters.view(np.uint64), 4 * width, words)
+    else:
+        _paired(codes.view(np.uint64), width, halves)
+        _last_paired(halves.view(np.uint64), 2 * width, words)
+
+
+@jitted
+def _last_paired(pairs: Any, width: Any, words: Any) -> Any:
+    """Join as `_paired` does, to words of up to 64 bits."""
+    low, shift = np.uint64(0xFFFFFFFF), np.uint64(32 - width)
+    for i in range(pairs.size):
+        words[i] = (pairs[i] & low) | ((pairs[i] & ~low) >> shift)
+
+
+@jitted
+def _pack_groups(codes: Any, width: Any, packed: Any) -> Any:
+    """Pack groups of 8 codes of up to 16 bits, but 4 and 8; a word is written at a time."""
+    size = min(TILE, codes.size)
+    halves, quarters, words = (
+        np.empty(size // 2, np.uint32),
+        np.empty(size // 4, np.uint32),
+        np.empty(size // 4, np.uint64),
+    )
+    for start in range(0, codes.size, TILE):
+        part = codes[start : start + TILE]
+        count = part.size // 8 if width < 8 else part.size // 4
+        _words_of(part, width, halves[: part.size // 2], quarters[: part.size // 4], words[:count])
+        target = packed[start * width // 8 :]
+        if width < 8:
+            for i in range(count):
+                put64_at(target, i * width, words[i])
+        elif width == 16:
+            for i in range(count):
+                put64_at(target, 8 * i, words[i])
+        else:
+            for i in range(count // 2):
+                low, high = words[2 * i], words[2 * i + 1]
+                put64_at(target, i * width, low | (high << np.uint64(4 * width)))
+                put64_at(target, i * width + 8, high >> np.uint64(64 - 4 * width))
+
+
+@jitted
+def _unpack_groups(packed: Any, width: Any, codes: Any) -> Any:
+    """Unpack groups of 8 codes of up to 16 bits, but 4 and 8; a word is read at a time."""
+    size = min(TILE, codes.size)
+    words, quarters, halves = np.empty(size // 4, np.uint64), np.empty(size // 4, np.uint32), np.empty(size, np.uint32)
+    whole = np.empty(size, np.uint32)
+    for start in range(0, codes.size, TILE):
+        part = codes[start : start + TILE]
+        source = packed[start * width // 8 :]
+        if width < 8:
+            for i in range(part.size // 8):
+                words[i] = get64_at(source, i * width)
+            _parted(words, 4 * width, quarters[: part.size // 4].view(np.uint64))
+            _parted(quarters, 2 * width, halves[: part.size // 2].view(np.uint64))
+        else:
+            for i in range(part.size // 8):
+                low, high = get64_at(source, i * width), get64_at(source, i * width + 8)
+                words[2 * i] = low
+                words[2 * i + 1] = (
+                    (high << np.uint64(64 - 4 * width)) | (low >> np.uint64(4 * width)) if width < 16 else high
+                )
+            _parted(words, 2 * width, halves[: part.size // 2].view(np.uint64))
+        _parted(halves, width, whole[: part.size].view(np.uint64))
+        for i in range(part.size):
+            part[i] = whole[i]
+
+
+@jitted
 def pack_codes(codes: Any, width: Any, packed: Any) -> Any:
     """Fill ``packed`` (at least ceil(numel * width / 8),) uint8 with int32 codes of ``width`` bits."""
     if width == 1:
@@ -87,13 +186,9 @@ def pack_codes(codes: Any, width: Any, packed: Any) -> Any:
                 low = codes[4 * i] | (codes[4 * i + 1] << np.int32(2))
                 packed[i] = low | (codes[4 * i + 2] << np.int32(4)) | (codes[4 * i + 3] << np.int32(6))
         pack_any(codes[whole * each :], width, packed[whole:])
-    elif width < 8:
-        whole = min(codes.size // 8, max(packed.size - 8, -width) // width + 1)  # a word is written at a time
-        for i in range(whole):
-            word = np.uint64(0)
-            for j in range(8):
-                word |= np.uint64(codes[8 * i + j]) << np.uint64(j * width)
-            put64_at(packed, i * width, word)
+    elif width <= 16:
+        whole = _whole_groups(codes.size, width, packed.size)
+        _pack_groups(codes[: 8 * whole], width, packed)
         pack_any(codes[8 * whole :], width, packed[whole * width :])
     else:
         pack_any(codes, width, packed)
@@ -131,13 +226,9 @@ def unpack_codes(packed: Any, width: Any, codes: Any) -> Any:
     elif width == 8:
         for i in range(codes.size):
             codes[i] = packed[i]
-    elif width < 8:
-        mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-        whole = min(codes.size // 8, max(packed.size - 8, -width) // width + 1)  # a word is read at a time
-        for i in range(whole):
-            word = get64_at(packed, i * width)
-            for j in range(8):
-                codes[8 * i + j] = np.int64((word >> np.uint64(j * width)) & mask)
+    elif width <= 16:
+        whole = _whole_groups(codes.size, width, packed.size)
+        _unpack_groups(packed, width, codes[: 8 * whole])
         unpack_any(packed[whole * width :], width, codes[8 * whole :])
     else:
         unpack_any(packed, width, codes)
@@ -163,66 +254,3 @@ def unpack_ternary(packed: Any, count: Any, codes: Any) -> Any:
     """Fill ``codes`` (at least count + 8,) uint8 with the ``count`` codes that ``pack_ternary`` packed."""
     for i in range(-(-count // 5)):
         put64_at(codes, 5 * i, DIGITS[packed[i]])
-
-
-@jitted
-def put_places(places: Any, low: Any, gap: Any, lows: Any, highs: Any) -> Any:
-    """Fill ``lows`` with the ``low`` low bits of ascending places, and set bit high + gap * i of each in ``highs``."""
-    word, filled, place = np.uint64(0), 0, 0
-    mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
-    bits, first = np.uint64(0), 0
-    whole = 64 * (highs.size // 8)
-    for i in range(places.size):
-        if low:
-            word |= (np.uint64(places[i]) & mask) << np.uint64(filled)
-            filled += low
-            if filled >= 32:
-                put32(lows, place, word)
-                word >>= np.uint64(32)
-                filled -= 32
-                place += 1
-        bit = (np.int64(places[i]) >> low) + gap * i
-        while bit >= first + 64:
-            put64(highs, first // 64, bits)
-            bits = np.uint64(0)
-            first += 64
-        bits |= np.uint64(1) << np.uint64(bit - first)
-    _put_rest(word, filled, lows, 4 * place)
-    while first < whole:
-        put64(highs, first // 64, bits)
-        bits = np.uint64(0)
-        first += 64
-    _put_rest(bits, 8 * highs.size - first, highs, first // 8)
-
-
-@jitted
-def get_places(lows: Any, highs: Any, low: Any, gap: Any, places: Any) -> Any:
-    """Fill ``places`` with what ``put_places`` put down; return how many bits are set, places.size at most."""
-    word, filled, place = np.uint64(0), 0, 0
-    mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
-    found = 0
-    for first in range(0, highs.size, 8):
-        bits = np.uint64(0)
-        if first + 8 <= highs.size:
-            bits = get64(highs, first // 8)
-        else:
-            for byte in range(first, highs.size):
-                bits |= np.uint64(highs[byte]) << np.uint64(8 * (byte - first))
-        while bits and found < places.size:
-            high = 8 * first + lowest_bit(bits) - gap * found
-            bits &= bits - np.uint64(1)
-            if low:
-                if filled < low and place + 4 <= lows.size:
-                    word |= get32(lows, place // 4) << np.uint64(filled)
-                    filled += 32
-                    place += 4
-                while filled < low:
-                    word |= np.uint64(lows[place]) << np.uint64(filled)
-                    filled += 8
-                    place += 1
-                high = (high << low) | np.int64(word & mask)
-                word >>= np.uint64(low)
-                filled -= low
-            places[found] = high
-            found += 1
-    return found
