@@ -40,14 +40,21 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
 
 def differences(origins: Mapping[str, Origin], runs: Iterable[str]) -> list[str]:
     """Return a line for each thing in which some runs that stand side by side differ; none where they are alike."""
+    return [f"different {key}: {_counted(found)}" for key, found in _found(origins, runs).items() if len(found) > 1]
+
+
+def described(origins: Mapping[str, Origin], runs: Iterable[str]) -> str:
+    """Return in one line where some runs come from, each value with the number of its runs."""
+    return "; ".join(f"{key}: {_counted(found)}" for key, found in _found(origins, runs).items())
+
+
+def _found(origins: Mapping[str, Origin], runs: Iterable[str]) -> dict[str, Counter[str]]:
     chosen = [origins[run] for run in sorted(set(runs)) if run in origins]
-    lines = []
-    for key in chosen[0] if chosen else ():
-        found = Counter(origin[key] for origin in chosen)
-        if len(found) > 1:
-            counted = ", ".join(f"{value} ({number})" for value, number in found.most_common())
-            lines.append(f"different {key}: {counted}")
-    return lines
+    return {key: Counter(origin[key] for origin in chosen) for key in (chosen[0] if chosen else ())}
+
+
+def _counted(found: Counter[str]) -> str:
+    return ", ".join(f"{value} ({number})" for value, number in found.most_common())
 
 
 def refuse_differences(origins: Mapping[str, Origin], studies: Mapping[str, Iterable[str]]) -> None:

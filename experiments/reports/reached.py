@@ -14,6 +14,7 @@ from experiments.reports.markdown import table as markdown_table
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, in_order, label
 from experiments.reports.output import write_file
+from experiments.reports.provenance import described
 from experiments.reports.run_configs import EXPERIMENT
 
 SHARES = (0.9, 0.95, 0.99)  # of what dense training ends with
@@ -79,7 +80,8 @@ def write_reached(frames: Frames, out: Path) -> list[Path]:
     if rows.empty or (rows["sparsifier"] == "dense").all():
         return []
     path = out / "reached.md"
-    write_file(path, markdown(rows, frames.notes()))
+    names = [f"Runs, with {described(frames.origins, frames.runs['run'])}."] if frames.origins else []
+    write_file(path, markdown(rows, [*names, *frames.notes()]))
     return [write_csv(rows, out / "reached.csv"), path]
 
 

@@ -32,7 +32,7 @@ def frames(measure: str = "accuracy", of: Callable[[float], float] = lambda valu
             epochs.append({**common, **row, "asked_density": density})
     manifests = {"micro-0": "ab", "micro-1": "cd"}
     tables = {"runs": pd.DataFrame(runs), "steps": pd.DataFrame(steps), "epochs": pd.DataFrame(epochs)}
-    return Frames(**tables, manifests=manifests)
+    return Frames(**tables, manifests=manifests, origins={"micro-0": {"machines": "2 cores"}})
 
 
 def test_a_row_says_what_was_reached_and_after_how_many_bytes() -> None:
@@ -66,6 +66,7 @@ def test_the_table_says_what_is_missing(tmp_path: Path) -> None:
     assert cells[:7] == ["MiCRO", "0.1", "2", "80.00 ± 1.00", "+0.00", "0.1", "80 B"]
     assert cells[7:10] == ["50 B, 2.5", "70 B, 3.5", "80 B, 4 (1 of 2)"]
     assert sum(line.count(" never ") for line in text.splitlines() if line.startswith("| Top-k")) == 3
+    assert text.endswith("Runs, with machines: 2 cores (1).\n")
     alone = frames()
     alone = Frames(runs=alone.runs.query("sparsifier == 'micro'"), steps=alone.steps, epochs=alone.epochs)
     assert write_reached(alone, tmp_path) == []
