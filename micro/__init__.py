@@ -22,6 +22,7 @@ Reading order:
     local/             the driver for local steps: H steps of each worker alone, then differences of weights are reduced
     drivers/           what both share: states of buckets, the lane that reduces, scales of losses; wrappers of models
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
+    sign_sgd           the optimizer that steps by signs
     simulate           n ranks in one process
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
     planning/          costs, traces, bucket schedules, theory: not imported from here
@@ -76,6 +77,7 @@ from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check
 from micro.peer_failures import PeerError
 from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.dct import DCTReducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
 from micro.reducers.fixed_micro import FixedMicro
@@ -109,6 +111,7 @@ from micro.selectors.sidco import Sidco
 from micro.selectors.sidco_published import PublishedSidco
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
+from micro.sign_sgd import SignSGD
 from micro.simulate import SimulatedStep, Simulation
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.stats import StepStats
@@ -132,6 +135,7 @@ __all__ = [
     "Codec",
     "Comm",
     "Constant",
+    "DCTReducer",
     "Deft",
     "DenseReducer",
     "Density",
@@ -211,6 +215,7 @@ __all__ = [
     "Shortest",
     "Sidco",
     "Sign",
+    "SignSGD",
     "SimulatedGroup",
     "SimulatedStep",
     "Simulation",

@@ -12,7 +12,8 @@ FLOORS = {
     **dict.fromkeys(("oktopk", "gtopk", "dsa"), 4.0),
     **dict.fromkeys(("qsgd", "terngrad", "natural", "signsgd", "onebit", "sparseloco"), 4.0),
 }
-NOT_IN_FLOORS = frozenset({"dense", "fft", "powersgd"})  # held against an all-reduce, a transform, products of matrices
+NOT_IN_FLOORS = frozenset({"demo", "dense", "fft", "powersgd"})
+"""Held against an all-reduce, a transform, products of matrices."""
 
 
 def goal(method: str) -> float | None:

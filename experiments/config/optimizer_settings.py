@@ -11,7 +11,7 @@ class OptimizerConfig:
     """How gradients become an update.
 
     Attributes:
-        name: sgd, adam, or adamw, whose weight decay leaves Adam's moments alone.
+        name: sgd, adam, adamw, whose weight decay leaves Adam's moments alone, or sign: every weight moves by the rate.
         momentum: of sgd.
         nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
             ExDyna and SAGE (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
@@ -49,7 +49,7 @@ class OptimizerConfig:
 
 
 CHOICES = {
-    "name": ("sgd", "adam", "adamw"),
+    "name": ("sgd", "adam", "adamw", "sign"),
     "nesterov": ("none", "pytorch", "published"),
     "momentum_at": ("update", "gradient"),
     "lr_at": ("update", "gradient"),
@@ -80,7 +80,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
         )
     if config.name != "sgd":
         _refuse_settings_of_sgd(config)
-    elif list(config.betas) != OptimizerConfig(name="adam").betas:
+    if config.name not in ("adam", "adamw") and list(config.betas) != OptimizerConfig(name="adam").betas:
         raise UserError(f"optimizer.betas are for adam and adamw, got {config.betas} for {config.name}: leave them out")
     if config.nesterov == "pytorch" and not config.momentum:
         raise UserError("optimizer.nesterov=pytorch needs a momentum above 0, got 0")

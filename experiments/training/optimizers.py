@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+import micro
 from experiments.config.optimizer_settings import OptimizerConfig
 from experiments.config.schema import TrainConfig
 
@@ -18,6 +19,8 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> tor
     groups = _groups(config, model)
     if config.name == "adam":
         return torch.optim.Adam(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
+    if config.name == "sign":
+        return micro.SignSGD(groups, lr=lr)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
     momentum = config.momentum if config.momentum_at == "update" else 0.0

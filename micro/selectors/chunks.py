@@ -42,7 +42,7 @@ class Chunks(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return this rank's largest of each chunk."""
         chunks = _chunks(acc.numel(), self.size, str(acc.device))
-        indices = largest_of_each(acc, chunks, _shares(chunks, step.target_count))
+        indices = largest_of_each(acc, chunks, shares(chunks, step.target_count))
         return Selection(indices, counts=(indices.numel(),) * comm.world_size)
 
 
@@ -52,7 +52,7 @@ def _chunks(numel: int, size: int, device: str) -> Pieces:
     return pieces_at(tuple(pairwise(edges)), device)
 
 
-def _shares(chunks: Pieces, count: int) -> Tensor:
+def shares(chunks: Pieces, count: int) -> Tensor:
     """Return how many each chunk gives (S,) int64, ``count`` in all."""
     upto = chunks.spans * count // chunks.spans[-1, 1]  # below 2^62: both are below 2^31
     return upto[:, 1] - upto[:, 0]

@@ -90,7 +90,7 @@ def test_weight_decay_is_of_what_it_says(decay_of: str, free: set[str]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "rmsprop"}, "optimizer.name must be one of sgd, adam, adamw, got 'rmsprop'"),
+        ({"name": "rmsprop"}, "optimizer.name must be one of sgd, adam, adamw, sign, got 'rmsprop'"),
         ({"name": "adam", "momentum": 0.9}, "optimizer.momentum is for sgd, got 0.9 for adam"),
         ({"name": "adam", "lr_at": "gradient"}, "optimizer.lr_at is for sgd"),
         ({"name": "sgd", "nesterov": "pytorch"}, "needs a momentum above 0"),
@@ -199,6 +199,15 @@ def test_adamw_decays_weights_apart_from_the_moments() -> None:
     adam = steps_of(OptimizerConfig(name="adam", weight_decay=0.5), [0.0])
     assert found != pytest.approx(adam)
     assert isinstance(build_optimizer(config, Net(), 0.1), torch.optim.AdamW)
+
+
+def test_sign_moves_every_weight_by_the_rate_and_decays_it_apart() -> None:
+    config = OptimizerConfig(name="sign", weight_decay=0.5)
+    assert steps_of(config, [0.3, -7.0, 0.0], lr=0.1) == pytest.approx(
+        [0.85, 0.85 * 0.95 + 0.1, (0.85 * 0.95 + 0.1) * 0.95]
+    )
+    with pytest.raises(ValueError, match="lr of SignSGD must be at least 0, got -1"):
+        micro.SignSGD([], lr=-1.0)
 
 
 def test_the_rate_follows_its_shape(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def test_target_follows_the_warm_up(row: Row) -> None:
                 assert_mass_conserved(row, step)
             if row.follows_density:
                 assert step.stats[0].target_density == schedule.at(index)
-                whole = (FFT_BINS,) if row.spectral else (LAYOUT.numel,)
+                whole = (FFT_BINS,) if row.name.startswith("fft") else (LAYOUT.numel,)
                 counts = [int(schedule.at(index) * size) for size in (LAYOUT.numels if row.by_tensor else whole)]
                 assert step.stats[0].target_count == sum(max(1, count) for count in counts)
             if is_prompt(row):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from micro.density.base import target_count
+from micro.feedback import NoFeedback
 from micro.flat import Layout
 from micro.kernels.candidates import NUM_BINS
 from micro.planning.volumes.bucket import Bucket
@@ -14,6 +15,7 @@ from micro.planning.volumes.selection import calls_of_selector
 from micro.planning.volumes.sparse_step import step_of
 from micro.planning.volumes.two_levels import joined
 from micro.reducers.base import Reducer
+from micro.reducers.dct import DCTReducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
 from micro.reducers.fixed_micro import FixedMicro
@@ -21,6 +23,7 @@ from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
+from micro.selectors.chunks import Chunks
 from micro.transforms import num_bins
 
 
@@ -107,6 +110,13 @@ def _of_fft(reducer: FFTReducer, bucket: Bucket) -> Volume:
     return _one_level(bucket, calls, bucket.numel)
 
 
+def _of_dct(reducer: DCTReducer, bucket: Bucket) -> Volume:
+    tiles = SparseReducer(
+        Chunks(), reducer.density, reducer.exchange, codec=reducer.codec, indices=reducer.indices, feedback=NoFeedback()
+    )
+    return _of_sparse(tiles, bucket)
+
+
 def _of_fixed_micro(reducer: FixedMicro, bucket: Bucket) -> Volume:
     k = target_count(reducer.density_policy.density, bucket.numel)
     room = reducer.room(k, bucket.numel, bucket.world_size)
@@ -163,6 +173,7 @@ def _of_two_level(reducer: TwoLevel, bucket: Bucket) -> Volume:
 
 _KINDS: Mapping[type[Reducer], Callable[[Any, Bucket], Volume]] = {
     DenseReducer: _of_dense,
+    DCTReducer: _of_dct,
     FFTReducer: _of_fft,
     FixedMicro: _of_fixed_micro,
     PowerSGD: _of_powersgd,

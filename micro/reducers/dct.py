@@ -1,0 +1,213 @@
+"""DeMo: the largest coefficients of each tile's cosine transform, from a momentum that keeps what was not sent."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from micro.codecs.base import Codec
+from micro.codecs.raw import Raw
+from micro.comm import Comm
+from micro.density.base import Density
+from micro.density.constant import Constant
+from micro.exchanges.base import Exchange, Wire
+from micro.exchanges.gather import Gather
+from micro.feedback import ErrorFeedback, Feedback, Undo, nothing_to_undo
+from micro.flat import Layout
+from micro.index_codecs import IndexCodec, Int32
+from micro.kernels.reference import first_nonfinite
+from micro.nonfinite import Finding, Policy, check_policy
+from micro.parts import as_part
+from micro.reducers.attempt import Attempt, cut_
+from micro.reducers.base import BucketState, Reducer
+from micro.reducers.rounding import write_
+from micro.reducers.tiles import Tiling, tiling_of
+from micro.selectors.chunks import shares
+from micro.selectors.pieces import largest_of_each
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.stats import StepStats, traffic_fields
+
+Transform = Literal["dct", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DCTReducer(Reducer):
+    """Send the largest coefficients of each tile: ``acc = decay * residual + grad``, ``residual = acc - sent``.
+
+    With a decay of 0.999 the residual is DeMo's momentum, from which each rank takes what it sends. Every parameter is
+    a matrix, its first dimension by all others, and is cut into tiles of ``size`` by ``size``, smaller at the edges;
+    a vector into runs of ``size``. Each tile gives a share of its coefficients, exactly k in all; ties go to the first.
+    The transform is orthonormal, so that mass is conserved and ``relative_error`` is exact but for rounding. The update
+    is dense: counts and densities are of coefficients.
+
+    DeMo takes steps by the sign of the update, which is the optimizer's to do.
+
+    Replicas are equal bit for bit where all ranks run the same library on the same kind of processor: every rank
+    transforms back on its own.
+
+    Args:
+        density: share of the coefficients, in (0, 1], or a schedule of it. DeMo's 32 of 64 x 64 are 1/128.
+        size: of a tile's sides.
+        transform: 'dct', or 'none': the tiles as they are, to see what the transform does.
+        exchange: gather; its rule 'senders' takes the mean over those that sent, as the public code does.
+        codec, indices: the forms of coefficients and of their places on the wire.
+        feedback: 'residual' with its decay, or 'none'.
+        nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
+        seed: for a codec that is random.
+
+    Source: Peng, Quesnelle & Kingma, DeMo: Decoupled Momentum Optimization, 2024, arXiv 2411.19870, and its public
+    code. Differences: tiles whose sides need not divide those of the matrix (the code's tiles are 1 wide where a side
+    is prime above 64, and half of a vector travels, at 150 % of its dense bytes); convolutions; the mean over all ranks
+    instead of those that sent a coefficient; one message for all parameters, with int32 indices; the learning rate
+    outside of the momentum.
+
+    Raises:
+        ValueError: a setting out of range, or an exchange that needs more than each rank's own choice.
+    """
+
+    density: Density[Any] | float
+    size: int = 64
+    transform: Transform = "dct"
+    exchange: Exchange[Any] = field(default_factory=Gather)
+    codec: Codec = field(default_factory=Raw)
+    indices: IndexCodec = field(default_factory=Int32)
+    feedback: Feedback = field(default_factory=partial(ErrorFeedback, decay=0.999))
+    nonfinite: Policy = "stop"
+    seed: int = 0
+    name: ClassVar[str] = "dct"
+
+    def __post_init__(self) -> None:
+        for key, kind in (("exchange", Exchange), ("codec", Codec), ("indices", IndexCodec), ("feedback", Feedback)):
+            object.__setattr__(self, key, as_part(kind, getattr(self, key)))
+        check_policy(self.nonfinite)
+        if self.size < 1:
+            raise ValueError(f"size of dct must be at least 1, got {self.size}")
+        if self.transform not in get_args(Transform):
+            raise ValueError(
+                f"transform of dct must be one of {', '.join(get_args(Transform))}, got '{self.transform}'"
+            )
+        if self.density_policy.by_layer:
+            raise ValueError(f"density {self.density_policy.name} differs by layer, dct takes the same of each tile")
+        if self.exchange.name != "gather":
+            raise ValueError(f"exchange of dct must be gather, got '{self.exchange.name}'")
+        if self.feedback.name not in ("none", "residual"):
+            raise ValueError(f"feedback of dct must be one of none, residual, got '{self.feedback.name}'")
+        self.exchange.check_wire(Wire(self.codec, self.indices))
+
+    @property
+    def rule_name(self) -> str | None:
+        """Which published behaviours the parts follow, or None where there is only one."""
+        rules = [part.rule_name for part in (self.exchange, self.density_policy, self.codec)]
+        return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
+
+    @property
+    def density_policy(self) -> Density[Any]:
+        """The density as a policy."""
+        return self.density if isinstance(self.density, Density) else Constant(self.density)
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return a state with nothing kept."""
+        memory = self.feedback.start(layout.numel, dtype, device)
+        return BucketState(layout, 0, memory, density=self.density_policy.start())
+
+    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+        """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
+        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        target = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
+        step = Step(state.step, target.count, self.seed, state.layout)
+        forgotten = self.feedback.forgotten(state.memory)
+        acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
+        before = comm.now(grad.device)
+        tiling = tiling_of(state.layout, self.size, has_transform=self.transform == "dct")
+        tiled = tiling.forward(acc)
+        pieces = tiling.pieces(acc.device)
+        chosen = largest_of_each(tiled, pieces, shares(pieces, target.count))
+        select_s = comm.now(grad.device) - before
+        exchanged = self._exchange(tiled, chosen, step, comm, is_finite=bad is None)
+        state.step += 1
+        keeps = self.feedback.name == "residual"
+        undo: Undo = nothing_to_undo
+        if exchanged.is_finite and keeps:
+            undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back bit for bit
+            acc -= tiling.inverse(_spread((exchanged.sent,), tiled))
+        error = _relative_error(tiled, exchanged.sent) if exchanged.is_finite else None
+        self.feedback.settle_(state.memory, acc, grad, None)
+        bad_update = (
+            self._write(exchanged, tiling, tiled, acc if keeps else None, grad) if exchanged.is_finite else None
+        )
+        if bad_update is not None:
+            undo()
+            undo = nothing_to_undo
+            cut_(acc, slice(None), comm.world_size * grad.numel())
+        exchange_s = comm.traffic.elapsed_s - waited
+        stats = StepStats(
+            step=step.index,
+            numel=grad.numel(),
+            rule=self.rule_name,
+            target_density=target.density,
+            target_count=target.count,
+            counts=exchanged.counts,
+            local_count=exchanged.counts[comm.rank],
+            global_count=exchanged.num_updated,
+            threshold=None,
+            select_s=select_s,
+            exchange_s=exchange_s,
+            rest_s=comm.now(grad.device) - started - select_s - exchange_s,
+            skipped=False,
+            relative_error=error,
+            forgotten=forgotten,
+            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+        )
+        is_sound = exchanged.is_finite and bad_update is None
+        findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
+        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
+
+    def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: bool) -> Exchanged:
+        return self.exchange.exchange(
+            self.exchange.start(),
+            tiled,
+            Selection(chosen, counts=(chosen.numel(),) * comm.world_size),
+            step=step,
+            overlap=Overlap.ANY,
+            wire=Wire(self.codec, self.indices),
+            comm=comm,
+            is_finite=is_finite,
+        )
+
+    @staticmethod
+    def _write(exchanged: Exchanged, tiling: Tiling, tiled: Tensor, acc: Tensor | None, grad: Tensor) -> int | None:
+        """Write the mean into ``grad``, what it loses on being rounded into ``acc``; return where it is not finite."""
+        unsent = write_(tiling.inverse(_spread(exchanged.update, tiled)), grad)
+        if unsent is not None and acc is not None:
+            acc += unsent
+        return first_nonfinite(grad)
+
+    def save(self, state: BucketState) -> dict[str, Any]:
+        """Return the state as plain data and tensors."""
+        return Reducer.save(self, state) | {"density": self.density_policy.save(state.density)}
+
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return the state that ``save`` described."""
+        state = Reducer.load(self, saved, dtype, device)
+        if "density" in saved:
+            state.density = self.density_policy.load(saved["density"])
+        return state
+
+
+def _spread(parts: tuple[SparseValues, ...], like: Tensor) -> Tensor:
+    """Return the sum of ``parts`` as a vector like ``like`` (numel,)."""
+    whole = torch.zeros_like(like)
+    for part in parts:
+        part.add_to_(whole)
+    return whole
+
+
+def _relative_error(tiled: Tensor, sent: SparseValues) -> float:
+    """Return what sending loses of the accumulator, by the norms of coefficients: the transform keeps them."""
+    whole = torch.linalg.vector_norm(tiled, dtype=torch.float64)
+    left = tiled.index_fill(0, sent.indices.long(), 0.0)
+    lost = tiled.index_select(0, sent.indices) - sent.values
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (left, lost)]
+    return float(torch.stack(norms).norm() / whole.clamp_min(torch.finfo(torch.float64).tiny))  # host sync: the record

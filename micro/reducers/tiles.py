@@ -1,0 +1,124 @@
+"""Tiles: every parameter cut into squares, or runs where it is a vector, each transformed by itself."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from micro.flat import Layout
+from micro.selectors.pieces import Pieces, pieces_at
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Tiles of one shape in one parameter, which is seen as a matrix.
+
+    Attributes:
+        offset, shape: of the matrix in the flat vector.
+        rows, columns: of the matrix that the region has: (start, stop) each.
+        height, width: of a tile.
+        place: where its tiles begin in the tiled vector, one after the other.
+    """
+
+    offset: int
+    shape: tuple[int, int]
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    height: int
+    width: int
+    place: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
+
+    def of_matrix(self, vector: Tensor) -> Tensor:
+        """Return a view (tile rows, tile columns, height, width) of the region in the flat ``vector`` (numel,)."""
+        numel = self.shape[0] * self.shape[1]
+        matrix = vector[self.offset : self.offset + numel].view(self.shape)
+        region = matrix[self.rows[0] : self.rows[1], self.columns[0] : self.columns[1]]
+        tiles: Tensor = region.unflatten(1, (-1, self.width)).unflatten(0, (-1, self.height)).permute(0, 2, 1, 3)
+        return tiles
+
+    def of_tiles(self, tiled: Tensor) -> Tensor:
+        """Return a view of the same shape of the region in the ``tiled`` vector (numel,)."""
+        grid = (self.rows[1] - self.rows[0]) // self.height, (self.columns[1] - self.columns[0]) // self.width
+        return tiled[self.place : self.place + self.numel].view(*grid, self.height, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """All tiles of a layout; the tiled vector has as many elements as the flat one."""
+
+    regions: tuple[Region, ...]
+    has_transform: bool
+
+    def forward(self, vector: Tensor) -> Tensor:
+        """Return the tiles (numel,) of ``vector`` (numel,), each as its two-dimensional DCT where there is one."""
+        tiled = torch.empty_like(vector)
+        for region in self.regions:
+            tiles = region.of_matrix(vector)
+            if self.has_transform:
+                tiles = dct(region.height, tiles) @ tiles @ dct(region.width, tiles).T
+            region.of_tiles(tiled).copy_(tiles)
+        return tiled
+
+    def inverse(self, tiled: Tensor) -> Tensor:
+        """Return the vector whose tiles these are."""
+        vector = torch.empty_like(tiled)
+        for region in self.regions:
+            tiles = region.of_tiles(tiled)
+            if self.has_transform:
+                tiles = dct(region.height, tiles).T @ tiles @ dct(region.width, tiles)
+            region.of_matrix(vector).copy_(tiles)
+        return vector
+
+    def pieces(self, device: torch.device) -> Pieces:
+        """Return where each tile lies in the tiled vector."""
+        return _pieces(self.regions, str(device))
+
+
+@lru_cache(maxsize=64)
+def tiling_of(layout: Layout, size: int, *, has_transform: bool) -> Tiling:
+    """Return tiles of ``size`` by ``size``, smaller at the edges; runs of ``size`` where a parameter is a vector."""
+    regions: list[Region] = []
+    place = 0
+    for offset, shape in zip(layout.offsets, layout.shapes, strict=True):
+        matrix = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+        for rows, height in _bands(matrix[0], size):
+            for columns, width in _bands(matrix[1], size):
+                regions.append(Region(offset, matrix, rows, columns, height, width, place))
+                place += regions[-1].numel
+    return Tiling(tuple(regions), has_transform)
+
+
+def _bands(length: int, size: int) -> list[tuple[tuple[int, int], int]]:
+    """Return the part of a side that whole tiles cover, and what is left: (start, stop) and the tile's side."""
+    whole = length // size * size
+    parts = [((0, whole), size), ((whole, length), length - whole)]
+    return [(span, side) for span, side in parts if span[1] > span[0]]
+
+
+@lru_cache(maxsize=64)
+def _pieces(regions: tuple[Region, ...], device: str) -> Pieces:
+    spans = []
+    for region in regions:
+        step = region.height * region.width
+        spans += [(start, start + step) for start in range(region.place, region.place + region.numel, step)]
+    return pieces_at(tuple(spans), device)
+
+
+def dct(length: int, like: Tensor) -> Tensor:
+    """Return the orthonormal DCT-II (length, length) as a matrix of the type of ``like``."""
+    return _dct(length, like.dtype, str(like.device))
+
+
+@lru_cache(maxsize=64)
+def _dct(length: int, dtype: torch.dtype, device: str) -> Tensor:
+    places = torch.arange(length, dtype=torch.float64)
+    matrix = torch.cos(math.pi / length * torch.outer(places, places + 0.5)) * math.sqrt(2 / length)
+    matrix[0] /= math.sqrt(2)
+    return matrix.to(dtype).to(device)
