@@ -6,7 +6,7 @@ from typing import Protocol
 import micro
 from micro.planning.costs import Network, gather_part
 from micro.planning.nodes import seconds_of
-from micro.planning.schedules.base import Problem, no_time
+from micro.planning.schedules.base import Messages, Problem, no_time
 from micro.planning.traces import Trace
 from micro.planning.volumes import Volume, volume_of
 
@@ -55,9 +55,27 @@ def problem_of(
         assert select is not None
         return select.seconds(method, num_bytes / size)
 
+    @cache
+    def messages(num_bytes: float) -> tuple[tuple[float, float], ...]:
+        calls = group_volume(reducer, round(num_bytes / size), world_size, size).calls
+        latencies = [network.seconds(op, 0.0) for op, _ in calls]
+        return tuple(
+            (latency, max(network.seconds(op, sent) - latency, 0.0))
+            for latency, (op, sent) in zip(latencies, calls, strict=True)
+        )
+
     if isinstance(reducer, micro.DenseReducer):
         return Problem(trace, exchange, gather=partial(gather_part, network))
-    return Problem(trace, exchange, no_time if select is None else selection)
+    selecting = no_time if select is None else selection
+    if not reducer.shares_rounds:
+        return Problem(trace, exchange, selecting)
+    return Problem(trace, partial(_one_round, messages), selecting, messages=messages)
+
+
+def _one_round(messages: Messages, num_bytes: float) -> float:
+    """Return what a group adds to a step whose groups share rounds: one latency, and all of its transfers."""
+    costs = messages(num_bytes)
+    return max((latency for latency, _ in costs), default=0.0) + sum(transfer for _, transfer in costs)
 
 
 @lru_cache(maxsize=2**16)  # it does not depend on the network

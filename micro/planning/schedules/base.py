@@ -5,7 +5,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from micro.planning.documents import Document
 from micro.planning.traces import Trace
 
 Seconds = Callable[[float], float]  # of a number of bytes of gradient
+Messages = Callable[[float], tuple[tuple[float, float], ...]]  # of a number of bytes: latency and transfer of each
 Ends = tuple[int, ...]  # where each group ends (exclusive), rising; the last is the number of layers
 
 
@@ -31,9 +32,11 @@ class Problem:
     Attributes:
         trace: the layers, in backward order, and the lengths of the step's parts.
         exchange: seconds of the collectives for a group of so many bytes of gradient. Dense: its all-reduce; sparse:
-            all that the method sends for it.
+            all that the method sends for it, or what the group adds to a step where groups share rounds.
         select: seconds of computation for a group before it can be sent. It delays backward: worker and
             selection share the processor.
+        messages: of a group, its collectives in turn, each as the seconds of its latency and of its transfer, where
+            groups share rounds (micro.rounds); None: each group's exchange follows that of the group before.
         gather: of the seconds of `exchange`, those that can wait for the next forward (the all-gather that ends an
             all-reduce); only a schedule that splits the two looks at it.
     """
@@ -42,6 +45,7 @@ class Problem:
     exchange: Seconds
     select: Seconds = no_time
     gather: Seconds = no_time
+    messages: Messages | None = None
 
     @cached_property
     def prefix(self) -> tuple[int, ...]:
@@ -108,8 +112,11 @@ class Timeline:
 def timeline(problem: Problem, ends: Sequence[int]) -> Timeline:
     """Return when each group is selected, sent and done: the recurrence that all schedules minimise.
 
-    Backward computes and selects on one clock; the collectives follow each other on another.
+    Backward computes and selects on one clock; the collectives follow each other on another. Where groups share rounds,
+    the recurrence is that of rounds without those after the last group, in which some messages come later.
     """
+    if problem.messages is not None:
+        return _in_rounds(problem, ends, problem.messages)
     delay = lane = 0.0
     transfers = []
     start = 0
@@ -125,6 +132,43 @@ def timeline(problem: Problem, ends: Sequence[int]) -> Timeline:
     backward = problem.trace.backward_s + delay
     end = max(lane, backward)
     return Timeline(tuple(transfers), backward, end, problem.trace.forward_s + end + problem.trace.update_s)
+
+
+def _in_rounds(problem: Problem, ends: Sequence[int], messages: Messages) -> Timeline:
+    """Return the same where each group that is ready begins a round, with the next message of all groups before it.
+
+    Messages of a round go side by side: their latencies are one, their transfers share the link. When all groups are
+    ready, rounds follow each other.
+    """
+    delay = lane = 0.0
+    transfers: list[Transfer] = []
+    left: list[list[tuple[float, float]]] = []
+    start = 0
+    for stop in ends:
+        num_bytes = problem.num_bytes(start, stop)
+        ready = problem.ready_s[stop - 1] + delay
+        select_s = problem.select(num_bytes)
+        delay += select_s
+        sent = max(lane, ready + select_s)
+        left.append(list(messages(num_bytes)))
+        transfers.append(Transfer(start, stop, num_bytes, ready, ready + select_s, sent, sent))
+        lane = _send_round(sent, left, transfers)
+        start = stop
+    while any(left):
+        lane = _send_round(lane, left, transfers)
+    backward = problem.trace.backward_s + delay
+    end = max(lane, backward)
+    return Timeline(tuple(transfers), backward, end, problem.trace.forward_s + end + problem.trace.update_s)
+
+
+def _send_round(sent_s: float, left: list[list[tuple[float, float]]], transfers: list[Transfer]) -> float:
+    """Send the next message of each group at ``sent_s``; return when it has arrived."""
+    places = [place for place, messages in enumerate(left) if messages]
+    costs = [left[place].pop(0) for place in places]
+    done_s = sent_s + max((latency for latency, _ in costs), default=0.0) + sum(transfer for _, transfer in costs)
+    for place in places:
+        transfers[place] = replace(transfers[place], done_s=done_s)
+    return done_s
 
 
 class Schedule(Part, ABC):
