@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.flat import Layout
 from micro.kernels import places
 from micro.kernels.sums import Sums
@@ -199,6 +200,9 @@ def summed(parts: Sequence[SparseValues]) -> SparseValues:
     """Return the sum of one part or more: the union of their indices, the values of each added in the order given."""
     if len(parts) == 1:
         return parts[0]
+    merged = kernels.added([part.indices for part in parts], [part.values for part in parts])
+    if merged is not None:
+        return SparseValues(*merged)
     together = torch.cat([part.indices for part in parts])
     indices = torch.unique(together)
     values = parts[0].values.new_zeros(indices.numel())

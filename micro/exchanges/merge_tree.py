@@ -188,6 +188,11 @@ def merge(mine: Branch, tree: Tree) -> tuple[Branch, list[SparseValues]]:
 
 def _prune(entries: SparseValues, k: int) -> tuple[SparseValues, SparseValues]:
     """Return the k largest entries, and the others with negated values."""
-    keep = torch.zeros_like(entries.indices, dtype=torch.bool)
-    keep[kernels.largest(entries.values, k).long()] = True
-    return entries.where(keep), SparseValues(entries.indices[~keep], -entries.values[~keep])
+    if entries.indices.numel() <= k:
+        return entries, SparseValues(entries.indices[:0], entries.values[:0])
+    places = kernels.largest(entries.values, k)
+    is_rest = torch.ones_like(entries.indices, dtype=torch.bool)
+    is_rest[places.long()] = False
+    rest = torch.nonzero(is_rest).view(-1)
+    kept, others = ([part.index_select(0, to) for part in (entries.indices, entries.values)] for to in (places, rest))
+    return SparseValues(*kept), SparseValues(others[0], -others[1])

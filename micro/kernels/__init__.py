@@ -17,6 +17,7 @@ from torch import Tensor
 from micro.kernels import candidates, reference
 from micro.kernels.candidates import Candidates
 
+MOST_MERGED = 32  # lists that are merged one after the other
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
 
@@ -320,6 +321,21 @@ def distinct(indices: Tensor, numel: int) -> Tensor:
         ascending: Tensor = torch.unique(indices)
         return ascending
     return loops.distinct(indices, numel)
+
+
+def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Return the union (m,) int32 of lists of indices and the sums (m,) of their values, added in the order given.
+
+    None where no compiled loop serves them: values that are not float32 on a CPU, indices that do not ascend, more
+    lists than a walk along all pays for.
+    """
+    if len(values) > MOST_MERGED or not all(map(compiled, values)):
+        return None
+    if not all(part.dtype is torch.int32 and part.is_contiguous() for part in indices):
+        return None
+    from micro.kernels import merging
+
+    return merging.added(indices, values)
 
 
 def prepare() -> None:

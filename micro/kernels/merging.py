@@ -1,0 +1,59 @@
+"""Lists of entries at ascending indices, merged by one walk along both: no sort and no search."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from micro.kernels.cpu import array_of
+from micro.kernels.jit import jitted
+
+
+def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Return the union (m,) int32 of lists of indices, and the sum (m,) of their float32 values in the order given.
+
+    None where a list does not ascend.
+    """
+    lists = [array_of(part) for part in indices]
+    if not all(_ascends(part) for part in lists):
+        return None
+    places, sums = lists[0], array_of(values[0]) + np.float32(0)  # a sum that begins with zero is never -0
+    for other, more in zip(lists[1:], values[1:], strict=True):
+        places, sums = _merged(places, sums, other, array_of(more))
+    return torch.from_numpy(places), torch.from_numpy(sums)
+
+
+@jitted
+def _ascends(indices: Any) -> Any:
+    num_falling = 0
+    for i in range(1, indices.size):
+        num_falling += indices[i] <= indices[i - 1]
+    return num_falling == 0
+
+
+@jitted
+def _merged(first: Any, first_values: Any, second: Any, second_values: Any) -> Any:
+    most = first.size + second.size
+    places, sums = np.empty(most + 1, np.int32), np.empty(most + 1, np.float32)
+    i, j, count = 0, 0, 0
+    while i < first.size and j < second.size:
+        here, there = first[i], second[j]
+        places[count] = min(here, there)
+        value = np.float32(0)
+        if here <= there:
+            value = first_values[i]
+            i += 1
+        if there <= here:
+            value += second_values[j]
+            j += 1
+        sums[count] = value
+        count += 1
+    while i < first.size:
+        places[count], sums[count] = first[i], first_values[i]
+        i, count = i + 1, count + 1
+    while j < second.size:
+        places[count], sums[count] = second[j], second_values[j] + np.float32(0)
+        j, count = j + 1, count + 1
+    return places[:count], sums[:count]
