@@ -4,6 +4,7 @@ step   every method's reduction against its floor, the memory traffic that no sp
 select the scan for what is at or above a threshold against torch's ways to do it, and against one read of the vector
 threads  the compiled loops on all threads of a rank against one thread
 ranks  what a rank computes for one bucket as ranks grow in number, without a network
+bare   packing, FFT sparsification and PowerSGD against a copy, the transforms and the products of matrices in them
 transform  the FFT at good and bad lengths against a power of two
 loop   a training step of the harness against a bare PyTorch loop with DDP, dense against dense
 start  a short run from its command to its end, against a bare torchrun of the same model and length
@@ -28,6 +29,7 @@ from rich.console import Console
 
 from experiments.benchmarks import (
     against,
+    bare,
     gpu,
     loading,
     loop,
@@ -80,7 +82,7 @@ def parser() -> Parser:
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, select, threads, ranks, transform, loop, start, loading, rules, network, gpu):
+    for benchmark in (step, select, threads, ranks, transform, bare, loop, start, loading, rules, network, gpu):
         command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)

@@ -451,6 +451,7 @@ WRONG: dict[str, str] = {
     "bench threads --threads 0": "--threads must be at least 1, got 0",
     "bench select --pairs 0": "--pairs must be at least 1, got 0",
     "bench transform --rounds 0": "--rounds must be at least 1, got 0",
+    "bench bare --rounds 0": "--rounds must be at least 1, got 0",
     "bench loading sede=1": "'sede' is not a key of the configuration, which has model,",
     "bench rules --world-size 0": "--world-size must be at least 1, got 0",
     "bench rules --numel 99999999999999999999": "--numel must be at most 2147483647, got 99999999999999999999",

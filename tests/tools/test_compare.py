@@ -17,7 +17,7 @@ from rich.console import Console
 
 import micro
 from experiments import compare
-from experiments.benchmarks import select, transform
+from experiments.benchmarks import bare, select, transform
 from experiments.config.errors import UserError
 from experiments.reports.names import in_order, label
 from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic
@@ -314,6 +314,13 @@ def test_selection_benchmark_writes_its_ratios(tmp_path: Path) -> None:
     (row,) = pd.read_csv(tmp_path / "select.csv").to_dict("records")
     assert row["ours / torch.where"] > 0
     assert row["ours / torch.sum"] > 0
+
+
+def test_packing_transforms_and_products_are_compared_with_the_bare_work() -> None:
+    rows = bare.measure(5000, [0.1, 0.01], rounds=1)
+    assert {row["name"] for row in rows} >= {"fft", "powersgd", "indices bitmap, density 0.1"}
+    assert "indices bitmap, density 0.01" not in {row["name"] for row in rows}, "a bitmap is refused there"
+    assert all(float(row["ratio"]) > 0 and float(row["goal"]) > 1 for row in rows)
 
 
 def test_transforms_are_timed_at_their_own_lengths() -> None:

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "reproduce": (reproduce.main, ["micro"]),
     **{
         f"bench {name}": (bench.main, [name])
-        for name in ["step", "select", "threads", "transform", "loop", "start", "loading", "rules", "network"]
+        for name in ["step", "select", "threads", "transform", "bare", "loop", "start", "loading", "rules", "network"]
     },
 }
 PROFILES = {f"profile {name}": (profile.main, [name]) for name in ("link", "select", "backward")}
