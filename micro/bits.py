@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.kernels.reference import places_of
 
 GROUP = 8  # codes that fill whole bytes together, whatever their width
 WORD = 8  # bytes of an int64
@@ -92,7 +93,7 @@ def get_places(packed: Tensor, count: int, low: int, gap: int, length: int) -> T
         places = torch.empty(count, dtype=torch.int32)
         loops.get_places(lows, highs, low, gap, places)
         return places
-    found = torch.nonzero(unpack_bits(highs, length)).view(-1) - gap * torch.arange(count, device=packed.device)
+    found = places_of(unpack_bits(highs, length).bool(), count) - gap * torch.arange(count, device=packed.device)
     return (found << low | unpack(lows, count, low) if low else found).to(torch.int32)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.health import FirstBad
 from micro.kernels.reference import is_ordinary, too_large
 from micro.kernels.sums import Sums, absorb_and_sum_, sums_of
 from micro.norms import norm
@@ -50,7 +51,7 @@ class Feedback(Part, ABC):
         return None
 
     @abstractmethod
-    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
+    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Return the accumulator of a step: the gradient plus what was kept.
 
         Args:
@@ -58,10 +59,10 @@ class Feedback(Part, ABC):
             grad: (numel,) may become the accumulator, or zero.
         Returns:
             acc (numel,), finite also where ranks are added up; the index of the first NaN, Inf or number so large that
-            sums would overflow, which was left out; or None.
+            sums would overflow, which was left out; or None. On an accelerator the index is there, not on the host.
         """
 
-    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None, Sums]:
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
         """Return what `accumulate_` does, and the sums of the accumulator, in the same pass where that can be."""
         acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
         return acc, first_bad, sums_of(acc)
@@ -142,10 +143,10 @@ class ErrorFeedback(Feedback):
         """Return zeros, in single precision at least."""
         return {"residual": torch.zeros(numel, dtype=torch.promote_types(dtype, torch.float32), device=device)}
 
-    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
+    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Add the gradient to the residual in place and return it: one pass without a decay, no second vector."""
         acc = self.without_grad_(memory)
-        return acc, kernels.absorb_(acc, grad)
+        return acc, kernels.absorb_unread_(acc, grad)
 
     def without_grad_(self, memory: Memory) -> Tensor:
         """Return the residual, after its decay."""
@@ -153,7 +154,7 @@ class ErrorFeedback(Feedback):
             memory["residual"].mul_(self.decay)
         return memory["residual"]
 
-    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None, Sums]:
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
         """Add the gradient to the residual in place, and the sums up in the same pass."""
         acc = self.without_grad_(memory)
         return acc, *absorb_and_sum_(acc, grad)
@@ -173,10 +174,10 @@ class NoFeedback(Feedback):
         """Return an empty tensor: nothing is kept."""
         return {"residual": torch.zeros(0, dtype=torch.promote_types(dtype, torch.float32), device=device)}
 
-    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
+    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Return the gradient itself, in single precision at least."""
         acc = grad.to(memory["residual"].dtype)
-        return acc, None if is_ordinary(acc, acc.dtype) else _drop_too_large_(acc)
+        return acc, None if _is_known_ordinary(acc, acc.dtype) else _drop_too_large_(acc)
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Forget the accumulator, which may be the gradient."""
@@ -223,7 +224,7 @@ class MomentumCorrection(Feedback):
         wide = torch.promote_types(dtype, torch.float32)
         return {name: torch.zeros(numel, dtype=wide, device=device) for name in ("residual", "momentum")}
 
-    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, int | None]:
+    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Add the gradient to the momentum, and that to the residual, in place; return the residual.
 
         Without clipping, compiled, it is one pass over the three.
@@ -232,7 +233,7 @@ class MomentumCorrection(Feedback):
         loops = kernels.momentum_for(residual, momentum, grad) if self.clip is None else None
         if loops is not None:
             return residual, loops.absorb_(residual, momentum, grad, self.momentum, is_nesterov=self.nesterov)
-        ordinary = is_ordinary(grad, residual.dtype)
+        ordinary = _is_known_ordinary(grad, residual.dtype)
         first_bad = None if ordinary else _drop_too_large_(grad)
         if self.clip is not None:
             _clip_(grad, self.clip / math.sqrt(world_size))
@@ -254,18 +255,27 @@ class MomentumCorrection(Feedback):
         return after(sent.take_from_(acc), sent.clear_in_(memory["momentum"]))
 
 
-def _drop_too_large_(vector: Tensor) -> int | None:
-    """Set what is not finite, or counts as infinite, to zero; return the index of the first, or None."""
+def _is_known_ordinary(grad: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether ``grad`` needs no search for what is too large; on an accelerator the host does not wait to know."""
+    return grad.device.type == "cpu" and is_ordinary(grad, dtype)
+
+
+def _drop_too_large_(vector: Tensor) -> FirstBad:
+    """Set what is not finite, or counts as infinite, to zero; return the index of the first."""
     is_bad = too_large(vector)
-    bad = torch.nonzero(is_bad).view(-1)
-    if not bad.numel():
-        return None
     vector.masked_fill_(is_bad, 0.0)
-    return int(bad[0])  # host sync: only after something was found
+    if vector.device.type != "cpu":
+        places = torch.arange(vector.numel() + 1, dtype=torch.int32, device=vector.device)
+        return torch.cat([places[:-1].where(is_bad, vector.numel()), places[-1:]]).amin(0, keepdim=True)
+    bad = torch.nonzero(is_bad).view(-1)
+    return int(bad[0]) if bad.numel() else None
 
 
-def _first_of(*indices: int | None) -> int | None:
-    return min((index for index in indices if index is not None), default=None)
+def _first_of(*indices: FirstBad) -> FirstBad:
+    late = [index for index in indices if isinstance(index, Tensor)]
+    if late:
+        return torch.cat(late).amin(0, keepdim=True)
+    return min((index for index in indices if isinstance(index, int)), default=None)
 
 
 def _clip_(grad: Tensor, largest: float) -> None:

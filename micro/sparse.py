@@ -1,8 +1,7 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.flat import Layout
+from micro.health import Finite, read, soonest
 from micro.kernels import places
 from micro.kernels.sums import Sums
 
@@ -180,15 +180,16 @@ class Exchanged:
         sent: what this rank contributed, as the receivers decoded it; ``residual = acc - sent``.
         counts: how many indices each rank chose.
         num_updated: number of distinct indices in the update.
-        is_finite: False, on all ranks alike, when any rank's gradient held NaN or Inf.
+        is_finite: False, on all ranks alike, when any rank's gradient held NaN or Inf; on an accelerator the flag may
+            not have been read yet, nor num_updated.
         overfull: whether a message of fixed capacity, the same on all ranks, did not hold what was to be sent.
     """
 
     update: tuple[SparseValues, ...]
     sent: SparseValues
     counts: tuple[int, ...]
-    num_updated: int
-    is_finite: bool
+    num_updated: int | Tensor
+    is_finite: Finite
     overfull: bool = False
 
 
@@ -212,16 +213,34 @@ def summed(parts: Sequence[SparseValues]) -> SparseValues:
     return SparseValues(indices, values)
 
 
-def overflown(parts: Sequence[SparseValues], scale: float) -> Tensor | None:
-    """Return where ``scale`` times any of ``parts`` is not finite, (m,) int32; None where all is finite.
+def overflown(parts: Sequence[SparseValues], scale: float, exchanged: Exchanged) -> tuple[Exchanged, Tensor | None]:
+    """Return what the host then knows of an exchange, and where ``scale`` times any of ``parts`` is not finite.
 
-    A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end.
+    A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end. An accelerator is
+    read once.
+
+    Returns:
+        the exchange with its flag and number read, False where the update overflowed; the indices (m,) int32, None
+        where all is finite.
     """
     scaled = [part.values if scale == 1 else part.values * scale for part in parts]
     sums = [values.sum() for values in scaled]
     total = sums[0] if len(sums) == 1 else torch.stack(sums).sum()
-    if math.isfinite(float(total)):  # host sync: what is applied
-        return None
+    is_finite, is_sum_finite, num_updated = read(
+        exchanged.is_finite, soonest(torch.isfinite(total)), exchanged.num_updated
+    )
+    if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
+        exchanged = replace(exchanged, is_finite=is_finite, num_updated=num_updated)
+    if not is_finite or is_sum_finite:
+        return exchanged, None
     bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]
     indices = torch.cat(bad)
-    return indices if indices.numel() else None
+    return (replace(exchanged, is_finite=False), indices) if indices.numel() else (exchanged, None)
+
+
+def num_distinct(indices: Tensor, numel: int) -> int | Tensor:
+    """Return how many of ``indices`` (m,) in [0, numel) are distinct; on an accelerator () int64, without a wait."""
+    if indices.device.type == "cpu" or not indices.numel():
+        return kernels.distinct(indices, numel).numel()
+    ordered = indices.sort().values
+    return (ordered[1:] != ordered[:-1]).sum() + 1

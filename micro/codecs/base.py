@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.health import Finite
 from micro.kernels.reference import first_nonfinite
 from micro.parts import Part
 
@@ -69,14 +70,14 @@ class Codec(Part, ABC):
             rest.add_(left, alpha=weight) if weight else rest.copy_(left)
         return first_bad
 
-    def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> bool:
+    def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> Finite:
         """Fill ``values`` (count,) with the sum of what R messages hold, in their order, divided by ``divisor``.
 
         Args:
             wires: (R, num_bytes or more) uint8.
 
         Returns:
-            whether all of them are finite.
+            whether all of them are finite; on an accelerator the flag is there.
         """
         count = values.numel()
         for row, wire in enumerate(wires[:, : self.num_bytes(count, values.dtype)]):
@@ -84,7 +85,9 @@ class Codec(Part, ABC):
             values.copy_(decoded) if row == 0 else values.add_(decoded)
         if divisor != 1:
             values.div_(divisor)
-        return first_nonfinite(values) is None
+        if values.device.type == "cpu":
+            return first_nonfinite(values) is None
+        return torch.isfinite(values).all()
 
     def encode_mean_into_(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs.base import Codec, Key
+from micro.health import Finite
 
 
 class FusedCodec(Codec):
@@ -76,7 +77,7 @@ class FusedCodec(Codec):
         loops.decode(self.decoding(loops, wire[None], count, 1.0), values)
         return values
 
-    def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> bool:
+    def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> Finite:
         """Fill ``values`` with the mean of messages; see Codec."""
         loops = kernels.codes_for(values)
         if loops is None or not values.numel():

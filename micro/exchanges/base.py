@@ -11,6 +11,7 @@ from torch import Tensor
 from micro.codecs.base import Codec, Key
 from micro.codecs.raw import Raw
 from micro.comm import Comm
+from micro.health import Finite, all_finite, flag_of, soonest
 from micro.index_codecs import IndexCodec, Int32
 from micro.on_device import on_device
 from micro.partition import equal_sizes
@@ -62,7 +63,7 @@ class Exchange(StatefulPart[S], ABC):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Exchanged:
         """Return the mean update and what this rank contributed to it.
 
@@ -84,26 +85,40 @@ class Header:
 
     Attributes:
         counts: how many indices each rank chose.
-        is_finite: whether the gradients of all ranks were finite.
+        is_finite: whether the gradients of all ranks were finite; unread on an accelerator where counts were known.
         extras: further integers of each rank.
     """
 
     counts: tuple[int, ...]
-    is_finite: bool
+    is_finite: Finite
     extras: list[list[int]]
 
 
-def gather_header(chosen: Tensor, comm: Comm, *, is_finite: bool, extra: Tensor | None = None) -> Header:
+def gather_header(
+    chosen: Tensor,
+    comm: Comm,
+    *,
+    is_finite: Finite,
+    extra: Tensor | None = None,
+    counts: tuple[int, ...] | None = None,
+) -> Header:
     """Gather counts of indices, whether gradients were finite, and m extra integers each: 4 (m + 2) (n-1) bytes.
 
     Args:
         chosen: (count,) indices, or values, that this rank chose.
         extra: (m,) of any integer type, equally long on all ranks.
+        counts: of all ranks, where they are known already: an accelerator is not read then, unless there is an extra.
     """
-    header = on_device([chosen.numel(), int(is_finite)], torch.int32, chosen.device)
+    known = [chosen.numel(), *([] if isinstance(is_finite, Tensor) else [int(is_finite)])]
+    header = on_device(known, torch.int32, chosen.device)
+    if isinstance(is_finite, Tensor):
+        header = torch.cat([header, flag_of(is_finite, torch.int32, chosen.device)])
     if extra is not None:
         header = torch.cat([header, extra.to(torch.int32)])
-    rows = comm.gather_rows(header).tolist()  # host sync: list lengths shape the next message
+    gathered = comm.gather_rows(header)
+    if counts is not None and extra is None and gathered.device.type != "cpu":
+        return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
+    rows = gathered.tolist()  # host sync: list lengths shape the next message
     return Header(tuple(row[0] for row in rows), all(row[1] for row in rows), [row[2:] for row in rows])
 
 
@@ -162,7 +177,7 @@ def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec:
     return codec.decode(comm.broadcast_(blob, leader, "indices"), count, numel)
 
 
-def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
+def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: Finite) -> tuple[Tensor, Tensor, Finite]:
     """Average ``values`` (k,), one entry per shared index, over the ranks.
 
     Whether each gradient was finite travels along: one more number in an all-reduce, one byte with encoded values.
@@ -179,10 +194,14 @@ def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: bo
     return mean, values - rest, averaged.is_finite
 
 
-def _mean_raw(values: Tensor, comm: Comm, *, is_finite: bool) -> tuple[Tensor, Tensor, bool]:
-    flag = values.new_full((1,), 0.0 if is_finite else 1.0)
+def _mean_raw(values: Tensor, comm: Comm, *, is_finite: Finite) -> tuple[Tensor, Tensor, Finite]:
+    flag = values.new_full((1,), 0.0 if is_finite else 1.0) if isinstance(is_finite, bool) else _bad(is_finite, values)
     mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
-    return mean[:-1], values, not float(mean[-1]) > 0  # host sync: the policy for NaN acts on the host
+    return mean[:-1], values, soonest(~(mean[-1] > 0))
+
+
+def _bad(is_finite: Tensor, values: Tensor) -> Tensor:
+    return (~is_finite).view(1).to(values.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +214,8 @@ class Averaged:
         first_bad: index of this rank's first sum that is not finite or too large, where a gradient was added.
     """
 
-    is_finite: bool
-    fits: bool
+    is_finite: Finite
+    fits: Finite
     first_bad: int | None = None
 
 
@@ -210,7 +229,7 @@ class AverageEncoded(Protocol):
         key: Key,
         comm: Comm,
         *,
-        is_finite: bool,
+        is_finite: Finite,
         rest: Tensor | None,
         mean: Tensor,
         memory: Tensor | None = None,
@@ -224,7 +243,7 @@ def mean_encoded_(
     key: Key,
     comm: Comm,
     *,
-    is_finite: bool,
+    is_finite: Finite,
     rest: Tensor | None,
     mean: Tensor,
     memory: Tensor | None = None,
@@ -251,7 +270,8 @@ def mean_encoded_(
     message = torch.empty(length, dtype=torch.uint8, device=values.device) if memory is None else memory[:length]
     pieces, rests = message.split(flagged_sizes), _parts_of(rest, counts)
     first_bad = _encode_parts(codec, key, values.split(counts), pieces, rests, _parts_of(grad, counts))
-    is_finite = is_finite and first_bad is None
+    if first_bad is not None:
+        is_finite = False
     for piece in pieces:
         piece[-1] = is_finite
     if n == 1:
@@ -261,7 +281,7 @@ def mean_encoded_(
     codec.encode_mean_into_(received, n, (*key, n), encoded, own, rests[rank], weight=n)
     wires = comm.gather_lists(encoded, sizes, "values")
     fits = [codec.decode_mean_into_(wire[None], part) for wire, part in zip(wires, mean.split(counts), strict=True)]
-    return Averaged(bool(received[:, -1].all()), all(fits), first_bad)  # host sync: the policy for NaN acts on the host
+    return Averaged(soonest(received[:, -1].all()), all_finite(fits), first_bad)
 
 
 def _parts_of(vector: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, count_of, gather_header, gather_indices, gather_values
 from micro.exchanges.regions import Transport
+from micro.health import Finite
 from micro.partition import equal_slices
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
@@ -44,7 +45,7 @@ class SplitAndGather(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Exchanged:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
         chosen = SparseValues(selection.indices, acc.index_select(0, selection.indices))

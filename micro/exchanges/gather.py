@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro import kernels
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import Averaged, Exchange, NoState, Wire, gather_header, gather_indices, gather_values
+from micro.health import Finite
 from micro.kernels import places
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, num_distinct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,10 @@ class Gather(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Exchanged:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
-        header = gather_header(selection.indices, comm, is_finite=is_finite)
+        header = gather_header(selection.indices, comm, is_finite=is_finite, counts=selection.counts)
         codec, dtype, counts = wire.values, acc.dtype, header.counts
         encoded = codec.encode(places.gather(acc, selection.indices), (step.seed, step.index, comm.rank))
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
@@ -55,9 +55,9 @@ class Gather(Exchange[NoState]):
         else:
             parts = self.parts_of_update(SparseValues(indices, values / comm.world_size), counts, overlap)
         if len(parts) == 1 or overlap is Overlap.DISJOINT:
-            num_updated = sum(part.indices.numel() for part in parts)
+            num_updated: int | Tensor = sum(part.indices.numel() for part in parts)
         else:
-            num_updated = kernels.distinct(torch.cat([part.indices for part in parts]), acc.numel()).numel()
+            num_updated = num_distinct(torch.cat([part.indices for part in parts]), acc.numel())
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
@@ -68,7 +68,7 @@ class Gather(Exchange[NoState]):
         key: Key,
         comm: Comm,
         *,
-        is_finite: bool,
+        is_finite: Finite,
         rest: Tensor | None,
         mean: Tensor,
         memory: Tensor | None = None,
@@ -78,7 +78,8 @@ class Gather(Exchange[NoState]):
         n, size = comm.world_size, codec.num_bytes(values.numel(), values.dtype)
         wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
         first_bad = codec.encode_into_(values, key, wire, rest, grad=grad)
-        header = gather_header(values, comm, is_finite=is_finite and first_bad is None)
+        is_finite = is_finite if first_bad is None else False
+        header = gather_header(values, comm, is_finite=is_finite, counts=(values.numel(),) * n)
         fits = codec.decode_mean_into_(comm.gather_joined(wire, [size] * n, "values").view(n, size), mean, n)
         return Averaged(header.is_finite, fits, first_bad)
 

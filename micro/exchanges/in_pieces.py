@@ -12,6 +12,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire
 from micro.exchanges.union import Union
+from micro.health import Finite, all_finite
 from micro.partition import equal_sizes
 from micro.parts import as_part
 from micro.randomness import seed_for
@@ -105,7 +106,7 @@ class InPieces(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Exchanged:
         """Return the mean update of all pieces."""
         pieces, done = self.pieces(acc), []
@@ -156,7 +157,7 @@ def _joined(done: Sequence[Exchanged]) -> Exchanged:
         sent=_together([found.sent for found in done]),
         counts=tuple(map(sum, zip(*(found.counts for found in done), strict=True))),
         num_updated=sum(found.num_updated for found in done),
-        is_finite=all(found.is_finite for found in done),
+        is_finite=all_finite([found.is_finite for found in done]),
     )
 
 

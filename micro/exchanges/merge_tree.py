@@ -11,6 +11,7 @@ from micro import kernels
 from micro.codecs.base import from_bytes, to_bytes
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire
+from micro.health import Finite
 from micro.index_codecs import IndexCodec
 from micro.on_device import on_device
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
@@ -49,14 +50,15 @@ class TreeExchange(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Exchanged:
         """Return the list that the tree ends with, divided by the number of ranks."""
         k = min(step.target_count, acc.numel())
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         codec, dtype = self.entry_form(wire, acc.dtype)
         tree = Tree(comm, codec, dtype, acc.numel(), k)
-        last, pruned = merge(Branch(mine, [_marked(mine.indices.numel(), is_finite=is_finite)]), tree)
+        mark = _marked(mine.indices.numel(), is_finite=bool(is_finite))  # host sync: the count is marked by it
+        last, pruned = merge(Branch(mine, [mark]), tree)
         whole = tree.share(last)
         total = whole.entries
         return Exchanged(

@@ -11,6 +11,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, Header, Wire, gather_header, gather_indices
 from micro.exchanges.regions import Spans, Transport
+from micro.health import Finite
 from micro.partition import equal_slice
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
@@ -59,7 +60,7 @@ class RegionStep:
 
     step: Step
     mine: SparseValues
-    is_finite: bool
+    is_finite: Finite
     transport: Transport
 
     def gather_header(self, extra: Tensor) -> Header:
@@ -126,7 +127,7 @@ class MovingRegions(Exchange[OktopkState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Exchanged:
         """Return the mean of all ranks at the largest sums of what they chose."""
         if not state.boundaries or step.index % self.repartition == 0:

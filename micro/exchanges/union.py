@@ -8,6 +8,7 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire, gather_counts, gather_indices, mean_of
+from micro.health import Finite
 from micro.kernels import places
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
@@ -39,7 +40,7 @@ class Union(Exchange[NoState]):
         overlap: Overlap,
         wire: Wire,
         comm: Comm,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Exchanged:
         """Return the mean of all ranks at the union of what they chose."""
         counts = gather_counts(selection, comm)

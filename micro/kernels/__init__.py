@@ -228,6 +228,15 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     return _for(grad, residual).absorb_(residual, grad)
 
 
+def absorb_unread_(residual: Tensor, grad: Tensor) -> int | Tensor | None:
+    """Do what `absorb_` does; on an accelerator the index stays there: (1,) int32, numel where there is none."""
+    if on_gpu(grad, residual):
+        return cast(_TritonLoops, _with_triton()).absorb_flagged_(residual, grad)
+    if residual.device.type == "cpu":
+        return absorb_(residual, grad)
+    return reference.absorb_flagged_(residual, grad)
+
+
 def _is_narrow(x: Tensor) -> bool:
     """Tell whether ``x`` is a contiguous vector of 16-bit numbers on a CPU."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous()

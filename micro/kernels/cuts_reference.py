@@ -11,6 +11,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels.bit_patterns import magnitude_of
+from micro.kernels.reference import places_of
 from micro.on_device import on_device
 
 NUM_BINS = 32  # counts that each rank sends: 128 bytes
@@ -45,8 +46,7 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Ten
     """
     places, magnitudes = kernels.above_with_magnitudes(x, magnitude_of(lowest))
     magnitudes = magnitudes.to(torch.float32)
-    counts = torch.bincount(_bins(magnitudes, lowest, shift), minlength=NUM_BINS).to(torch.int32)
-    return places + start, magnitudes, counts
+    return places + start, magnitudes, _counts(_bins(magnitudes, lowest, shift))
 
 
 def cut(counts: Tensor, k: int, rank: int) -> Cut:
@@ -94,6 +94,8 @@ def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int,
         count: how many are kept in all.
         bottom, top: bits of the magnitudes between which only ``share`` of the candidates are kept.
     """
+    if magnitudes.device.type != "cpu":  # the same ones, as many as are known: the host reads nothing
+        return indices.index_select(0, torch.argsort(magnitudes, descending=True, stable=True)[:count].sort().values)
     bits = magnitudes.view(torch.int32)
     if not share:
         return indices.index_select(0, torch.nonzero(bits >= top).view(-1))
@@ -135,12 +137,8 @@ def message(
     """
     indices, magnitudes, counts = found
     bins, reached = _bins(magnitudes, lowest, shift), _reached(counts)
-    first_sure = (reached > sure).sum()
-    first = (reached >= capacity).sum() - 1  # below the capacity is full
-    ahead = torch.nonzero(bins >= first_sure).view(-1)
-    others = torch.nonzero((bins < first_sure) & (bins >= first)).view(-1)
-    order = torch.argsort(magnitudes.index_select(0, others), descending=True, stable=True)
-    chosen = torch.cat([ahead, others.index_select(0, order)])[:capacity]
+    are_sure = bins >= (reached > sure).sum()
+    chosen = torch.argsort(magnitudes.where(~are_sure, torch.inf), descending=True, stable=True)[:capacity]
     row = counts.new_zeros(NUM_BINS + -(-capacity * width // 4))
     row[:NUM_BINS] = counts
     places = (indices.index_select(0, chosen) - start).view(torch.uint8).view(-1, 4)[:, :width]
@@ -169,11 +167,20 @@ def kept_by_all(
     n, numbers = rows.shape[0], on_device([*starts, *taken], torch.int32, rows.device).view(2, -1, 1)
     wire = rows[:, NUM_BINS:].contiguous().view(torch.uint8)[:, : capacity * width].reshape(n, capacity, width)
     places = torch.nn.functional.pad(wire, (0, 4 - width)).view(torch.int32).view(n, capacity)
-    return (places + numbers[0])[torch.arange(capacity, device=rows.device) < numbers[1]]
+    are_kept = (torch.arange(capacity, device=rows.device) < numbers[1]).view(-1)
+    return (places + numbers[0]).view(-1).index_select(0, places_of(are_kept, sum(taken)))
 
 
 def _bins(magnitudes: Tensor, lowest: int, shift: int) -> Tensor:
     return ((magnitudes.view(torch.int32) - lowest) >> shift).clamp_(0, NUM_BINS - 1)
+
+
+def _counts(bins: Tensor) -> Tensor:
+    """Return (NUM_BINS,) int32 counts of ``bins`` (m,); of an accelerator `torch.bincount` would read the largest."""
+    if bins.device.type == "cpu":
+        return torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
+    counts = torch.zeros(NUM_BINS, dtype=torch.int32, device=bins.device)
+    return counts.scatter_add_(0, bins.long(), torch.ones_like(bins))
 
 
 def _reached(counts: Tensor) -> Tensor:

@@ -16,22 +16,34 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return places.to(torch.int32), magnitudes[places]
 
 
+def places_of(mask: Tensor, count: int) -> Tensor:
+    """Return the ascending places (count,) int64 at which ``mask`` is set, when it is known that there are so many."""
+    if mask.device.type == "cpu":
+        return torch.nonzero(mask).view(-1)
+    target = (mask.cumsum(0) - 1).where(mask, count)  # what is not set falls into the place beyond the end
+    places = torch.empty(count + 1, dtype=torch.int64, device=mask.device)
+    return places.scatter_(0, target, torch.arange(mask.numel(), device=mask.device))[:count]
+
+
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `above` does, with one threshold (S,) for each piece [start, stop) of ``pieces`` (S, 2) int64."""
     lengths = pieces[:, 1] - pieces[:, 0]
-    shifts = (pieces[:, 0] - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
-    places = torch.arange(shifts.numel(), device=x.device) + shifts
+    total = int(lengths.sum())  # host sync: where it is another device's
+    shifts = (pieces[:, 0] - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths, output_size=total)
+    places = torch.arange(total, device=x.device) + shifts
     magnitudes = x.index_select(0, places).abs()
-    passing = magnitudes >= thresholds.to(x.dtype).repeat_interleave(lengths)
+    cuts = thresholds.to(x.dtype).repeat_interleave(lengths, output_size=total)
+    passing = torch.nonzero(magnitudes >= cuts).view(-1)
     return places[passing].to(torch.int32), magnitudes[passing]
 
 
 def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
     """Return the ``ranks[s]``-th largest (S,) of ``magnitudes`` in each of neighbouring runs of ``lengths``."""
     falling = torch.sort(magnitudes, descending=True, stable=True).indices
-    owner = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
+    owner = torch.arange(lengths.numel(), device=lengths.device)
+    owner = owner.repeat_interleave(lengths, output_size=magnitudes.numel())
     ordered = magnitudes[falling[torch.sort(owner[falling], stable=True).indices]]
-    ends = ordered.new_tensor([0.0, torch.inf])
+    ends = torch.cat([ordered.new_zeros(1), ordered.new_full((1,), torch.inf)])
     place = (lengths.cumsum(0) - lengths + ranks - 1).where(ranks <= lengths, torch.full_like(ranks, -2))
     return torch.cat([ordered, ends])[place.where(ranks >= 1, torch.full_like(ranks, -1))]
 
@@ -115,7 +127,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     keep = magnitudes > smallest
     ties = magnitudes == smallest
     keep |= ties & (ties.cumsum(0, dtype=torch.int32) <= k - keep.sum())
-    return torch.nonzero(keep).view(-1).to(torch.int32)
+    return places_of(keep, k).to(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.health import FirstBad
 
 CHUNK = 1 << 18  # elements that the form in plain torch adds up at a time on a CPU: they stay in the cache
 
@@ -63,11 +64,11 @@ def sums_above(x: Tensor, floor: float) -> Sums:
     return Sums(*(loops.sums(x, floor) if loops else _reference(x, floor)))
 
 
-def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[int | None, Sums]:
-    """Do what `micro.kernels.absorb_` does; return what it returns, and the sums of the new residual."""
+def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, Sums]:
+    """Do what `micro.kernels.absorb_unread_` does; return what it returns, and the sums of the new residual."""
     loops = _compiled() if kernels.compiled(residual) and kernels.compiled(grad) else None
     if loops is None or residual.numel() != grad.numel():
-        return kernels.absorb_(residual, grad), sums_of(residual)
+        return kernels.absorb_unread_(residual, grad), sums_of(residual)
     first_bad, sums = loops.absorb_and_sum_(residual, grad)
     return first_bad, Sums(*sums)
 

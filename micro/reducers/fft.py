@@ -16,10 +16,10 @@ from micro.density.base import Density, target_count
 from micro.density.constant import Constant
 from micro.feedback import Feedback, NoFeedback, Undo, nothing_to_undo
 from micro.flat import Layout
+from micro.health import Finite, flag_of, index_of, is_finite_by
 from micro.index_codecs import Bitmap, IndexCodec
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
-from micro.on_device import on_device
 from micro.parts import as_part
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
@@ -130,7 +130,9 @@ class FFTReducer(Reducer):
         spectrum = to_spectrum(acc)
         kept, dropped = strongest(spectrum, target_count(target.density, spectrum.numel()))
         select_s = comm.now(grad.device) - before
-        gathered = self._gather(kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=bad is None)
+        gathered = self._gather(
+            kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=is_finite_by(bad, numel)
+        )
         outcome = _outcome(gathered, kept, dropped, comm.rank)
         state.step += 1
         undo: Undo = nothing_to_undo
@@ -169,13 +171,13 @@ class FFTReducer(Reducer):
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
         is_sound = outcome.is_finite and bad_update is None
-        findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
+        findings = () if is_sound else (Finding(state.layout, index_of(bad, numel), bad_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 
-    def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: bool) -> _Gathered:
+    def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: Finite) -> _Gathered:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
         n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
-        flag = on_device([is_finite], torch.uint8, parts.device)
+        flag = flag_of(is_finite, torch.uint8, parts.device)
         places = self.indices.encode(kept.indices, span)
         wire = torch.cat([codec.encode(parts, key), flag])
         maps = comm.gather_lists(places, [places.numel()] * n, "indices")

@@ -11,6 +11,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.feedback import ErrorFeedback, Undo, nothing_to_undo
 from micro.flat import Layout
+from micro.health import flag_of, index_of, is_finite_by
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.randomness import generator
@@ -89,7 +90,8 @@ class PowerSGD(Reducer):
         rest = rest_of(state.layout, self.rank, self.min_compression, str(acc.device))
         factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
-        flag, own_rest = acc.new_tensor([float(bad is not None)]), acc[rest]
+        finite = is_finite_by(bad, grad.numel())
+        flag, own_rest = 1 - flag_of(finite, acc.dtype, acc.device), acc[rest]
         *left, whole, flag = _mean([*left, own_rest, flag], comm)
         left = [torch.linalg.qr(factor).Q for factor in left]
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
@@ -111,7 +113,7 @@ class PowerSGD(Reducer):
                 largest = torch.finfo(acc.dtype).max ** 0.5 / acc.numel()  # whose products do not overflow
                 acc.clamp_(-largest, largest)
         is_sound = is_finite and bad_update is None
-        findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
+        findings = () if is_sound else (Finding(state.layout, index_of(bad, grad.numel()), bad_update),)
         return Attempt(
             stats=self._stats(state, comm, started, waited, device=grad.device), grad=grad, findings=findings, undo=undo
         )

@@ -18,6 +18,7 @@ from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, Undo, after
 from micro.flat import Layout
+from micro.health import Finite, FirstBad, index_of, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
@@ -108,13 +109,14 @@ class SparseReducer(Reducer):
         forgotten = self.feedback.forgotten(state.memory)
         at_work = self.at(target.density)
         acc, bad, sums, to_add = self._accumulate_(at_work, state, grad, comm)
+        is_finite = is_finite_by(bad, grad.numel())
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums)
         if at_work.sends_all:
-            sent = self._send_all(state, acc, grad, step, comm, is_finite=bad is None, to_add=to_add)
+            sent = self._send_all(state, acc, grad, step, comm, is_finite=is_finite, to_add=to_add)
             bad = sent.first_bad if bad is None else bad
         else:
             state.spare = state.wire = None
-            sent = self._send(at_work, state, acc, grad, step, comm, is_finite=bad is None)
+            sent = self._send(at_work, state, acc, grad, step, comm, is_finite=is_finite)
         state.step += 1
         exchange_s = comm.traffic.elapsed_s - waited
         stats = StepStats(
@@ -135,14 +137,14 @@ class SparseReducer(Reducer):
             overfull=sent.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        findings = () if sent.is_finite else (Finding(state.layout, bad, sent.in_update),)
+        findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
 
     def _accumulate_(
         self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm
-    ) -> tuple[Tensor, int | None, Sums | None, Tensor | None]:
+    ) -> tuple[Tensor, FirstBad, Sums | None, Tensor | None]:
         """Return the accumulator, where its first bad sum is, its sums, and the gradient where it is still to add."""
-        if at_work.sends_all and not self.codec.lossless:
+        if at_work.sends_all and not self.codec.lossless and grad.device.type == "cpu":
             acc = self.feedback.without_grad_(state.memory)
             if acc is not None:
                 return acc, None, None, grad
@@ -158,7 +160,7 @@ class SparseReducer(Reducer):
         step: Step,
         comm: Comm,
         *,
-        is_finite: bool,
+        is_finite: Finite,
         to_add: Tensor | None,
     ) -> Sent:
         """Exchange all values, which needs no indices; make ``grad`` (numel,) the update."""
@@ -178,7 +180,7 @@ class SparseReducer(Reducer):
         step: Step,
         comm: Comm,
         *,
-        is_finite: bool,
+        is_finite: Finite,
     ) -> Sent:
         """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
         before = comm.now(grad.device), comm.traffic.elapsed_s
@@ -195,15 +197,14 @@ class SparseReducer(Reducer):
             comm=comm,
             is_finite=is_finite,
         )
-        overflow = overflown(exchanged.update, selection.scale) if exchanged.is_finite else None
+        exchanged, overflow = overflown(exchanged.update, selection.scale, exchanged)
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
-            exchanged = replace(exchanged, is_finite=False)
             cut_(acc, overflow, comm.world_size)
         return Sent(
             counts=exchanged.counts,
-            num_updated=exchanged.num_updated,
+            num_updated=int(exchanged.num_updated),
             undo=self._apply_(state, acc, grad, exchanged, selection.scale),
-            is_finite=exchanged.is_finite,
+            is_finite=bool(exchanged.is_finite),
             in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
             select_s=select_s,

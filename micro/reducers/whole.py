@@ -9,6 +9,7 @@ from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import AverageEncoded, message_bytes
 from micro.feedback import Feedback, Undo, after
+from micro.health import Finite, flag_of, read, soonest
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
@@ -42,7 +43,9 @@ class Sent:
     first_bad: int | None = None
 
 
-def send_all(state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: bool) -> Sent:
+def send_all(
+    state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: Finite
+) -> Sent:
     """Make ``grad`` (numel,) the mean of all accumulators, and leave of ``acc`` what the mean's rounding takes.
 
     One all-reduce of acc, and of one more number: whether each rank's gradient was finite. The memory of the message
@@ -56,10 +59,9 @@ def send_all(state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, 
     message, before = _message(state, acc), acc.detach()
     total = message[:-1]
     total.copy_(acc)
-    message[-1] = 0.0 if is_finite else 1.0
+    message[-1] = 1 - flag_of(is_finite, acc.dtype, acc.device)[0]
     comm.all_reduce_(message)
-    is_finite = not bool(message[-1] > 0)  # host sync: the policy for NaN acts on the host
-    overflow = _overflown(total) if is_finite else None
+    is_finite, overflow = _verdict(soonest(~(message[-1] > 0)), soonest(torch.isfinite(total.sum())), total)
     if overflow is not None:  # on all ranks alike: the sums are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
         is_finite = False
@@ -88,7 +90,7 @@ def send_all_encoded(
     comm: Comm,
     average_: AverageEncoded,
     *,
-    is_finite: bool,
+    is_finite: Finite,
     to_add: Tensor | None,
 ) -> Sent:
     """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; leave of ``acc`` what that lost.
@@ -110,8 +112,7 @@ def send_all_encoded(
     averaged = average_(
         acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire, grad=to_add
     )
-    is_finite = averaged.is_finite
-    overflow = _overflown(mean) if is_finite and not averaged.fits else None
+    is_finite, overflow = _verdict(averaged.is_finite, averaged.fits, mean)
     if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
         is_finite = False
@@ -149,12 +150,19 @@ def _message(state: BucketState, acc: Tensor) -> Tensor:
     return spare.as_strided((size,), (1,)) if has_room else acc.new_empty(size)
 
 
-def _overflown(total: Tensor) -> Tensor | None:
-    """Return where sums (numel,) are not finite, None where all are; costs one read, for a sum is NaN if a term is."""
-    if bool(torch.isfinite(total.sum())):  # host sync: what is applied
-        return None
+def _verdict(is_finite: Finite, fits: Finite, total: Tensor) -> tuple[bool, Tensor | None]:
+    """Return whether all gradients were finite, and where sums (numel,) are not, None where all are.
+
+    An accelerator is read once.
+
+    Args:
+        fits: whether the sum of them is finite: then each is.
+    """
+    was_finite, is_sum_finite, _ = read(is_finite, fits, 0)
+    if not was_finite or is_sum_finite:
+        return was_finite, None
     places = torch.nonzero(~torch.isfinite(total)).view(-1)
-    return places if places.numel() else None
+    return True, places if places.numel() else None
 
 
 def _write_mean(total: Tensor, grad: Tensor, world_size: int) -> Tensor | None:

@@ -87,9 +87,10 @@ def _counts(candidates: Tensor, spans: Tensor) -> Tensor:
 
 def _best(magnitudes: Tensor, found: Tensor, counts: Tensor) -> Tensor:
     """Return the ascending places of the ``counts`` largest of each run of ``found`` candidates; ties to the lowest."""
-    cuts = kernels.kth_by_run(magnitudes, found, counts).repeat_interleave(found)
+    size = magnitudes.numel()
+    cuts = kernels.kth_by_run(magnitudes, found, counts).repeat_interleave(found, output_size=size)
     above, tied = magnitudes > cuts, magnitudes == cuts
-    owner = torch.arange(found.numel(), device=found.device).repeat_interleave(found)
+    owner = torch.arange(found.numel(), device=found.device).repeat_interleave(found, output_size=size)
     room = counts - torch.zeros_like(counts).index_add_(0, owner, above.to(torch.int64))
     seen = tied.cumsum(0)
     starts = found.cumsum(0) - found

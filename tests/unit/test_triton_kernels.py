@@ -158,12 +158,13 @@ def cpu_as_gpu() -> Iterator[None]:
 
 @pytest.mark.usefixtures("cpu_as_gpu")
 def test_kernels_are_chosen_for_tensors_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("absorb_", "above", "magnitude_counts", "largest"):
+    for name in ("absorb_", "absorb_flagged_", "above", "magnitude_counts", "largest"):
         monkeypatch.setattr(reference, name, None)
     memory = ErrorFeedback().start(50, torch.bfloat16, torch.device("cpu"))
     acc, first_bad = ErrorFeedback().accumulate_(memory, torch.ones(50, dtype=torch.bfloat16), world_size=1)
     assert acc.tolist() == [1.0] * 50
-    assert first_bad is None
+    assert isinstance(first_bad, Tensor)
+    assert first_bad.tolist() == [50]  # unread: none
     assert kernels.above(acc.to(torch.float16), 0.5).tolist() == list(range(50))
     assert kernels.magnitude_counts(acc, first_bit_pattern=0, shift=23, num_bins=256).tolist()[127] == 50
 

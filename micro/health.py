@@ -1,0 +1,56 @@
+"""Whether gradients were finite: the host of a CPU knows at once, that of an accelerator reads it once in a step.
+
+On an accelerator the flags stay where they are until the host has to choose what is applied.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from micro.on_device import on_device
+
+Finite = bool | Tensor  # a tensor is () bool, on the device
+FirstBad = (
+    int | Tensor | None
+)  # index of the first bad element; a tensor is (1,), the vector's length where there is none
+
+
+def is_finite_by(first_bad: FirstBad, numel: int) -> Finite:
+    """Return whether a vector of ``numel`` has no bad element."""
+    return (first_bad == numel).view(()) if isinstance(first_bad, Tensor) else first_bad is None
+
+
+def index_of(first_bad: FirstBad, numel: int) -> int | None:
+    """Return the index of the first bad element for the host, which waits for it; None where there is none."""
+    if not isinstance(first_bad, Tensor):
+        return first_bad
+    index = int(first_bad)  # host sync: only for the message of an error
+    return index if index < numel else None
+
+
+def flag_of(is_finite: Finite, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return (1,): 1 where all is finite, else 0."""
+    if isinstance(is_finite, Tensor):
+        return is_finite.view(1).to(dtype)
+    return on_device([int(is_finite)], dtype, device)
+
+
+def soonest(is_finite: Tensor) -> Finite:
+    """Return a flag () as the host has it without waiting."""
+    return bool(is_finite) if is_finite.device.type == "cpu" else is_finite
+
+
+def all_finite(flags: Sequence[Finite]) -> Finite:
+    """Return whether all flags are true."""
+    late = [flag for flag in flags if isinstance(flag, Tensor)]
+    return torch.stack(late).all() if late else all(flags)
+
+
+def read(is_finite: Finite, fits: Finite, num_updated: int | Tensor) -> tuple[bool, bool, int]:
+    """Return two flags, whether gradients were finite and whether their mean is, and a number, by one read."""
+    numbers = [is_finite, fits, num_updated]
+    late = [x.double() for x in numbers if isinstance(x, Tensor)]
+    known = iter(torch.stack(late).tolist() if late else ())  # host sync: what is applied
+    first, second, third = (next(known) if isinstance(x, Tensor) else x for x in numbers)
+    return bool(first), bool(second), int(third)
