@@ -40,6 +40,7 @@ def serving_the_cpu() -> Iterator[None]:
         patch.dict(os.environ, TRITON_INTERPRET="1"),  # Triton imports more of itself when it first runs a kernel
         patch.object(kernels, "check", lambda device: None),
         patch.object(dispatch, "_is_gpu", lambda device: True),
+        patch.object(dispatch, "_with_numba", lambda: None),
     ):
         yield
     dispatch._runs.cache_clear()
