@@ -74,7 +74,10 @@ def recorded_streams() -> Iterator[Record]:
         record.current.name = stream.name
 
     @contextmanager
-    def on(stream: RecordedStream) -> Iterator[None]:
+    def on(stream: RecordedStream | None) -> Iterator[None]:
+        if stream is None:  # as torch has it: nothing changes
+            yield
+            return
         before = getattr(record.current, "name", MAIN)
         set_stream(stream)
         try:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.reducers.attempt import decide
 from micro.thread_ranks import SimulatedGroup
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.recorded_streams import recorded_streams
@@ -86,7 +87,9 @@ def reduced_on_device(policy: str, bad_bucket: int | None) -> list[list[object]]
                     grads[bad_bucket][7] = torch.nan
                 waits.seen.clear()
                 try:
-                    stats = reducer.reduce_buckets_(states, [DeviceTensor(grad) for grad in grads], comm)
+                    own = [DeviceTensor(grad) for grad in grads]
+                    attempts = [reducer.attempt_(*each, comm) for each in zip(states, own, strict=True)]
+                    stats = decide(attempts, reducer.policy, comm).stats
                 except micro.NonFiniteGradient as error:
                     seen.append(str(error))
                     break
