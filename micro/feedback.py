@@ -241,7 +241,7 @@ class MomentumCorrection(Feedback):
             residual.add_(grad)
             momentum.add_(grad).mul_(self.momentum)
         else:
-            torch.add(grad, momentum, alpha=self.momentum, out=momentum)
+            momentum.mul_(self.momentum).add_(grad)  # rounded twice, as the public code and the compiled pass do
         residual.add_(momentum)
         grad.zero_()
         if not ordinary:
