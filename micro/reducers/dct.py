@@ -16,6 +16,7 @@ from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.gather import Gather
 from micro.feedback import ErrorFeedback, Feedback, Undo, nothing_to_undo
 from micro.flat import Layout
+from micro.health import Finite, index_of, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
@@ -125,7 +126,7 @@ class DCTReducer(Reducer):
         pieces = tiling.pieces(acc.device)
         chosen = largest_of_each(tiled, pieces, shares(pieces, target.count))
         select_s = comm.now(grad.device) - before
-        exchanged = self._exchange(tiled, chosen, step, comm, is_finite=bad is None)
+        exchanged = self._exchange(tiled, chosen, step, comm, is_finite=is_finite_by(bad, grad.numel()))
         state.step += 1
         keeps = self.feedback.name == "residual"
         undo: Undo = nothing_to_undo
@@ -150,7 +151,7 @@ class DCTReducer(Reducer):
             target_count=target.count,
             counts=exchanged.counts,
             local_count=exchanged.counts[comm.rank],
-            global_count=exchanged.num_updated,
+            global_count=int(exchanged.num_updated),  # host sync: a number of the record
             threshold=None,
             select_s=select_s,
             exchange_s=exchange_s,
@@ -161,10 +162,10 @@ class DCTReducer(Reducer):
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
         is_sound = exchanged.is_finite and bad_update is None
-        findings = () if is_sound else (Finding(state.layout, bad, bad_update),)
+        findings = () if is_sound else (Finding(state.layout, index_of(bad, grad.numel()), bad_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 
-    def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: bool) -> Exchanged:
+    def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: Finite) -> Exchanged:
         return self.exchange.exchange(
             self.exchange.start(),
             tiled,
