@@ -83,7 +83,7 @@ def waiting(reducer: micro.Reducer, node: Sequence[BucketState], grads: Sequence
     """Return what the ranks of a node must keep of a bucket where nothing was sent."""
     state, mean, feedback = node[0], torch.stack(list(grads)).mean(0), getattr(reducer, "feedback", None)
     grad = torch.where(torch.isfinite(mean), mean, 0)
-    if isinstance(feedback, micro.MomentumCorrection):
+    if feedback is not None:
         memory = {key: vector.clone() for key, vector in state.memory.items()}
         feedback.accumulate_(memory, grad, world_size=WORLD_SIZE)
         return BucketState(state.layout, 0, memory).pieces()
