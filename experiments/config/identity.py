@@ -33,7 +33,16 @@ VERSION_1 = {  # the schema's settings when names of runs were fixed, by group; 
     "accumulate precision channels_last compile nonfinite timed start_from resize",
 }
 
-ADDED = {"optimizer.clip_norm": "rank"}
+ADDED: Mapping[str, Any] = {
+    "optimizer.clip_norm": "rank",
+    "lr_end": 0.0,
+    "rounds.every": 0,
+    "rounds.lr": 1.0,
+    "rounds.momentum": 0.0,
+    "rounds.nesterov": False,
+    "rounds.buffers": "mean",
+    "rounds.momentum_with_feedback": False,
+}
 """Newer settings, with the values that runs before them had: with these they are not in the hash.
 
 A test compares them with the schema: a new setting is added here with what a run without it did.
@@ -83,7 +92,7 @@ def identity(settings: Mapping[str, Any]) -> Flat:
 def newer_defaults(kind: type = TrainConfig) -> Flat:
     """Return the values with which settings that version 1 has not are left out of names, by dotted keys."""
     known = flat(defaults_of_schema(kind))
-    return {key: value for key, value in known.items() if not (is_neutral(key) or is_of_version_1(key))} | ADDED
+    return {key: value for key, value in known.items() if not (is_neutral(key) or is_of_version_1(key))} | dict(ADDED)
 
 
 def run_name(config: TrainConfig) -> str:

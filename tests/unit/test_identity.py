@@ -67,6 +67,7 @@ def test_names_of_version_1_are_hashes_of_all_its_settings() -> None:
     for path in [*NEUTRAL, *ADDED]:
         *groups, key = path.split(".")
         del functools.reduce(dict.__getitem__, groups, plain)[key]
+    del plain["rounds"]  # a newer group, empty now
     assert run_name(config).endswith(hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8])
 
 
