@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, Header, Wire, gather_header, gather_indices
 from micro.exchanges.regions import Spans, Transport
@@ -200,5 +201,8 @@ def _common(mine: SparseValues, indices: Tensor) -> SparseValues:
     """Return the entries of ``mine`` at ``indices`` (K,), which ascend."""
     if not indices.numel():
         return SparseValues(indices, mine.values[:0])
+    walked = kernels.common(mine.indices, mine.values, indices)
+    if walked is not None:
+        return SparseValues(*walked)
     places = torch.searchsorted(indices, mine.indices).clamp_(max=indices.numel() - 1)
     return mine.where(indices.index_select(0, places) == mine.indices)

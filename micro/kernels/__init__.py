@@ -338,13 +338,25 @@ def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, 
     None where no compiled loop serves them: values that are not float32 on a CPU, indices that do not ascend, more
     lists than a walk along all pays for.
     """
-    if len(values) > MOST_MERGED or not all(map(compiled, values)):
-        return None
-    if not all(part.dtype is torch.int32 and part.is_contiguous() for part in indices):
+    if len(values) > MOST_MERGED or not _are_lists(values, indices):
         return None
     from micro.kernels import merging
 
     return merging.added(indices, values)
+
+
+def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the entries (indices and values) whose indices are in ``among`` too; None where `added` would be."""
+    if not _are_lists([values], [indices, among]):
+        return None
+    from micro.kernels import merging
+
+    return merging.common(indices, values, among)
+
+
+def _are_lists(values: Sequence[Tensor], indices: Sequence[Tensor]) -> bool:
+    """Tell whether compiled loops serve these lists of entries."""
+    return all(map(compiled, values)) and all(part.dtype is torch.int32 and part.is_contiguous() for part in indices)
 
 
 def prepare() -> None:

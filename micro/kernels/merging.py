@@ -25,6 +25,28 @@ def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, 
     return torch.from_numpy(places), torch.from_numpy(sums)
 
 
+def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the entries whose indices are in ``among`` too; None where either list of indices does not ascend."""
+    own, others = array_of(indices), array_of(among)
+    if not (_ascends(own) and _ascends(others)):
+        return None
+    places, kept = _common(own, array_of(values), others)
+    return torch.from_numpy(places), torch.from_numpy(kept)
+
+
+@jitted
+def _common(indices: Any, values: Any, among: Any) -> Any:
+    places, kept = np.empty(indices.size + 1, np.int32), np.empty(indices.size + 1, np.float32)
+    j, count = 0, 0
+    for i in range(indices.size):
+        while j < among.size and among[j] < indices[i]:
+            j += 1
+        if j < among.size and among[j] == indices[i]:
+            places[count], kept[count] = indices[i], values[i]
+            count += 1
+    return places[:count], kept[:count]
+
+
 @jitted
 def _ascends(indices: Any) -> Any:
     num_falling = 0

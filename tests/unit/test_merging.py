@@ -58,3 +58,14 @@ def test_lists_that_do_not_ascend_are_added_too() -> None:
 def test_the_loops_serve_lists_in_order() -> None:
     parts = drawn(3, 50, torch.float32)
     assert kernels.added([part.indices for part in parts], [part.values for part in parts]) is not None
+
+
+@pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="numba is not installed")
+@pytest.mark.parametrize("numel", [0, 1, 10, 500])
+def test_common_entries_are_those_of_both_lists(numel: int) -> None:
+    mine, other = drawn(2, numel, torch.float32)
+    found = kernels.common(mine.indices, mine.values, other.indices)
+    assert found is not None
+    is_common = torch.isin(mine.indices, other.indices)
+    assert torch.equal(found[0], mine.indices[is_common])
+    assert torch.equal(found[1], mine.values[is_common])
