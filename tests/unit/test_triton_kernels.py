@@ -211,6 +211,8 @@ def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.Mon
         "above": lambda x, threshold: reference.above(x, 1.01 * threshold),
         "magnitude_counts": lambda *arguments: reference.magnitude_counts(*arguments) + 1,
         "largest": lambda x, k, sample: reference.largest(x, k + 1),
+        "absorb_and_collect_": lambda x, grad, plan, found: candidates.absorb_and_collect_(x, grad, plan + 1, found),
+        "scatter_add_": lambda vector, indices, values: reference.scatter_add_(vector, indices[1:], values[1:]),
     }.items():
         with monkeypatch.context() as patch:
             patch.setattr(checking, name, wrong)

@@ -6,13 +6,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from micro.kernels import reference
-from micro.kernels.triton.absorbing import absorb_
+from micro.kernels import candidates, reference
+from micro.kernels.candidates import Candidates
+from micro.kernels.triton.absorbing import absorb_, absorb_and_collect_
 from micro.kernels.triton.scanning import above, largest, magnitude_counts
+from micro.kernels.triton.scattering import scatter_add_
 
 OLDEST = (8, 0)  # compute capability for which the kernels are compiled in the tests
 NUMEL = 300_001  # more programs of a kernel than run at once
 ONE_BITS = 0x3F800000  # 1.0 as bits of a float32
+BIN_SHIFT = 20  # an eighth of a power of two
 SAMPLE = 4096
 
 
@@ -29,9 +32,12 @@ def check(device: torch.device) -> None:
     pairs: dict[str, Callable[[], bool]] = {
         "adding a gradient": lambda: _absorbs(x, 1.0),
         "adding a gradient with NaN": lambda: _absorbs(x, math.nan),
+        "collecting": lambda: _collects(x, NUMEL),
+        "collecting more than there is room for": lambda: _collects(x, NUMEL // 99),
+        "adding at indices": lambda: _scatters(x),
         "the scan": lambda: _equal(above(x, 2.0), reference.above(x, 2.0)),
         "counting": lambda: _equal(
-            [magnitude_counts(x, ONE_BITS, 20, 16)], [reference.magnitude_counts(x, ONE_BITS, 20, 16)]
+            [magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)], [reference.magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)]
         ),
         "top-k": lambda: _equal([largest(x, 999, SAMPLE)], [reference.largest(x, 999)]),
     }
@@ -46,6 +52,25 @@ def _absorbs(x: Tensor, number: float) -> bool:
     for _, grad in (ours, theirs):
         grad[NUMEL // 2] = number
     return absorb_(*ours) == reference.absorb_(*theirs) and _equal(ours, theirs)
+
+
+def _collects(x: Tensor, capacity: int) -> bool:
+    """Whether what is at least 1 in a part of the sums is collected, as far as there is room, as torch does."""
+    plan = candidates.plan(NUMEL // 9, NUMEL // 2, ONE_BITS, BIN_SHIFT, x.device)
+    ours, theirs = [(x.clone(), x.flip(0), Candidates.empty(capacity, x)) for _ in range(2)]
+    absorb_and_collect_(*ours[:2], plan, ours[2])
+    candidates.absorb_and_collect_(*theirs[:2], plan, theirs[2])
+    found = [[getattr(each[2], slot) for slot in Candidates.__slots__] for each in (ours, theirs)]
+    return _equal([*ours[:2], *found[0]], [*theirs[:2], *found[1]])
+
+
+def _scatters(x: Tensor) -> bool:
+    """Whether values are added at every third index, and none at the index past the end, as torch does."""
+    indices = torch.arange(0, NUMEL + 3, 3, dtype=torch.int32, device=x.device).clamp_(max=NUMEL)
+    ours, theirs = x.clone(), x.clone()
+    scatter_add_(ours, indices, x[: indices.numel()])
+    reference.scatter_add_(theirs, indices, x[: indices.numel()])
+    return _equal([ours], [theirs])
 
 
 def _equal(ours: tuple[Tensor, ...] | list[Tensor], theirs: tuple[Tensor, ...] | list[Tensor]) -> bool:
