@@ -3,6 +3,7 @@
 On an accelerator the flags stay where they are until the host has to choose what is applied.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -39,6 +40,16 @@ def flag_of(is_finite: Finite, dtype: torch.dtype, device: torch.device) -> Tens
 def soonest(is_finite: Tensor) -> Finite:
     """Return a flag () as the host has it without waiting."""
     return bool(is_finite) if is_finite.device.type == "cpu" else is_finite
+
+
+def is_zero(count: Tensor) -> Finite:
+    """Return whether a count () of bad gradients is 0, as the host has it without waiting."""
+    return not float(count) > 0 if count.device.type == "cpu" else ~(count > 0)
+
+
+def is_number(total: Tensor) -> Finite:
+    """Return whether a sum () is finite, as the host has it without waiting."""
+    return math.isfinite(total) if total.device.type == "cpu" else torch.isfinite(total)
 
 
 def all_finite(flags: Sequence[Finite]) -> Finite:

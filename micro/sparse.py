@@ -10,7 +10,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.flat import Layout
-from micro.health import Finite, read, soonest
+from micro.health import Finite, is_number, read
 from micro.kernels import places
 from micro.kernels.sums import Sums
 
@@ -226,9 +226,7 @@ def overflown(parts: Sequence[SparseValues], scale: float, exchanged: Exchanged)
     scaled = [part.values if scale == 1 else part.values * scale for part in parts]
     sums = [values.sum() for values in scaled]
     total = sums[0] if len(sums) == 1 else torch.stack(sums).sum()
-    is_finite, is_sum_finite, num_updated = read(
-        exchanged.is_finite, soonest(torch.isfinite(total)), exchanged.num_updated
-    )
+    is_finite, is_sum_finite, num_updated = read(exchanged.is_finite, is_number(total), exchanged.num_updated)
     if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
         exchanged = replace(exchanged, is_finite=is_finite, num_updated=num_updated)
     if not is_finite or is_sum_finite:

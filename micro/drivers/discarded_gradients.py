@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
+
+from micro.drivers.optimizer_steps import tell_after, tell_no_more
 
 NOTE = (
     "the gradients of a backward were removed without an optimizer step, but what was not sent of them waits in the "
@@ -60,6 +60,7 @@ class DiscardedGradients:
     def close(self) -> None:
         """Stop watching."""
         if self._stop is not None:
+            tell_no_more(self)
             self._stop()
 
     def _start(self) -> None:
@@ -74,14 +75,11 @@ class DiscardedGradients:
             if (watching := me()) is not None:
                 watching.look()
 
-        def stepped(optimizer: Optimizer, *_: object) -> None:
-            if (watching := me()) is not None:
-                watching._note_step(optimizer)
+        self._stop = weakref.finalize(self, self._watched.register_hook(look).remove)
+        tell_after(self)
 
-        handles = [self._watched.register_hook(look), register_optimizer_step_post_hook(stepped)]
-        self._stop = weakref.finalize(self, _remove, handles)
-
-    def _note_step(self, optimizer: Optimizer) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Note a step of an optimizer that holds any of the parameters."""
         if any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"]):
             self._has_stepped, self._versions = True, None
 
@@ -118,8 +116,3 @@ def _version(tensor: Tensor) -> int:
     """Return a number that each write in place raises: a DTensor counts its own, and those to its shard apart."""
     shard = _own(tensor)
     return tensor._version if shard is tensor else tensor._version + shard._version
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()

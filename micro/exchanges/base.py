@@ -11,7 +11,7 @@ from torch import Tensor
 from micro.codecs.base import Codec, Key
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.health import Finite, all_finite, flag_of, soonest
+from micro.health import Finite, all_finite, flag_of, is_zero, soonest
 from micro.index_codecs import IndexCodec, Int32
 from micro.on_device import on_device
 from micro.partition import equal_sizes
@@ -197,7 +197,7 @@ def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: Fi
 def _mean_raw(values: Tensor, comm: Comm, *, is_finite: Finite) -> tuple[Tensor, Tensor, Finite]:
     flag = values.new_full((1,), 0.0 if is_finite else 1.0) if isinstance(is_finite, bool) else _bad(is_finite, values)
     mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
-    return mean[:-1], values, soonest(~(mean[-1] > 0))
+    return mean[:-1], values, is_zero(mean[-1])
 
 
 def _bad(is_finite: Tensor, values: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """Refuses an optimizer's step with gradients that the replicas have not averaged: their weights would part ways."""
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from micro.drivers.optimizer_steps import tell_before, tell_no_more
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import own_gradient
 from micro.names import listed
@@ -20,16 +19,9 @@ class StepGuard:
 
     def __init__(self, groups: Sequence[ShardGroup]) -> None:
         self._groups = groups
-        me = weakref.ref(self)  # torch must not keep this alive
+        tell_before(self)
 
-        def check(optimizer: Optimizer, *_: object) -> None:
-            if (guard := me()) is not None:
-                guard.check(optimizer)
-
-        handle = register_optimizer_step_pre_hook(check)
-        self._stop: Callable[[], object] = weakref.finalize(self, handle.remove)
-
-    def check(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Raise ValueError if the optimizer would use a gradient that waits."""
         waiting = [group for group in self._groups if group.waiting_dtype is not None]
         if not waiting:
@@ -49,4 +41,4 @@ class StepGuard:
 
     def close(self) -> None:
         """Stop looking."""
-        self._stop()
+        tell_no_more(self)

@@ -9,7 +9,7 @@ from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import AverageEncoded, message_bytes
 from micro.feedback import Feedback, Undo, after
-from micro.health import Finite, flag_of, read, soonest
+from micro.health import Finite, flag_of, is_number, is_zero, read
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
@@ -61,7 +61,7 @@ def send_all(
     total.copy_(acc)
     message[-1] = 1 - flag_of(is_finite, acc.dtype, acc.device)[0]
     comm.all_reduce_(message)
-    is_finite, overflow = _verdict(soonest(~(message[-1] > 0)), soonest(torch.isfinite(total.sum())), total)
+    is_finite, overflow = _verdict(is_zero(message[-1]), is_number(total.sum()), total)
     if overflow is not None:  # on all ranks alike: the sums are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
         is_finite = False

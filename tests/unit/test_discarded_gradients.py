@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import micro
 from micro.drivers.discarded_gradients import NOTE
@@ -260,6 +261,17 @@ def test_gradients_by_autograd_grad_are_not_noted() -> None:
             torch.autograd.grad(loss(model.module, step), list(model.parameters()))
 
     assert notes(run) == 0
+
+
+def test_what_stops_watching_in_the_middle_of_a_step_leaves_the_step_whole() -> None:
+    model, _, optimizer = attached()
+    other = attached()
+    train(other[0], other[2], range(1))
+    handle = register_optimizer_step_post_hook(lambda *_: other[1].close())  # as a garbage collection may
+    try:
+        assert notes(lambda: train(model, optimizer, range(3))) == 0
+    finally:
+        handle.remove()
 
 
 def test_a_note_that_is_made_an_error_leaves_the_model_usable() -> None:

@@ -8,6 +8,11 @@ from micro.randomness import generator
 from tests.products import grid
 
 
+@pytest.fixture(autouse=True)
+def few_entries_are_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "FEWEST", 0)
+
+
 @grid(dtype=[torch.float32, torch.float64], index_dtype=[torch.int32, torch.int64], count=[0, 1, 500])
 def test_entries_are_read_added_to_and_taken(dtype: torch.dtype, index_dtype: torch.dtype, count: int) -> None:
     randomness = generator(count)

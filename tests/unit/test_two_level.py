@@ -37,7 +37,9 @@ METHODS: dict[str, micro.Reducer] = {
     "fft": micro.FFTReducer(density=DENSITY, feedback=micro.ErrorFeedback()),
 }
 ALONE = [
-    row for row in TABLE if not row.name.startswith(("two_level", "split+two_level", "powersgd", "split+powersgd"))
+    row
+    for row in TABLE
+    if not row.name.startswith(("two_level", "split+two_level", "powersgd", "split+powersgd", "dct"))  # take matrices
 ]
 CONSERVING = [name for name in METHODS if name not in ("dgc", "fft")]  # dgc adds momentum; fft rounds to the norm
 SIZES = [(1, 2), (2, 2), (3, 2), (2, 4), (3, 1)]  # nodes, ranks per node
