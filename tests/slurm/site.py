@@ -71,6 +71,14 @@ class Site:
             raise SiteError(f"{command[0]}: {done.stderr}")
         return done.stdout
 
+    def begin(self, job: str) -> None:
+        """Have a requeued job begin, which SLURM may let wait for minutes, unless it has begun by itself."""
+        try:
+            self.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
+        except SiteError as error:
+            if "no longer pending" not in str(error):
+                raise
+
     def queue(self) -> list[str]:
         """Return the ids and states of all jobs that wait or run, an array's tasks apart."""
         return self.ask("squeue", "--noheader", "--array", "--format=%i %T").splitlines()

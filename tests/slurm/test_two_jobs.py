@@ -124,7 +124,7 @@ def test_two_jobs_on_one_run_folder_are_kept_apart(site: Site, tmp_path: Path) -
         send(ranks, signal.SIGCONT)
         lose_nodes(site, first, stopping=strays)
         wait_until(lambda: site.job(first)["Restarts"] == "1", "a requeue", timeout_s=WAIT_S)
-        site.ask("scontrol", "update", f"jobid={first}", "StartTime=now")
+        site.begin(first)
         wait_until(lambda: folder.owner() not in (owner, None), "another owner", timeout_s=WAIT_S)
         taken = folder.owner()
         assert taken is not None
