@@ -15,6 +15,7 @@ from data.folder_text import FolderText
 from data.imagenet import ImageNet
 from data.interaction_batches import EvalUsers, InteractionBatches, ranking_sums
 from data.latent import Latent
+from data.manuals_bytes import ManualsBytes
 from data.masked_batches import IGNORED_TARGET, EvalMasked, MaskedBatches
 from data.movielens import Movielens1m, Movielens20m, Movielens100k
 from data.seeding import generator, mix
@@ -57,6 +58,7 @@ _SOURCES: dict[str, type[Source]] = {
     "imagenet": ImageNet,
     "latent": Latent,
     "manuals": Manuals,
+    "manuals_bytes": ManualsBytes,
     "movielens100k": Movielens100k,
     "movielens1m": Movielens1m,
     "movielens20m": Movielens20m,

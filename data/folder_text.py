@@ -9,9 +9,9 @@ from torch import Tensor
 
 from data.source import DatasetInfo, Text
 from data.text import check_counts, in_numbers, sizes_of, words_of_lines
+from data.text_bytes import BYTES
 
 UNITS = ("bytes", "words")
-NUM_BYTES = 256
 HELD_OUT = 10  # of files that are no splits, the last tenth of each is for the test
 SPLITS = {"train": ("train",), "test": ("valid", "val", "test")}  # words in names of files; the first that is found
 
@@ -57,10 +57,9 @@ class FolderText:
         train, test = self._splits(folder)
         checksums = {str(path.relative_to(folder)): _digest(path) for path in dict.fromkeys([*train, *test])}
         if self.unit == "bytes":
-            names = tuple(chr(byte) if 32 < byte < 127 else f"<{byte:02x}>" for byte in range(NUM_BYTES))
             parts = _bytes(train, test)
             return Text(
-                train=parts[0][: self.num_train], test=parts[1][: self.num_test], words=names, checksums=checksums
+                train=parts[0][: self.num_train], test=parts[1][: self.num_test], words=BYTES, checksums=checksums
             )
         words = _words(train, test)
         return in_numbers(words[0][: self.num_train], words[1][: self.num_test], self.max_words, checksums)

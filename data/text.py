@@ -181,7 +181,7 @@ class Manuals:
 
     def load(self, root: str | None, seed: int) -> Text:
         """Read the topics; neither argument matters."""
-        topics = _topics()
+        topics = help_topics()
         paragraphs = list(dict.fromkeys(_paragraphs(topics)))
         test = [word for paragraph in paragraphs[HELD_OUT - 1 :: HELD_OUT] for word in paragraph]
         del paragraphs[HELD_OUT - 1 :: HELD_OUT]
@@ -192,7 +192,7 @@ class Manuals:
 
     def check(self, root: str | None) -> None:
         """Raise ValueError when this Python has no topics."""
-        _topics()
+        help_topics()
 
     def info(self, root: str | None) -> DatasetInfo:
         """Count the words."""
@@ -241,7 +241,8 @@ def words_of_lines(text: str) -> list[str]:
     return ended.replace("\n", f" {SPECIAL[END]} ").split()
 
 
-def _topics() -> dict[str, str]:
+def help_topics() -> dict[str, str]:
+    """Return the texts of Python's ``help()`` by topic. Raises ValueError where this Python has none."""
     try:
         from pydoc_data.topics import topics
     except ImportError as error:

@@ -43,6 +43,7 @@ OTHERS = {  # models and data sets by the key of their registry
     "ptb": "Penn Treebank",
     "wikitext2": "WikiText-2",
     "manuals": "Python manual",
+    "manuals_bytes": "Python manual, bytes",
     "text": "a folder of text",
 }
 

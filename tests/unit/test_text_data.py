@@ -344,6 +344,11 @@ def test_a_torn_file_names_fault_and_remedy(tmp_path: Path, content: bytes | Non
         ("wikitext2", {"lower": 1}, r"lower of wikitext2 must be true or false, got 1"),
         ("wikitext2", {"max_words": 2}, r"max_words of wikitext2 must be a whole number of at least 3, got 2"),
         ("manuals", {"num_test": 0}, r"num_test of manuals must be a whole number of at least 1, got 0"),
+        (
+            "manuals_bytes",
+            {"max_words": 9},
+            r"dataset 'manuals_bytes' allows only num_train, num_test, got 'max_words'",
+        ),
         ("manuals", {"lower": True}, r"dataset 'manuals' allows only max_words, num_train, num_test, got 'lower'"),
     ],
 )
@@ -369,6 +374,18 @@ def test_manuals_need_no_file_and_test_on_nothing_learned() -> None:
     assert loaded.checksums == again.checksums
     whole = load("manuals", max_words=None)
     assert not (_paragraphs(whole, whole.train) & _paragraphs(whole, whole.test))
+
+
+def test_manuals_by_bytes_are_text_and_test_on_nothing_learned() -> None:
+    loaded = load("manuals_bytes", seed=1)
+    data.check("manuals_bytes")
+    _assert_consistent(loaded, data.info("manuals_bytes"))
+    assert loaded.train.dtype == torch.uint8
+    assert len(loaded.words) == 256
+    train, test = (bytes(part.tolist()).decode().split("\n\n") for part in (loaded.train, loaded.test))
+    assert not (set(train) & set(test)) - {""}
+    assert 0.05 < len(test) / len(train) < 0.2
+    assert torch.equal(load("manuals_bytes", num_train=100).train, loaded.train[:100])
 
 
 def test_manuals_without_topics_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
