@@ -1,7 +1,8 @@
 """Helpers of measurements on several ranks: start them, choose a rank's device, take the slowest rank's time."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,10 +22,17 @@ def measure(work: Callable[[Settings], list[Row]], settings: Settings, nproc: in
     Raises:
         RankFailure: a rank failed.
     """
-    backend = "nccl" if torch.cuda.device_count() >= nproc else "gloo"
-    with exit_at_termination(), RankGroup(nproc, backend=backend) as ranks:
+    with ranks_of_measurement(nproc) as ranks:
         rows: list[Row] = ranks.call(work, settings)[0]
     return rows
+
+
+@contextmanager
+def ranks_of_measurement(nproc: int) -> Iterator[RankGroup]:
+    """Yield ``nproc`` ranks, on GPUs if each can have one, that end with this process."""
+    backend = "nccl" if torch.cuda.device_count() >= nproc else "gloo"
+    with exit_at_termination(), RankGroup(nproc, backend=backend) as ranks:
+        yield ranks
 
 
 def own_device() -> torch.device:
@@ -36,5 +44,11 @@ def own_device() -> torch.device:
 
 def slowest(value: float, device: torch.device) -> float:
     """Return the largest value of all ranks: a step lasts until its slowest rank is done."""
-    mine = torch.tensor([value], dtype=torch.float64, device=device)
-    return float(GroupComm(timed=False).gather_rows(mine).max())
+    return slowest_of_each({"": value}, device)[""]
+
+
+def slowest_of_each(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+    """Return the largest of all ranks for each of the values, which have the same names everywhere."""
+    mine = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+    largest = GroupComm(timed=False).gather_rows(mine).amax(0)
+    return dict(zip(values, largest.tolist(), strict=True))

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from experiments.bench import main
-from experiments.benchmarks import against, bare_training, goals, start
+from experiments.benchmarks import against, bare_training, goals, start, step_rows, step_work
+from experiments.benchmarks import step as step_benchmark
 from experiments.benchmarks.network_methods import MethodProfile, joined
 from experiments.benchmarks.passes import count_passes
 from experiments.config.paths import ROOT
@@ -70,17 +71,54 @@ class SharedRanks:
         return self._ranks.run(function, *arguments, timeout_s=100)
 
 
+STEP = ("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2", "--limit", "0.01")
+
+
 @pytest.mark.xdist_group("ranks")
-def test_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(measurements, "RankGroup", SharedRanks)  # test_loop starts ranks of its own
-    table = bench(
-        tmp_path, "step", *("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2")
-    )
+    measure, measured = step_benchmark._measure, []
+
+    def stopped_once(group: Any, settings: dict[str, Any]) -> dict[str, Any]:
+        measured.append(settings["method"])
+        if measured == ["micro", "topk"]:
+            raise KeyboardInterrupt
+        return measure(group, settings)
+
+    monkeypatch.setattr(step_benchmark, "_measure", stopped_once)
+    with pytest.raises(SystemExit, match="130"):
+        bench(tmp_path, "step", *STEP)
+    assert "1 of 3: micro, d = 2,000, density 0.05: " in capsys.readouterr().out
+    table = bench(tmp_path, "step", *STEP)
+    assert measured == ["micro", "topk", "topk", "(torch.topk alone)"]
+    assert "(kept from before)" in capsys.readouterr().out.splitlines()[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["step.csv"]  # the next measurement begins anew
     assert table["method"].tolist()[:2] == ["micro", "topk"]
     assert (table[["total_s", "floor_s"]] > 0).all(axis=None)
     assert set(table["numel"]) == {2000}
     assert table["goal_floors"].tolist()[:2] == [1.5, 2.5]
     assert (table["passes"][:2] >= 1).all()
+    assert ((table["floors_q1"] <= table["floors"]) & (table["floors"] <= table["floors_q3"])).all()
+
+
+def test_rows_of_other_settings_or_other_code_are_measured_again(tmp_path: Path) -> None:
+    kept = step_rows.KeptRows(tmp_path / "rows.jsonl")
+    settings = {"method": "micro", "numel": 2000, "density": 0.01}
+    kept.keep(settings, {"floors": 1.5})
+    again = step_rows.KeptRows(tmp_path / "rows.jsonl")
+    assert again.find(settings) == {"floors": 1.5}
+    assert again.find({**settings, "density": 0.001}) is None
+    again._code["revision"] = "another"
+    assert again.find(settings) is None
+
+
+def test_a_slow_method_takes_fewer_steps() -> None:
+    assert step_work.counts(0.01, steps=15, limit_s=7.0) == (40, 15)
+    assert step_work.counts(0.2, steps=15, limit_s=7.0) == (27, 8)
+    assert step_work.counts(9.0, steps=15, limit_s=7.0) == (10, 5)
+    assert step_work.counts(9.0, steps=2, limit_s=7.0) == (10, 2)
 
 
 def test_passes_count_operations_and_compiled_loops() -> None:
