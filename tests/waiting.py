@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+LIMIT_S = 300.0  # for what hangs alone: on a machine with other work, what takes seconds may take a minute
 
-def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = 60.0) -> None:
+
+def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = LIMIT_S) -> None:
     """Wait for a condition.
 
     Raises:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -13,7 +15,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     command = [sys.executable, *module, *words]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def only_run(output: Path) -> Path:

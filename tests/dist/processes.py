@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_group import RankGroup
+from tests.waiting import LIMIT_S
 
-COLLECTIVE_S = 60.0
+COLLECTIVE_S = LIMIT_S
 
 
 class RankError(AssertionError):
@@ -43,7 +44,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="micro-tests-")
         self._num_apart = 0
 
-    def run(self, work: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run(self, work: Callable[..., Any], *args: Any, timeout_s: float = LIMIT_S) -> list[Any]:
         """Call ``work(*args)`` on every rank at once and return the results in rank order.
 
         Args:
@@ -54,7 +55,7 @@ class Ranks:
         """
         return self._call(_call, work, args, timeout_s=timeout_s)
 
-    def run_apart(self, work: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run_apart(self, work: Callable[..., Any], *args: Any, timeout_s: float = LIMIT_S) -> list[Any]:
         """Call ``work(*args)`` on every rank, in no group, with the environment variables of torchrun.
 
         ``work`` may call init_process_group() or have a framework do it, and leave its group or not: afterwards the
@@ -72,7 +73,7 @@ class Ranks:
         """End the processes; those that no failure has ended save what coverage measured in them."""
         if self._group is not None:
             with suppress(RankFailure):
-                self._group.call(save_coverage, timeout_s=10)
+                self._group.call(save_coverage, timeout_s=LIMIT_S)
             self._group.__exit__(None, None, None)
         self._group = None
 

@@ -51,7 +51,7 @@ def stay_away(absent: int, *, stands_still: bool) -> tuple[list[float], str, flo
     if stands_still:
         os.kill(os.getpid(), signal.SIGSTOP)
     with suppress(RuntimeError):  # the others may have left already
-        store.wait(["over"], timedelta(seconds=100))
+        store.wait(["over"], timedelta(seconds=300))
     return timeouts, "", 0.0
 
 
@@ -73,4 +73,4 @@ def test_a_store_whose_host_stands_still_holds_nobody_up() -> None:
     """Rank 0 has the store: a read of it never ends."""
     _, (_, message, seconds) = ranks(2).run_apart(stand_still_on_rank_0)
     assert message.startswith("lost contact with rank 0: ")
-    assert seconds < 60
+    assert seconds < 200

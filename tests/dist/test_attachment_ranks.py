@@ -18,11 +18,11 @@ import micro
 from micro.reducers.base import BucketState
 from micro.stats import StepStats
 from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss, words_of
-from tests.dist.processes import ranks
+from tests.dist.processes import COLLECTIVE_S, ranks
 from tests.faults import Fault, Faulty, InjectedError
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
-SOON_S = 10.0
+SOON_S = COLLECTIVE_S / 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class SharedRanks:
         pass
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._ranks.run(function, *arguments, timeout_s=100)
+        return self._ranks.run(function, *arguments)
 
 
 STEP = ("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2", "--limit", "0.01")

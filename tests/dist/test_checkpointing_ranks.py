@@ -15,6 +15,7 @@ from experiments.runs.json_lines import read_records
 from tests.dist.commands import ROOT, only_run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import train
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
 WORDS = [
@@ -43,7 +44,7 @@ def disturb(command: list[str], output: Path, *strikes: Callable[[int], None]) -
             for strike in strikes:
                 wait_for_steps(output, process)
                 strike(process.pid)
-            process.wait(timeout=100)
+            process.wait(timeout=LIMIT_S)
         finally:
             process.kill()
             process.wait()
@@ -52,7 +53,7 @@ def disturb(command: list[str], output: Path, *strikes: Callable[[int], None]) -
 
 def wait_for_steps(output: Path, process: subprocess.Popen[bytes]) -> None:
     """Wait for 25 steps more than are recorded now."""
-    enough, deadline = num_rows(output) + 25, time.monotonic() + 100
+    enough, deadline = num_rows(output) + 25, time.monotonic() + LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         if num_rows(output) >= enough:
             return

@@ -47,6 +47,7 @@ from tests.dist.ddp_steps import (
 from tests.dist.processes import Ranks, ranks
 from tests.saving import through_a_file
 from tests.sparsifiers import TABLE
+from tests.waiting import LIMIT_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NEW_LINES = [
@@ -448,7 +449,7 @@ def test_an_overflow_on_one_rank_lowers_the_scale_of_all(policy: str) -> None:
 
 @pytest.mark.parametrize("members", [[0], [0, 2]])
 def test_ranks_outside_the_model_are_not_waited_for(members: list[int]) -> None:
-    assert ranks(3).run(part_of_the_ranks, members, timeout_s=60) == [True] * 3
+    assert ranks(3).run(part_of_the_ranks, members) == [True] * 3
 
 
 # The scripts of the README
@@ -465,7 +466,7 @@ def train_script(name: str) -> "subprocess.Popen[str]":
 
 def output_of(process: "subprocess.Popen[str]") -> str:
     try:
-        return process.communicate(timeout=90)[0]
+        return process.communicate(timeout=LIMIT_S)[0]
     except subprocess.TimeoutExpired:
         process.terminate()  # torchrun ends its workers
         raise

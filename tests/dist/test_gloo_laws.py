@@ -101,6 +101,6 @@ def test_replicas_are_equal_bit_for_bit(name: str, dtype: torch.dtype) -> None:
 
 @over_methods
 def test_a_nan_stops_all_processes(name: str) -> None:
-    words = ranks(3).run(nan_here, name, timeout_s=20)
+    words = ranks(3).run(nan_here, name)
     assert len(set(words)) == 1
     assert ("on rank 2" in words[0]) == ROWS[name].names_rank

@@ -107,7 +107,7 @@ UNUSED = {"find_unused_parameters": True}
 @pytest.mark.parametrize("by_active", [False, True])
 @pytest.mark.parametrize("settings", [{}, UNUSED], ids=["used", "unused"])
 def test_uneven_inputs_train_as_in_plain_ddp(settings: dict[str, Any], by_active: bool) -> None:
-    first, second = ranks(2).run(beside_plain, settings, by_active, timeout_s=20)
+    first, second = ranks(2).run(beside_plain, settings, by_active)
     assert first == [True] * 3
     assert second == [True] * 5
 
@@ -121,11 +121,11 @@ def beside_plain(settings: dict[str, Any], by_active: bool) -> list[bool]:
 def test_a_joined_rank_gives_its_residual_and_nothing_is_lost(
     reducer: micro.Reducer, losses: Losses, settings: dict[str, Any]
 ) -> None:
-    for given, booked in ranks(2).run(books, reducer, losses, settings, timeout_s=20):
+    for given, booked in ranks(2).run(books, reducer, losses, settings):
         torch.testing.assert_close(booked, given, rtol=1e-10, atol=1e-12)
 
 
 def test_a_nan_stops_a_joined_rank_too() -> None:
-    first, second = ranks(2).run(nan_after_the_other_rank_has_joined, timeout_s=20)
+    first, second = ranks(2).run(nan_after_the_other_rank_has_joined)
     assert first == second
     assert "on rank 1 is not finite at step 4" in first

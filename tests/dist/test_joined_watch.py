@@ -9,6 +9,7 @@ import pytest
 from experiments.launching.process_lifetime import kill_all
 from experiments.launching.watching.stall_report import read_stall_report
 from tests.dist.commands import ROOT
+from tests.waiting import LIMIT_S
 
 WORKER = Path(__file__).parent / "workers/watched_worker.py"
 
@@ -22,7 +23,7 @@ def test_a_rank_that_stands_still_is_ended_by_the_first_of_the_others(tmp_path: 
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=100)[1].decode() for process in started]
+        errors = [process.communicate(timeout=LIMIT_S)[1].decode() for process in started]
     finally:
         kill_all(started)
     assert [process.returncode for process in started] == [1, -9]

@@ -19,7 +19,7 @@ from experiments.launching.failures import Failure, Kind, RankFailure, root_caus
 from experiments.launching.launch import launch
 from experiments.launching.rank_process import LAUNCHER_PID
 from experiments.runs.stop_signals import stop_signals
-from tests.waiting import is_alive, wait_until
+from tests.waiting import LIMIT_S, is_alive, wait_until
 
 WORKERS = Path(__file__).parent / "workers"
 ENVIRONMENT = {"PYTHONPATH": str(WORKERS)}
@@ -145,7 +145,7 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_sweep_tells_one_line_per_failed_run_and_goes_on(tmp_path: Path) -> None:
-    output, errors = start_sweep(tmp_path, "raise").communicate(timeout=60)
+    output, errors = start_sweep(tmp_path, "raise").communicate(timeout=LIMIT_S)
     assert output == ""
     assert [line.split(" (log")[0] for line in errors.splitlines()] == [
         "rank 1 failed: ValueError: loss is not finite at step 12"
@@ -163,12 +163,12 @@ def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: s
     try:
         wait_until(lambda: all(file.exists() and file.read_text() for file in files), "both ranks")
         sweep.send_signal(number)
-        sweep.communicate(timeout=20)
+        sweep.communicate(timeout=LIMIT_S)
     finally:
         sweep.kill()
     assert sweep.returncode == code
     pids = [int(file.read_text()) for file in files]
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the ranks", timeout_s=20)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the ranks")
     assert not (tmp_path / "1").exists()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.json_lines import read_records
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.dist
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +27,9 @@ no_part = json:JSONDecoder
 def python(*words: str, path: Path = ROOT) -> str:
     """Return what a fresh interpreter prints that sees the packages in the folder ``path``."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
-    ran = subprocess.run([sys.executable, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+    ran = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LIMIT_S
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 

@@ -140,13 +140,13 @@ def lanes() -> set[threading.Thread]:
 
 
 def test_backward_goes_on_while_a_bucket_waits_on_the_lane() -> None:
-    for same, exposed_s in ranks(2).run(goes_on, timeout_s=60):
+    for same, exposed_s in ranks(2).run(goes_on):
         assert same
         assert exposed_s > 0
 
 
 def test_an_error_on_the_lane_comes_out_of_backward_as_it_is() -> None:
-    for words in ranks(2).run(fails, timeout_s=60):
+    for words in ranks(2).run(fails):
         assert words == ["words of its own"] * 2
 
 

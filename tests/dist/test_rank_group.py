@@ -9,7 +9,7 @@ import pytest
 from experiments.launching.failures import Kind, RankFailure
 from experiments.launching.rank_group import RankGroup
 from tests.dist.rank_functions import add, add_but_one
-from tests.waiting import is_alive, wait_until
+from tests.waiting import LIMIT_S, is_alive, wait_until
 
 pytestmark = pytest.mark.dist
 
@@ -18,12 +18,12 @@ def test_ranks_answer_in_their_order_and_end_with_the_context() -> None:
     with RankGroup(2, env={"OMP_NUM_THREADS": "1"}) as ranks:
         ranks.send(add, 2.0)  # before they have met
         ranks.send(os.getenv, "RANK")
-        assert ranks.receive(60) == [4.0] * 2
-        assert ranks.receive(60) == ["0", "1"]
+        assert ranks.receive(LIMIT_S) == [4.0] * 2
+        assert ranks.receive(LIMIT_S) == ["0", "1"]
         pids = ranks.call(os.getpid)
         log = Path(ranks.call(os.readlink, "/proc/self/fd/1")[0])
         assert log.exists()
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the ranks", timeout_s=20)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the end of the ranks")
     assert not log.parent.exists()
 
 
@@ -40,7 +40,7 @@ def test_the_rank_that_failed_first_is_named(how: str, kind: Kind, message: str)
         started = time.monotonic()
         with pytest.raises(RankFailure) as caught:
             ranks.call(add_but_one, 1, how)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < LIMIT_S
     failure = caught.value.failure
     assert (failure.rank, failure.kind, failure.message) == (1, kind, message)
     assert not any(is_alive(pid) for pid in pids)

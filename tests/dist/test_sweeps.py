@@ -17,7 +17,7 @@ from experiments.sweep import main
 from experiments.sweeps.study import jobs_of
 from tests.dist.commands import ROOT
 from tests.dist.rank_functions import Ended, called
-from tests.waiting import is_alive, wait_until
+from tests.waiting import LIMIT_S, is_alive, wait_until
 
 pytestmark = pytest.mark.dist
 STUDY = """
@@ -78,7 +78,7 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
     def other_sweep() -> None:
         with first.claim():
             waits.set()
-            wait_until(second.is_done, "the run that is free", timeout_s=200)
+            wait_until(second.is_done, "the run that is free")
             for name, row in {
                 "config.yaml": "density: 1",
                 "steps.jsonl": '{"step": 0}',
@@ -89,7 +89,7 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=other_sweep)
     thread.start()
-    waits.wait(60)
+    waits.wait(LIMIT_S)
     both = sweep(*words)
     thread.join()
     assert both.returncode == 0, both.stderr
@@ -122,7 +122,7 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Pat
         wait_until(lambda: len([path for path in begun("runs/*/steps.jsonl") if path.stat().st_size]) == 2, "two runs")
         children = children_of(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
     finally:
         process.kill()
         process.wait()

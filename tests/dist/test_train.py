@@ -14,7 +14,7 @@ from experiments.runs.json_lines import read_records
 from tests.dist.commands import ROOT, only_run, run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import called, train
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 SMALL = ["model=mlp", "epochs=2", "batch_size=64", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"]
@@ -107,7 +107,7 @@ def test_a_run_killed_without_a_checkpoint_keeps_its_records_and_starts_anew(tmp
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/epochs.jsonl")), "the first epoch")
     process.kill()
-    assert process.wait(timeout=30) == -signal.SIGKILL
+    assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL
     folder = only_run(tmp_path)
     recorded = read_records(folder / "steps.jsonl")
     assert recorded

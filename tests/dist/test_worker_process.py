@@ -15,7 +15,7 @@ import pytest
 
 from experiments.launching.child_environment import child_environment
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
-from tests.waiting import is_alive, wait_until
+from tests.waiting import LIMIT_S, is_alive, wait_until
 
 pytestmark = pytest.mark.dist
 
@@ -47,7 +47,7 @@ def test_an_exception_is_one_line_and_its_traceback_is_in_the_log(worker: Worker
     assert not caught.value.report.lost_peer
     assert "\n" not in str(caught.value)
     assert worker.log.read_text().endswith(caught.value.report.traceback)
-    assert worker.process.wait(10) == 1
+    assert worker.process.wait(LIMIT_S) == 1
 
 
 def test_what_cannot_be_sent_back_is_an_error_too(worker: WorkerProcess) -> None:
@@ -82,8 +82,8 @@ def test_it_ends_with_its_parent(tmp_path: Path, busy: bool) -> None:
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom experiments.launching.worker_process import WorkerProcess\n"
         f"worker = WorkerProcess(Path({str(tmp_path / 'log')!r}))\n"
-        f"worker.send(print, 'up')\nworker.receive()\nworker.send(time.sleep, {100 if busy else 0})\n"
-        "print(worker.process.pid, flush=True)\ntime.sleep(100)"
+        f"worker.send(print, 'up')\nworker.receive()\nworker.send(time.sleep, {1000 if busy else 0})\n"
+        "print(worker.process.pid, flush=True)\ntime.sleep(1000)"
     )
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as parent:
@@ -91,7 +91,7 @@ def test_it_ends_with_its_parent(tmp_path: Path, busy: bool) -> None:
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
         parent.kill()
-    wait_until(lambda: not is_alive(pid), "the end of the process", timeout_s=20)
+    wait_until(lambda: not is_alive(pid), "the end of the process")
 
 
 def test_a_process_that_is_closed_finishes_its_call(tmp_path: Path) -> None:

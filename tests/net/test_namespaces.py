@@ -12,7 +12,7 @@ import pytest
 
 from experiments.config.errors import UserError
 from experiments.launching.namespaces import Counter, Exit, Hosts, bits_per_s, unavailable
-from tests.waiting import is_alive, wait_until
+from tests.waiting import LIMIT_S, is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "workers/collectives.py"
@@ -28,7 +28,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def everywhere(hosts: Hosts, *command: str, timeout_s: float = 100.0, **more: str) -> list[Exit]:
+def everywhere(hosts: Hosts, *command: str, timeout_s: float = LIMIT_S, **more: str) -> list[Exit]:
     """Run a Python program as one rank on each host."""
     common = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(len(hosts.names)), **more}
     meeting = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
@@ -46,7 +46,7 @@ def spaces_of(pid: int) -> set[str]:
 @needs_hosts
 def test_hosts_have_names_of_their_own_and_look_up_each_other(hosts: Hosts) -> None:
     program = "import socket; print(socket.gethostname(), *map(socket.gethostbyname, ['node1', 'node4']))"
-    ended = hosts.run([[sys.executable, "-c", program]] * 4, timeout_s=20)
+    ended = hosts.run([[sys.executable, "-c", program]] * 4, timeout_s=LIMIT_S)
     assert ended == [Exit(0, f"node{i} 10.77.0.1 10.77.0.4\n") for i in (1, 2, 3, 4)]
 
 
@@ -73,17 +73,27 @@ def test_the_link_has_its_rate_and_the_kernel_counts_what_collectives_send(hosts
 def test_one_slow_link_is_not_shared(hosts: Hosts) -> None:
     """Traffic in one direction passes two limits and fills neither twice: the sender's and the receiver's."""
     hosts.shape("100mbit")
-    receive = "import socket; s = socket.create_server(('', 5000)); c, _ = s.accept()\nwhile c.recv(1 << 16): pass"
+    receive = (
+        "import socket; s = socket.create_server(('', 5000))\n"
+        "for _ in range(3):\n"
+        "    c, _ = s.accept()\n"
+        "    while c.recv(1 << 16): pass\n"
+        "    c.close()"
+    )
     send = (
         "import socket, time\n"
-        "for attempt in range(200):\n"
-        "    try: c = socket.create_connection(('node1', 5000)); break\n"
-        "    except OSError: time.sleep(0.05)\n"
-        "t = time.perf_counter(); c.sendall(bytes(4_000_000)); c.shutdown(1); c.recv(1)\n"
-        "print(time.perf_counter() - t)"
+        "def connected():\n"
+        "    while True:\n"
+        "        try: return socket.create_connection(('node1', 5000))\n"
+        "        except OSError: time.sleep(0.05)\n"
+        "def seconds():\n"
+        "    c, t = connected(), time.perf_counter()\n"
+        "    c.sendall(bytes(4_000_000)); c.shutdown(1); c.recv(1)\n"
+        "    return time.perf_counter() - t\n"
+        "print(min(seconds() for _ in range(3)))"
     )
     idle = [sys.executable, "-c", ""]
-    ended = hosts.run([[sys.executable, "-c", receive], idle, [sys.executable, "-c", send], idle], timeout_s=20)
+    ended = hosts.run([[sys.executable, "-c", receive], idle, [sys.executable, "-c", send], idle], timeout_s=LIMIT_S)
     assert [one.code for one in ended] == [0] * 4, ended
     wire = 8 * 4e6 * 1514 / 1448 / 100e6
     assert 0.9 * wire < float(ended[2].output) < 1.2 * wire
@@ -93,8 +103,8 @@ def test_one_slow_link_is_not_shared(hosts: Hosts) -> None:
 @needs_hosts
 def test_who_takes_too_long_is_killed(hosts: Hosts) -> None:
     started = time.monotonic()
-    ended = hosts.run([["true"], ["sleep", "60"], ["sh", "-c", "echo no; exit 3"], ["true"]], timeout_s=1)
-    assert time.monotonic() - started < 10
+    ended = hosts.run([["true"], ["sleep", "600"], ["sh", "-c", "echo no; exit 3"], ["true"]], timeout_s=1)
+    assert time.monotonic() - started < LIMIT_S
     assert ended == [Exit(0, ""), Exit(-9, ""), Exit(3, "no\n"), Exit(0, "")]
 
 
@@ -105,13 +115,13 @@ def test_an_error_leaves_nothing_behind() -> None:
     started: list[subprocess.Popen[str]] = []
     with pytest.raises(ZeroDivisionError):
         break_down(started)
-    assert started[0].wait(10) == -signal.SIGKILL
+    assert started[0].wait(LIMIT_S) == -signal.SIGKILL
     assert spaces_of(os.getpid()) == before
 
 
 def break_down(started: list[subprocess.Popen[str]]) -> None:
     with Hosts(2, "10mbit") as hosts:
-        started.append(hosts.start(1, ["sleep", "60"]))
+        started.append(hosts.start(1, ["sleep", "600"]))
         assert len(spaces_of(os.getpid())) > 3
         raise ZeroDivisionError
 
@@ -134,12 +144,12 @@ def test_a_signal_leaves_nothing_for_long(number: signal.Signals) -> None:
     assert owner.stdout
     pid = int(owner.stdout.readline())
     owner.send_signal(number)
-    owner.communicate(timeout=20)
+    owner.communicate(timeout=LIMIT_S)
     if number == signal.SIGKILL:
         with Hosts(1):
             pass
     assert not spaces_of(owner.pid)
-    wait_until(lambda: not is_alive(pid), "the end of the process", timeout_s=10)
+    wait_until(lambda: not is_alive(pid), "the end of the process")
 
 
 def test_payload_is_what_the_headers_leave() -> None:

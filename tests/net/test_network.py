@@ -15,7 +15,7 @@ from experiments.launching.namespaces import Exit, Hosts, unavailable
 from experiments.launching.process_lifetime import kill_all
 from experiments.launching.rank_group import RankGroup
 from tests.dist.rank_functions import add, add_but_one
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 REASON = unavailable()
@@ -38,7 +38,9 @@ def hosts() -> Iterator[Hosts]:
 
 
 def run(hosts: Hosts, commands: list[list[str]]) -> list[Exit]:
-    return hosts.run([[sys.executable, *command] for command in commands], [ENVIRONMENT] * len(commands), timeout_s=100)
+    return hosts.run(
+        [[sys.executable, *command] for command in commands], [ENVIRONMENT] * len(commands), timeout_s=LIMIT_S
+    )
 
 
 def the_run(output: Path) -> Path:
@@ -82,10 +84,10 @@ def test_a_rank_on_a_host_that_dies_fails_the_others_with_a_message(hosts: Hosts
         with pytest.raises(RankFailure, match=r"^rank 2 failed: killed by SIGKILL") as caught:
             ranks.call(add_but_one, 2, "die")
     assert caught.value.rank == 2
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < LIMIT_S / 2
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_host_that_vanishes_is_named_and_each_host_prints_one_line(hosts: Hosts, tmp_path: Path) -> None:
     limit_s, cut = 40, NUM_TRAINING - 1
     nodes = ["cluster=nodes", f"cluster.nnodes={NUM_TRAINING}", f"cluster.rdzv_endpoint={hosts.names[0]}:29501"]
@@ -97,10 +99,10 @@ def test_a_host_that_vanishes_is_named_and_each_host_prints_one_line(hosts: Host
             for host, log in enumerate(logs)
         ]
         closing.callback(kill_all, started)
-        wait_until(lambda: any((tmp_path / "runs").glob("*/steps.jsonl")), "the first step", timeout_s=300)
+        wait_until(lambda: any((tmp_path / "runs").glob("*/steps.jsonl")), "the first step")
         closing.enter_context(hosts.cut(cut))
         for process in started:
-            assert process.wait(limit_s + 100) == 1  # the limit, and the time for an overloaded machine to end
+            assert process.wait(limit_s + LIMIT_S) == 1  # the limit, and the time for an overloaded machine to end
     told = [(tmp_path / f"log{host}").read_text().splitlines() for host in range(NUM_TRAINING)]
     errors = [[line for line in lines if " step " not in line] for lines in told]
     assert [len(lines) for lines in errors] == [1] * NUM_TRAINING, told

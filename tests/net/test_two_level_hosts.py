@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.launching.namespaces import Hosts, unavailable
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "workers/two_level.py"
@@ -43,7 +44,7 @@ def test_only_what_is_sparse_crosses_from_host_to_host(hosts: Hosts) -> None:
         )
         for rank in range(4)
     ]
-    ended = [process.communicate(timeout=100)[0] for process in started]
+    ended = [process.communicate(timeout=LIMIT_S)[0] for process in started]
     assert [process.returncode for process in started] == [0] * 4, ended
     counted = [float(output.split()[-2]) for output in ended]
     lists = [float(output.split()[-1]) for output in ended]

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _CLIENTS = ("sbatch", "squeue", "srun", "scontrol", "scancel", "sinfo")
-_START_S, _STOP_S = 30.0, 10.0
+_START_S, _STOP_S, _ANSWER_S = 300.0, 60.0, 120.0
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # daemons are often on root's path alone
 
 
@@ -66,10 +66,17 @@ class Site:
             SiteError: it refuses.
         """
         environ = {**os.environ, **self.environ}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
         if done.returncode:
             raise SiteError(f"{command[0]}: {done.stderr}")
         return done.stdout
+
+    def cancel(self, *jobs: str) -> None:
+        """End jobs, all of them if none is named, and wait until none of these is in the queue."""
+        ended = jobs or tuple({_array(line) for line in self.queue()})
+        if ended:
+            self.ask("scancel", *ended)
+        wait_until(lambda: not {_array(line) for line in self.queue()} & set(ended), f"the end of jobs {ended}")
 
     def begin(self, job: str) -> None:
         """Have a requeued job begin, which SLURM may let wait for minutes, unless it has begun by itself."""
@@ -130,10 +137,7 @@ class Site:
         with suppress(
             SiteError, subprocess.TimeoutExpired, OSError, TimeoutError
         ):  # a step's daemon outlives its controller
-            jobs = sorted({line.split()[0].split("_")[0] for line in self.queue()})
-            if jobs:
-                self.ask("scancel", *jobs)
-            wait_until(lambda: not self.queue(), "an empty queue", timeout_s=_STOP_S)
+            self.cancel()
         _end([int(path.read_text()) for path in (*self._folder.glob("run/*.pid"), self._folder / "munge/pid")])
         for pid in self.watchers():
             with suppress(OSError):
@@ -154,7 +158,7 @@ class Site:
                 f"SlurmctldHost={host}(127.0.0.1)",
                 f"SlurmUser={user}",
                 f"SlurmdUser={user}",
-                f"AuthInfo=socket={folder}/munge/socket",
+                f"AuthInfo=socket={folder}/munge/socket,cred_expire=1200",  # so long a requeued job waits by itself
                 f"SlurmctldPort={ports[0]}",
                 f"SlurmdPort={ports[1]}",
                 f"SlurmctldPidFile={folder}/run/slurmctld.pid",
@@ -173,11 +177,19 @@ class Site:
                 "SlurmdParameters=config_overrides",
                 "ReturnToService=2",
                 "KillWait=2",
+                "MessageTimeout=60",  # of a daemon that other work keeps from answering
+                "TCPTimeout=30",
+                "BatchStartTimeout=300",
                 *nodes,
                 "PartitionName=test Nodes=ALL Default=NO MaxTime=01:00:00 State=UP",
                 "",
             ]
         )
+
+
+def _array(line: str) -> str:
+    """Return the job, or the array of which a line of the queue is a task."""
+    return line.split()[0].split("_")[0]
 
 
 def _end(pids: list[int]) -> None:

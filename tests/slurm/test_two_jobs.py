@@ -25,16 +25,16 @@ WORDS = [
     *("sparsifier=exdyna", "density=0.05"),
 ]
 QUEUED = [
-    *("cluster=slurm", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:20:00", "cluster.timeout_s=900"),
+    *("cluster=slurm", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.timeout_s=900"),
     "checkpoint.every_steps=10",
 ]
 NUM_STEPS = 512
-WAIT_S = 240.0
+WAIT_S = 900.0
 
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.xdist_group("slurm"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 

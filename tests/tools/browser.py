@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 _FLAGS = (
     "--headless",
     "--no-sandbox",  # tests may run as root

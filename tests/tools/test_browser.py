@@ -105,7 +105,7 @@ SEARCH = """new Promise(found => {
 })"""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_every_page_is_quiet_complete_and_fits_a_phone_and_search_needs_no_server(tab: Browser, site: Path) -> None:
     pages = sorted(set(site.rglob("*.html")) - {site / "404.html"})  # a server shows that one, under any address
     assert len(pages) > 30

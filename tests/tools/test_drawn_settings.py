@@ -26,7 +26,7 @@ drawn = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
-pytestmark = [pytest.mark.xdist_group("bad input"), pytest.mark.timeout(0 if NUMBER else 120)]
+pytestmark = [pytest.mark.xdist_group("bad input"), pytest.mark.timeout(0 if NUMBER else 600)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -412,7 +412,7 @@ def test_a_suspended_owner_is_followed_and_stops_with_one_line_when_it_goes_on(
                 run.mark_done({"by": "the second"})
             done = run.done_path.read_text()
             other.send_signal(signal.SIGCONT)
-            assert other.wait(timeout=120) == 1
+            assert other.wait(timeout=300) == 1
             assert "Traceback" not in (said := other.stderr.read())
         finally:
             other.kill()

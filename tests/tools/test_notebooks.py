@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.studies.paper_reproduction.papers import known_papers
+from tests.waiting import LIMIT_S
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -48,7 +49,7 @@ def in_folder(folder: Path) -> dict[str, Any]:
 def test_notebook_runs(path: Path, kernel: Any) -> None:
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    nbclient.NotebookClient(notebook, kernel, timeout=100, resources=in_folder(path.parent)).execute()
+    nbclient.NotebookClient(notebook, kernel, timeout=LIMIT_S, resources=in_folder(path.parent)).execute()
     shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in shown)
     assert any("text/html" in output.get("data", {}) for output in shown)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 REPORT = """
 import atexit, runpy, sys
 atexit.register(lambda: print("loaded:", *sorted({"torch", "numba"} & set(sys.modules)), file=sys.stderr))
@@ -32,7 +34,7 @@ def test_the_command_loads_neither_torch_nor_numba(words: str, tmp_path: Path) -
     module, *rest = words.split()
     settings = [f"output={tmp_path}"] if module == "sweep" and "--help" not in rest else []
     command = [sys.executable, "-c", REPORT, f"experiments.{module}", *rest, *settings]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == (2 if "epochs=abc" in rest else 0), done.stderr
     assert done.stderr.splitlines()[-1] == "loaded:", done.stderr
 
@@ -41,6 +43,6 @@ def test_the_command_loads_neither_torch_nor_numba(words: str, tmp_path: Path) -
 def test_figures_loads_what_draws_only_to_draw(words: list[str]) -> None:
     report = REPORT.replace('{"torch", "numba"}', '{"pandas", "matplotlib"}')
     command = [sys.executable, "-c", report, "experiments.figures", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == (2 if "nonsense" in words else 0), done.stderr
     assert done.stderr.splitlines()[-1] == "loaded:", done.stderr

@@ -19,6 +19,7 @@ from experiments.training.loop import Trainer
 from tests.dist.commands import ROOT, only_run
 from tests.dist.rank_functions import called
 from tests.tools.simulated_runs import IMAGES
+from tests.waiting import LIMIT_S
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
@@ -36,7 +37,9 @@ os._exit(7)
 
 
 def start(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=100, **settings)
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, **settings
+    )
 
 
 def started_with(torch: str, folder: Path, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:

@@ -322,7 +322,7 @@ def test_a_rank_that_stays_away_is_named_when_the_time_is_over() -> None:
     may_go.set()
     group.close()
     for thread in group._threads:
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()
 
 
@@ -365,7 +365,7 @@ def test_a_group_that_nobody_has_any_more_ends_its_threads() -> None:
     del group
     gc.collect()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()
 
 

@@ -16,7 +16,7 @@ from micro.stats import StepStats
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 NUM_LAYERS = 4
-WAIT_S = 20.0
+WAIT_S = 200.0
 
 
 @dataclass(frozen=True)

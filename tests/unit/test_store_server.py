@@ -13,7 +13,7 @@ from experiments.launching import launch
 from experiments.launching.store_server import serve_store
 from experiments.training import rank_main
 
-LIMIT = timedelta(seconds=30)
+LIMIT = timedelta(seconds=300)
 
 
 def test_a_store_is_served_at_its_address_alone() -> None:

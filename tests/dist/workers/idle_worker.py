@@ -37,7 +37,7 @@ if job in ("stand", "miss"):
 if job == "compute":
     time.sleep(8)
 if job == "wait":
-    time.sleep(100)
+    time.sleep(1000)
 if job == "save":
     from experiments.launching.rank_process import tell_saves
     from experiments.runs.stop_signals import stop_signals
@@ -54,9 +54,9 @@ if job == "exit" and rank == 1:
 if job == "SIGSEGV" and rank == 1:
     os.kill(os.getpid(), signal.SIGSEGV)
 if job in ("raise", "exit", "SIGSEGV"):
-    time.sleep(100)
+    time.sleep(1000)
 if job == "raise beside a thread":
-    threading.Thread(target=time.sleep, args=(100,)).start()
+    threading.Thread(target=time.sleep, args=(1000,)).start()
     raise ValueError("the thread must not keep this from being seen")
 if job == "leave":
     sys.exit("nothing to do here")

@@ -1,6 +1,5 @@
-"""One rank of a test: a few all-reduces and all-gathers; the seconds of an all-reduce are the last word of rank 0."""
+"""One rank of a test: a few all-reduces and all-gathers; rank 0 prints the seconds of the fastest all-reduce last."""
 
-import statistics
 import sys
 import time
 
@@ -22,5 +21,5 @@ rows = comm.gather_rows(vector[: vector.numel() // 8])
 pieces = comm.gather_lists(vector[: vector.numel() // 8], [vector.numel() // 8] * comm.world_size, "values")
 assert torch.equal(rows.view(-1), torch.cat(pieces))
 dist.barrier()
-print(statistics.median(seconds), flush=True)
+print(min(seconds), flush=True)
 dist.destroy_process_group()
