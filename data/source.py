@@ -42,16 +42,19 @@ class Text:
     """A text as a stream of words, each a number.
 
     Attributes:
-        train: (num_train,) int64 words in [0, num_words), in the order of the text; uint8 where they are bytes.
+        train: (num_train,) int64 words in [0, num_words), in the order of the text; uint8 where they are bytes, int32
+            where they are tokens.
         test: (num_test,) of the same vocabulary and type.
         words: the vocabulary; word i is ``words[i]``.
         checksums: what was read -> its sha256.
+        num_bytes: (num_words,) int64 bytes of each word; None where the words are not all of the text.
     """
 
     train: Tensor
     test: Tensor
     words: tuple[str, ...]
     checksums: dict[str, str]
+    num_bytes: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ class TextBatches:
     end of the text, and fewer than sequence_length + 1 at the end of each column.
 
     Args:
-        tokens: (num,) int64 words, or uint8 bytes, in the order of the text; not modified.
+        tokens: (num,) int64 words, int32 tokens or uint8 bytes, in the order of the text; not modified.
         batch_size: columns per rank.
         sequence_length: words per column and batch.
         rank: this rank, global over all nodes.
@@ -74,7 +74,7 @@ class EvalColumns:
     word of a column is never predicted.
 
     Args:
-        tokens: (num,) int64 words, or uint8 bytes, in the order of the text; not modified.
+        tokens: (num,) int64 words, int32 tokens or uint8 bytes, in the order of the text; not modified.
         num_columns: columns over all ranks.
         sequence_length: words per column and batch; the last batch may be shorter.
         rank: this rank, global over all nodes.
@@ -132,7 +132,7 @@ def _window(columns: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
 
 def check_tokens(tokens: Tensor, rank: int, world_size: int, **sizes: int) -> None:
     """Raise ValueError unless the text is a vector of words, every size at least 1, and the rank one of the ranks."""
-    if tokens.ndim != 1 or tokens.dtype not in (torch.int64, torch.uint8):
+    if tokens.ndim != 1 or tokens.dtype not in (torch.int64, torch.int32, torch.uint8):
         raise ValueError(f"tokens must be (num,) int64, got {tuple(tokens.shape)} {tokens.dtype}")
     for name, value in sizes.items():
         if value < 1:

@@ -350,7 +350,7 @@ def test_what_goes_wrong_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name one of cifar10, cifar100, wikitext2, ptb, "),
+        ((), "name one of cifar10, cifar100, wikitext2, wikitext103, ptb, "),
         (("cifr10",), "got 'cifr10'; did you mean 'cifar10'?"),
         (("set", "--from", "/nowhere"), "--from must name a folder, got '/nowhere'"),
         (("set", "--from", "/", "--url", "http://here/"), "exclude each other"),
@@ -452,7 +452,7 @@ def test_what_is_taken_lies_where_it_is_read(tmp_path: Path, name: str, files: d
 def test_every_checksum_has_the_length_of_its_kind() -> None:
     archives = [archive.checksum for entry in CATALOGUE.values() for archive in entry.archives]
     files = [file.checksum for entry in CATALOGUE.values() for file in entry.files if file.checksum]
-    assert (len(archives), len(files)) == (9, 14)
+    assert (len(archives), len(files)) == (10, 17)
     for kind, value in (checksum.split(":") for checksum in archives + files):
         assert len(bytes.fromhex(value)) == hashlib.new(kind).digest_size
 

@@ -510,7 +510,7 @@ def test_windows_of_bytes_are_numbers_of_words() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"unit": "letters"}, "unit of text must be one of bytes, words, got 'letters'"),
+        ({"unit": "letters"}, "unit of text must be one of bytes, words, tokens, got 'letters'"),
         ({"endings": ""}, "endings of text must be endings of names between commas, got ''"),
         ({"max_words": 100}, "max_words of text is for words, got 100 for bytes"),
         ({"num_train": 0}, "num_train of text must be a whole number of at least 1, got 0"),

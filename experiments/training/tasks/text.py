@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,7 +31,7 @@ class LanguageTask(Task):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), tuple(part.detach() for part in state)
 
     def test_sums(self, rank: int, world_size: int) -> Tensor:
-        """Return (3,) sums: negative log-likelihood, the bytes among the words where they all are bytes, words."""
+        """Return (3,) sums: negative log-likelihood, the bytes of the words where each has some, words."""
         sums, carry = self.zeros(3), None
         columns = data.EvalColumns(
             self.content.test, sequence_length=self._length, rank=rank, world_size=world_size, device=self.device
@@ -41,8 +40,8 @@ class LanguageTask(Task):
             logits, carry = self.model(words, carry)
             sums[0] += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
             sums[-1] += targets.numel()
-        if self.content.test.dtype == torch.uint8:
-            sums[1] = sums[2]
+            if self.content.num_bytes is not None:
+                sums[1] += self.content.num_bytes[targets.cpu()].sum().item()  # host sync: only while it is measured
         return sums
 
     @property
@@ -54,7 +53,7 @@ class LanguageTask(Task):
         """Return the mean loss of a word, the perplexity, and the bits for each byte where words are bytes."""
         loss, *num_bytes, num = sums.tolist()
         found = {"test_loss": loss / num, "perplexity": math.exp(min(loss / num, 700.0))}  # e^710 is beyond a float
-        return found | ({"bits_per_byte": loss / num / math.log(2)} if any(num_bytes) else {})
+        return found | ({"bits_per_byte": loss / num_bytes[0] / math.log(2)} if any(num_bytes) else {})
 
     @staticmethod
     def check(config: TrainConfig) -> None:
