@@ -13,12 +13,14 @@ LONG := long_movielens100k long_wikitext2 long_cifar10 long_length_movielens100k
   long_cifar10_methods long_cifar10_densities # of conf/sweep
 LONG_RUNS ?= results/long
 LONG_HEAD := `make long ROOT=DIR` carries out the runs of `conf/sweep/long_*.yaml`, `make long-table` writes this page from those that are finished.
+ABLATION_HEAD := `make ablation ROOT=DIR` carries out the runs of `conf/sweep/ablation_*.yaml`, `make ablation-table` writes this page from those that are finished.
+ABLATION_RUNS ?= results/ablation
 COVERAGE := results/coverage
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures reproduce long long-table test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
+.PHONY: help setup demo figures reproduce long long-table ablation ablation-table test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -53,6 +55,17 @@ long: $(READY) ## long runs on real data, days of a core: ROOT=DIR; the same com
 long-table: $(READY) ## write results/published/long.md from the long runs that are finished: LONG_RUNS=DIR
 	@$(RUN) -m experiments.figures --table --runs $(LONG_RUNS) --out results/figures/long
 	@{ head -1 results/figures/long/reached.md; printf '\n%s\n' '$(LONG_HEAD)'; tail -n +2 results/figures/long/reached.md; } >results/published/long.md
+	@cp results/figures/long/reached.csv results/published/long.csv # what experiments.advise reads
+
+ablation: $(READY) ## what brings MiCRO nearer to dense, hours of a core: ROOT=DIR; the same command resumes
+	@$(RUN) -m experiments.sweep ablation_movielens100k dataset.root=$(ROOT) output=results/ablation --jobs 1
+	@$(RUN) -m experiments.sweep ablation_gpt dataset.root=$(ROOT)/wikitext-2 output=results/ablation --jobs 1
+	@$(MAKE) --no-print-directory ablation-table
+
+ablation-table: $(READY) ## write results/published/ablation.md from the runs that are finished: ABLATION_RUNS=DIR
+	@$(RUN) -m experiments.figures --ablation --runs $(ABLATION_RUNS) --out results/figures/ablation
+	@{ head -1 results/figures/ablation/ablation.md; printf '\n%s\n' '$(ABLATION_HEAD)'; \
+	  tail -n +2 results/figures/ablation/ablation.md; } >results/published/ablation.md
 
 test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)

@@ -23,6 +23,7 @@ def _run(options: argparse.Namespace) -> int:
     # Imported here: pandas and matplotlib take a second, which --help and a mistake need not wait for.
     from rich.console import Console
 
+    from experiments.reports.ablation import write_ablation
     from experiments.reports.all_figures import draw_all
     from experiments.reports.frames import load
     from experiments.reports.provenance import refuse_differences
@@ -49,6 +50,8 @@ def _run(options: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
 
     def write(out: Path) -> list[Path]:
+        if options.ablation:
+            return write_ablation(frames, out)
         drawn = [] if options.table else draw_all(frames, out, kinds)
         return [*drawn, *write_summary(table, out, frames.notes()), *write_reached(frames, out)]
 
@@ -92,6 +95,9 @@ def parser() -> Parser:
         "--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default"
     )
     parser.add_argument("--table", action="store_true", help="only the table, no figures")
+    parser.add_argument(
+        "--ablation", action="store_true", help="instead, a table and figure of what each form of an ablation changes"
+    )
     parser.add_argument(
         "--allow-torn", action="store_true", help="draw what is left of damaged runs, and mark them; else none is drawn"
     )

@@ -14,7 +14,7 @@ from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.provenance import Origin, differences, digest_of, origin_of
-from experiments.reports.run_configs import EXPERIMENT, Selection, run_frame, selected_configs
+from experiments.reports.run_configs import EXPERIMENT, Config, Selection, run_frame, selected_configs
 
 STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
@@ -45,7 +45,7 @@ class Frames:
 
     ``torn`` has what is wrong with each run that is not whole; ``unverified`` are those of earlier versions, whose rows
     have no sums. ``origins`` has the code, machine and company of each run; see provenance.py.
-    ``manifests`` has a digest of each run's manifest, where there is one.
+    ``manifests`` has a digest of each run's manifest, where there is one; ``settings`` the keys of each configuration.
     """
 
     runs: pd.DataFrame
@@ -55,6 +55,7 @@ class Frames:
     unverified: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)
     manifests: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Config] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
         """Return a line for each run that is not whole, and lines for those not verified and for unlike origins."""
@@ -110,7 +111,8 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None, *
         UserError: a selection that fits none, or a damaged run without ``allow_torn``.
     """
     found = readable(found, allow_torn=allow_torn)
-    table = run_frame(selected_configs(found, selection or {}))
+    configs = selected_configs(found, selection or {})
+    table = run_frame(configs)
     damaged = torn(found, table["run"], allow_torn=allow_torn)
     identity = table.drop(columns=["rule", "epochs", "accumulate"])
     manifests = {run: found[run].manifest() for run in table["run"]}
@@ -122,6 +124,7 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None, *
         unverified=tuple(run for run in table["run"] if not found[run].verdict.is_verified),
         origins={run: origin_of(manifests[run]) for run in table["run"]},
         manifests={run: digest_of(manifests[run]) for run in table["run"] if manifests[run]},
+        settings=configs,
     )
 
 

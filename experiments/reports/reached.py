@@ -42,6 +42,7 @@ def reached(frames: Frames) -> pd.DataFrame:
     """
     rows = []
     epochs = with_total_bytes(frames).merge(frames.runs[["run", "epochs"]], on="run")
+    epochs["variant"] = epochs["variant"].map(_without_length)
     for study, runs in frames.runs.groupby(STUDY):
         of_study = epochs[epochs["run"].isin(runs["run"])]
         metric = metric_of(of_study["metric"])
@@ -83,6 +84,11 @@ def write_reached(frames: Frames, out: Path) -> list[Path]:
     names = [f"Runs, with {described(frames.origins, frames.runs['run'])}."] if frames.origins else []
     write_file(path, markdown(rows, [*names, *frames.notes()]))
     return [write_csv(rows, out / "reached.csv"), path]
+
+
+def _without_length(variant: str) -> str:
+    """Return what a variant says beside the number of epochs, which is the study's."""
+    return ", ".join(part for part in variant.split(", ") if not part.startswith("epochs="))
 
 
 def _dense_end(epochs: pd.DataFrame, metric: Metric) -> float | None:

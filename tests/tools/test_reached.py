@@ -50,6 +50,13 @@ def test_a_row_says_what_was_reached_and_after_how_many_bytes() -> None:
     assert math.isnan(rows.loc["topk", "bytes_90"])
 
 
+def test_the_length_stands_in_the_heading_not_at_each_method() -> None:
+    given = frames()
+    varied = given.epochs.assign(variant="epochs=4, lr=0.1")
+    rows = reached(Frames(runs=given.runs, steps=given.steps, epochs=varied))
+    assert set(rows["variant"]) == {"lr=0.1"}
+
+
 def test_of_a_measure_that_falls_the_levels_are_above_the_end_of_dense() -> None:
     rows = reached(frames("perplexity", lambda value: 8 / value)).set_index("sparsifier")
     micro = rows.loc["micro"]  # dense ends at 10: the levels are 11.11, 10.53 and 10.10
