@@ -101,6 +101,17 @@ class Decoder(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
+    def flops_per_word(self, length: int) -> int:
+        """Return the operations that forward takes for each word of a row of ``length``: products and sums of matrices.
+
+        A map of m numbers takes 2 m, the tied embedding counts as the last map. Attention takes 4 hidden for each word
+        of the row, in each layer, as if each word looked at all others.
+        """
+        maps = [module.weight for module in self.modules() if isinstance(module, nn.Linear)]
+        hidden = self.embedding.weight.shape[1]
+        numel = sum(weight.numel() for weight in maps) + self.embedding.weight.numel()
+        return 2 * numel + 4 * len(self.layers) * hidden * length
+
     def forward(self, words: Tensor, carry: tuple[Tensor, ...] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Map (batch, steps) int64 words to (batch, steps, num_words) logits of the words that follow.
 

@@ -139,6 +139,8 @@ WRONG: dict[str, str] = {
     "train compile=": "compile must be true or false, got ''",
     "train nonfinite=": "nonfinite must be one of stop, skip, got ''",
     "train timed=a": "timed must be true or false, got 'a'",
+    "train peak_tflops=-1": "peak_tflops must be at least 0, got -1",
+    "train model=mlp peak_tflops=0": "peak_tflops is for gpt, got it for mlp",
     "train measure_residual_every=-1": "measure_residual_every must be at least 0, got -1",
     "train checkpoint=5": "checkpoint holds several settings (every_s, every_steps, ... got 5: se",
     "train checkpoint.every_s=-1": "checkpoint.every_s must be at least 0, got -1.0",

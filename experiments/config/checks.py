@@ -120,6 +120,8 @@ def _check_numbers(config: TrainConfig) -> None:
     check_count("cluster.max_restarts", config.cluster.max_restarts, 0)
     if config.cluster.max_restarts and config.cluster.simulated:
         raise UserError("cluster.max_restarts restarts real workers, simulated ones have none: leave it out")
+    if config.peak_tflops is not None and not 0 <= config.peak_tflops < math.inf:
+        raise UserError(f"peak_tflops must be at least 0, got {config.peak_tflops:g}: 0 has it measured")
     for key in ("lr_warmup_epochs", "lr_warmup_start"):
         value = getattr(config, key)
         if not (math.isfinite(value) and value >= 0):

@@ -16,7 +16,7 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
     {
         *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "cluster.slurm"),
         *("cluster.num_threads", "cluster.timeout_s"),
-        *("checkpoint", "save_weights", "tracking", "measure_residual_every", "from_"),
+        *("checkpoint", "save_weights", "tracking", "measure_residual_every", "peak_tflops", "from_"),
         "scale",  # the values that it chooses are in the hash themselves
     }
 )

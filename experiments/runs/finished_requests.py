@@ -31,6 +31,8 @@ def unmet_request(config: TrainConfig, folder: RunFolder) -> str:
         had = f"in every {before}. step" if before else "never"
         wanted = f"measure_residual_every={every}"
         return _repeat(folder, f"its residual was measured {had}", wanted)
+    if config.peak_tflops is not None and saved.get("peak_tflops") is None:
+        return _repeat(folder, "its utilisation was not measured", f"peak_tflops={config.peak_tflops:g}")
     if config.tracking.name != "none" and not _is_mirrored(saved, folder):
         again = f"python -m experiments.track {folder.path} --mode {config.tracking.mode}"
         return f"the run is finished and was not mirrored: make the mirror with {again}, or leave out tracking"

@@ -20,6 +20,7 @@ from experiments.runs.saved_state import Position, Saved, read_start_from, set_r
 from experiments.runs.whole_rows import DamagedRows
 from experiments.training.recording import Recorder, step_row
 from experiments.training.steps import steps_of
+from experiments.training.throughput import Throughput
 from experiments.training.workers import Workers
 
 
@@ -51,6 +52,7 @@ class Trainer:
         self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:
             self._load(self.resumed_from, of=folder.path if own else config.start_from)
+        self._throughput = Throughput(config, workers.task)
         self._checkpointer.remove_after(self.position.step)
         self._recorder = Recorder(folder, after_gap=self._rewind()) if workers.is_main else None
 
@@ -142,6 +144,7 @@ class Trainer:
             "train_loss": at.loss_sum / self._workers.num_steps,
             **self._workers.task.measures(sums),
             "num_samples": int(sums[-1]),
+            **self._throughput.row(at.step, at.time_s),
         }
         if self._recorder:
             self._recorder.epoch(row)

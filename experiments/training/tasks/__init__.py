@@ -21,6 +21,7 @@ _TASKS: dict[str, type[Task]] = {
     "masked_text": MaskedTask,
     "interactions": RankingTask,
 }
+COUNTED = ("gpt",)  # models that say how many operations a word takes
 _DATA = {"masked_text": "text"}  # the kind of data that a kind of model reads, where the names differ
 
 
@@ -50,6 +51,8 @@ def check_task(config: TrainConfig, info: data.DatasetInfo) -> None:
         )
     if config.channels_last and kind != "images":
         raise UserError(f"channels_last is for images, model {config.model.name} learns from {wanted}: leave it out")
+    if config.peak_tflops is not None and config.model.name not in COUNTED:
+        raise UserError(f"peak_tflops is for {', '.join(COUNTED)}, got it for {config.model.name}: leave it out")
     _TASKS[kind].check(config)
 
 

@@ -30,6 +30,11 @@ class Task(ABC):
         """Checksums of the data files."""
         return self.content.checksums
 
+    @property
+    def words_per_batch(self) -> int:
+        """Words that a rank's batch trains on; 0 where it has none."""
+        return 0
+
     def loss(self, model: nn.Module, batch: Batch, carry: Carry = None) -> tuple[Tensor, Carry]:
         """Return the mean loss of a batch, and the state that the model carries to the rank's next batch.
 

@@ -24,6 +24,11 @@ class LanguageTask(Task):
             device=self.device,
         )
 
+    @property
+    def words_per_batch(self) -> int:
+        """Words that a rank's batch trains on."""
+        return self.config.batch_size * self._length
+
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
         """Return the cross entropy of the next words; gradients do not flow back into the previous window."""
         words, targets = batch
