@@ -19,6 +19,7 @@ from micro.kernels.candidates import Candidates
 
 MOST_MERGED = 32  # lists that are merged one after the other
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
+LONGEST_NEAR = 1 << 15  # elements of a piece that stays in a core's caches with what is found in it
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
 
 
@@ -320,6 +321,23 @@ def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
         return loops.ranked(x, ranks)
     falling = torch.topk(x.abs(), max(ranks)).values
     return torch.stack([falling[rank - 1] for rank in ranks])
+
+
+def largest_of_each(x: Tensor, spans: Tensor, counts: Tensor, *, longest: int) -> Tensor | None:
+    """Return the ascending int32 indices of the ``counts`` (S,) largest magnitudes of each of S short pieces.
+
+    Exact; ties go to the lowest index. None where no compiled loop serves them, or the ``longest`` piece would be read
+    from memory more than once.
+
+    Args:
+        spans: (S, 2) int64 starts and stops, ascending, not overlapping.
+        counts: (S,) int64, none more than the piece has.
+    """
+    if longest > LONGEST_NEAR or not compiled(x):
+        return None
+    from micro.kernels import near_pieces
+
+    return near_pieces.largest_of_each(x, spans, counts)
 
 
 def distinct(indices: Tensor, numel: int) -> Tensor:

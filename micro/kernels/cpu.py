@@ -24,7 +24,7 @@ BLOCK = 1 << 16  # elements between two looks at the room left in the output
 
 
 @intrinsic
-def _passing(typingctx: Any, bits: Any, start: Any, lowest: Any) -> Any:
+def passing(typingctx: Any, bits: Any, start: Any, lowest: Any) -> Any:
     """Return a word whose bit i tells whether lowest <= magnitude <= infinity at ``start + i``."""
     signature = types.uint64(bits, start, lowest)
 
@@ -64,7 +64,7 @@ def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
             stop = min(first + BLOCK, end)
             whole = stop - (stop - first) % LANES
             for start in range(first, whole, LANES):
-                word: Any = _passing(bits, start, lowest)  # type: ignore[call-arg]
+                word: Any = passing(bits, start, lowest)  # type: ignore[call-arg]
                 while word:
                     i = start + lowest_bit(word)
                     indices[count], magnitudes[count] = i, bits[i] & MAGNITUDE_BITS

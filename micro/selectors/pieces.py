@@ -21,11 +21,13 @@ class Pieces:
         spans: (S, 2) int64 starts and stops, ascending, not overlapping.
         sample: (M,) int64 places, ascending: at most SAMPLE of each piece, evenly spread.
         taken: (S,) int64: how many of them lie in each piece.
+        longest: number of elements of the longest piece.
     """
 
     spans: Tensor
     sample: Tensor
     taken: Tensor
+    longest: int
 
     @property
     def lengths(self) -> Tensor:
@@ -42,7 +44,8 @@ def pieces_at(spans: tuple[tuple[int, int], ...], device: str = "cpu") -> Pieces
     within = torch.arange(int(taken.sum())) - (taken.cumsum(0) - taken).repeat_interleave(taken)
     stride = torch.div(lengths, taken.clamp(min=1), rounding_mode="floor")
     sample = edges[:, 0].repeat_interleave(taken) + within * stride.repeat_interleave(taken)
-    return Pieces(edges.to(device), sample.to(device), taken.to(device))
+    longest = int(lengths.max()) if spans else 0
+    return Pieces(edges.to(device), sample.to(device), taken.to(device), longest)
 
 
 @lru_cache(maxsize=64)
@@ -54,14 +57,18 @@ def pieces_of(numels: tuple[int, ...], device: str = "cpu") -> Pieces:
 def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -> Tensor:
     """Return the ascending int32 indices of the ``counts[s]`` largest magnitudes of each piece; ties to the lowest.
 
-    Exact. A sample of each piece guesses its threshold, one scan collects what is above in all pieces, and what is
-    too many is cut among those; pieces that were guessed too high are collected whole in a second scan.
+    Exact. Short pieces are chosen from one after the other where a compiled loop serves them. Else a sample of each
+    guesses its threshold, one scan collects what is above in all pieces, and what is too many is cut among those;
+    pieces that were guessed too high are collected whole in a second scan.
 
     Args:
         x: (numel,).
         counts: (S,) whole numbers; more than a piece has means all of it.
     """
     counts = torch.as_tensor(counts, dtype=torch.int64, device=x.device).minimum(pieces.lengths)
+    near = kernels.largest_of_each(x, pieces.spans, counts, longest=pieces.longest)
+    if near is not None:
+        return near
     thresholds = _guess(x, pieces, counts)
     candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
     found = _counts(candidates, pieces.spans)

@@ -33,8 +33,12 @@ def vector(kind: str, dtype: torch.dtype) -> Tensor:
     kind=["scaled", "zero", "tied", "few", "steps"],
     dtype=[torch.float32, torch.float64],
     counts=[[50, 1, 0, 3, 41, 1, 200], [5000, 5, 2, 0, 4096, 7, 1], [0, 0, 0, 0, 0, 0, 0]],
+    longest_near=[kernels.LONGEST_NEAR, 0],
 )
-def test_the_largest_of_each_piece(kind: str, dtype: torch.dtype, counts: list[int]) -> None:
+def test_the_largest_of_each_piece(
+    kind: str, dtype: torch.dtype, counts: list[int], longest_near: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "LONGEST_NEAR", longest_near)
     x = vector(kind, dtype)
     found = largest_of_each(x, pieces_of(LENGTHS), counts)
     assert found.dtype == torch.int32
@@ -48,6 +52,16 @@ def test_compiled_scan_by_piece_is_the_reference(thresholds: list[float]) -> Non
     expected = reference.above_by_piece(x, spans, torch.tensor(thresholds))
     assert torch.equal(got[0], expected[0])
     assert torch.equal(got[1], expected[1])
+
+
+def test_nan_is_never_among_the_largest_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = vector("scaled", torch.float32)
+    x[::3], x[100], x[5001] = float("nan"), float("-inf"), 0.0
+    counts = [4000, 1, 0, 299, 40, 0, 200]  # the first and the fourth piece have fewer numbers
+    near = largest_of_each(x, pieces_of(LENGTHS), counts)
+    monkeypatch.setattr(kernels, "LONGEST_NEAR", 0)
+    assert torch.equal(near, largest_of_each(x, pieces_of(LENGTHS), counts))
+    assert not x[near.long()].isnan().any()
 
 
 def test_pieces_may_leave_gaps() -> None:

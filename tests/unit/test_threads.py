@@ -37,11 +37,19 @@ def above_by_piece() -> list[object]:
     return list(kernels.above_by_piece(normal(), edges, torch.tensor([0.5, 0.0, 2.0])))
 
 
+def largest_of_each() -> list[object]:
+    spans = torch.tensor([[3, 20_001], [20_001, 20_001], [30_000, 40_000], [40_000, 40_100], [50_000, NUMEL]])
+    x = normal()
+    x[40_000:40_090] = math.nan  # fewer numbers than are to be chosen
+    return [kernels.largest_of_each(x, spans, torch.tensor([70, 0, 3, 20, 5000]), longest=20_001)]
+
+
 LOOPS: dict[str, Callable[[], list[object]]] = {
     "absorb": lambda: absorbed(torch.float32),
     "absorb bfloat16": lambda: absorbed(torch.bfloat16),
     "above": lambda: list(kernels.above_with_magnitudes(normal(), 1.0)),
     "above by piece": above_by_piece,
+    "largest of each": largest_of_each,
     "above nothing": lambda: list(kernels.above_with_magnitudes(normal(), 100.0)),
     "counts": lambda: [kernels.magnitude_counts(normal(), first_bit_pattern=0, shift=20, num_bins=2040)],
 }
