@@ -29,8 +29,8 @@ def _floor_of(magnitudes: Any, count: Any, tolerance: Any) -> Any:
     high: Any = np.int32(INFINITY_BITS + 1)
     reached = -1
     while high - low > tolerance and reached != count:
-        middle = np.int32(low + ((high - low) >> np.int32(1)))
-        found = np.int32(0)
+        middle: Any = np.int32(low + ((high - low) >> np.int32(1)))
+        found: Any = np.int32(0)
         for i in range(magnitudes.size):
             found += np.int32(magnitudes[i] >= middle)
         if found >= count:
