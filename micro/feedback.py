@@ -117,7 +117,7 @@ class ErrorFeedback(Feedback):
 
     Args:
         decay: factor on the residual at each step, in (0, 1]. Below 1 what waits for long is forgotten; statistics say
-            how much at each step (``forgotten``). It takes two more passes over the residual.
+            how much at each step (``forgotten``), for which the residual is read once more.
 
     Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv 1901.09847. With a decay of 0.95:
     Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706; of 0.999: Peng et al., DeMo, 2024, arXiv 2411.19870.
@@ -144,9 +144,9 @@ class ErrorFeedback(Feedback):
         return {"residual": torch.zeros(numel, dtype=torch.promote_types(dtype, torch.float32), device=device)}
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
-        """Add the gradient to the residual in place and return it: one pass without a decay, no second vector."""
-        acc = self.without_grad_(memory)
-        return acc, kernels.absorb_unread_(acc, grad)
+        """Add the gradient to the residual, after its decay, in place and return it: one pass, no second vector."""
+        acc = memory["residual"]
+        return acc, kernels.absorb_unread_(acc, grad, decay=self.decay)
 
     def without_grad_(self, memory: Memory) -> Tensor:
         """Return the residual, after its decay."""

@@ -37,6 +37,12 @@ class _Loops(Protocol):
     def magnitude_counts(self, x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor: ...
 
 
+class _CpuLoops(_Loops, Protocol):
+    """What the compiled loops offer beyond that."""
+
+    def absorb_(self, residual: Tensor, grad: Tensor, decay: float = 1.0) -> int | None: ...
+
+
 class _ListLoops(Protocol):
     """Compiled loops over lists of indices and of magnitudes; functions of this module say what they return."""
 
@@ -70,7 +76,7 @@ def compiled(x: Tensor) -> bool:
 
 
 @cache
-def _with_numba() -> _Loops | None:
+def _with_numba() -> _CpuLoops | None:
     """Return the compiled loops, or None without numba: the reference does the same work more slowly."""
     try:
         from micro.kernels import cpu
@@ -209,8 +215,8 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
     return _for(magnitudes).kth_by_run(magnitudes, lengths, ranks)
 
 
-def absorb_(residual: Tensor, grad: Tensor) -> int | None:
-    """Add ``grad`` (numel,) to ``residual`` (numel,) and set it to zero, in one pass over both.
+def absorb_(residual: Tensor, grad: Tensor, *, decay: float = 1.0) -> int | None:
+    """Add ``grad`` (numel,) to ``decay`` times ``residual`` (numel,) and set it to zero, in one pass over both.
 
     The residual stays finite, and so do sums of as many residuals as there may be ranks. A NaN or Inf of the gradient
     is left out; zero is kept where a sum reaches the largest number times 2^-28, which is 2^100 in single precision.
@@ -224,18 +230,25 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     if residual.numel() != grad.numel():
         raise ValueError(f"gradient must have the residual's {residual.numel()} elements, got {grad.numel()}")
     loops = _with_numba()
-    if loops is not None and compiled(residual) and _is_narrow(grad):
-        return loops.absorb_(residual, grad)
+    if loops is not None and compiled(residual) and (compiled(grad) or _is_narrow(grad)):
+        return loops.absorb_(residual, grad, decay)
+    _decay_(residual, decay)
     return _for(grad, residual).absorb_(residual, grad)
 
 
-def absorb_unread_(residual: Tensor, grad: Tensor) -> int | Tensor | None:
+def absorb_unread_(residual: Tensor, grad: Tensor, *, decay: float = 1.0) -> int | Tensor | None:
     """Do what `absorb_` does; on an accelerator the index stays there: (1,) int32, numel where there is none."""
+    if residual.device.type == "cpu":
+        return absorb_(residual, grad, decay=decay)
+    _decay_(residual, decay)
     if on_gpu(grad, residual):
         return cast(_TritonLoops, _with_triton()).absorb_flagged_(residual, grad)
-    if residual.device.type == "cpu":
-        return absorb_(residual, grad)
     return reference.absorb_flagged_(residual, grad)
+
+
+def _decay_(residual: Tensor, decay: float) -> None:
+    if decay != 1:
+        residual.mul_(decay)
 
 
 def _is_narrow(x: Tensor) -> bool:

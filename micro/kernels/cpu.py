@@ -17,7 +17,7 @@ from torch import Tensor
 from micro.kernels.floats import of_bfloat16, of_half
 from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
 from micro.kernels.threads import are_few, in_parts
-from micro.kernels.tiles import TILE, absorb_tile
+from micro.kernels.tiles import TILE, absorb_tile, shrink
 
 LANES = 64
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
@@ -100,11 +100,12 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 
 
 @jitted
-def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any) -> Any:
+def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any, decay: Any) -> Any:
     first_bad = -1
     for start in range(0, grad.size, TILE):
         end = min(start + TILE, grad.size)
         source = grad[start:end]
+        shrink(residual[start:end], decay)
         bad = absorb_tile(residual[start:end], residual_bits[start:end], source, grad_bits[start:end])
         source[:] = 0
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
@@ -112,7 +113,7 @@ def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any) -> Any
 
 
 @jitted
-def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any) -> Any:
+def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any, decay: Any) -> Any:
     first_bad = -1
     source = np.empty(TILE, np.float32)
     source_bits = source.view(np.int32)
@@ -125,27 +126,28 @@ def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any) -
         else:
             for i in range(size):
                 source[i] = of_bfloat16(np.int32(codes[i]))
+        shrink(residual[start:end], decay)
         bad = absorb_tile(residual[start:end], residual_bits[start:end], source[:size], source_bits[:size])
         codes[:] = 0
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
 
 
-def absorb_(residual: Tensor, grad: Tensor) -> int | None:
+def absorb_(residual: Tensor, grad: Tensor, decay: float = 1.0) -> int | None:
     """Add contiguous ``grad`` (numel,), of 32 or 16 bits, to float32 ``residual`` and set it to zero."""
     target, numel, is_half = array_of(residual), grad.numel(), grad.dtype is torch.float16
-    target_bits = target.view(np.int32)
+    target_bits, factor = target.view(np.int32), np.float32(decay)
     if grad.dtype is torch.float32:
         source = array_of(grad)
         source_bits = source.view(np.int32)
 
         def absorb(a: int, b: int) -> tuple[int, int]:
-            return a + int(_absorb(target[a:b], target_bits[a:b], source[a:b], source_bits[a:b])), a
+            return a + int(_absorb(target[a:b], target_bits[a:b], source[a:b], source_bits[a:b], factor)), a
     else:
         codes = grad.detach().view(torch.uint16).numpy()
 
         def absorb(a: int, b: int) -> tuple[int, int]:
-            return a + int(_absorb_narrow(target[a:b], target_bits[a:b], codes[a:b], is_half)), a
+            return a + int(_absorb_narrow(target[a:b], target_bits[a:b], codes[a:b], is_half, factor)), a
 
     return next((place for place, start in in_parts(absorb, numel, unit=TILE) if place >= start), None)
 

@@ -21,6 +21,14 @@ def highest_bits(bits: Any) -> Any:
 
 
 @jitted
+def shrink(values: Any, factor: Any) -> Any:
+    """Multiply a tile's values by ``factor``, in place."""
+    if factor != 1:
+        for i in range(values.size):
+            values[i] *= factor
+
+
+@jitted
 def absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
     """Add a tile's gradient to its residual; return the place of the first sum that is too large, or -1."""
     first_bad = -1

@@ -227,6 +227,15 @@ def test_absorb_adds_what_is_finite_and_clears(
     assert not grad.any()
 
 
+@grid(dtype=[torch.float32, torch.bfloat16, torch.float64], numel=[1, 10_000])
+def test_a_residual_that_decays_gives_the_bits_of_two_operations(dtype: torch.dtype, numel: int) -> None:
+    residual, grad = normal(numel, torch.promote_types(dtype, torch.float32)), normal(numel, dtype, seed=1)
+    expected = residual.mul(0.999).add(grad)
+    assert kernels.absorb_(residual, grad, decay=0.999) is None
+    assert torch.equal(residual, expected)
+    assert not grad.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_absorb_takes_every_number_of_16_bits(dtype: torch.dtype) -> None:
     grad = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
