@@ -333,6 +333,16 @@ WRONG: dict[str, str] = {
     "figures --out ''": "--out must be a path, got ''",
     "figures --nope": "no such option: --nope",
     "figures --runs LONG": "--runs must be a path of at most",
+    # experiments.advise
+    "advise": "the following arguments are required: --link-mbit",
+    "advise --link-mbit 0": "--link-mbit must be above 0, got 0",
+    "advise --link-mbit 9 --workers 1": "--workers must be at least 2, got 1",
+    "advise --link-mbit 9 --level 50": "--level must be one of 90, 95, 99, got 50",
+    "advise --link-mbit 9 --evidence nowhere.csv": "nowhere.csv cannot be read: No such file or directory",
+    "advise --link-mbit 9 --evidence list.json": "list.json is no reached.csv of experiments.figures: it has no",
+    "advise --link-mbit 9 --evidence folder": "folder cannot be read: Is a directory",
+    "advise --link-mbit 9 --evidence binary.json": "binary.json is no table of numbers: ",
+    "advise --link-mbit 9 --task gpt-text": "--task must be one of neumf-movielens100k, got 'gpt-text'",
     # experiments.simulate
     "simulate --workers 99999999999999999999": "--workers must be at most 2147483647, got 99999999999999999999",
     "simulate --workers 0": "--workers must be at least 1, got 0",

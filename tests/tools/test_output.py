@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments import bench, compare, figures, profile, reproduce, simulate, theory
+from experiments import advise, bench, compare, figures, profile, reproduce, simulate, theory
 from experiments.config.errors import OutputError, UserError
 from experiments.reports import output
 from experiments.reports.csv_files import write_csv
@@ -19,6 +19,7 @@ from tests.dist.rank_functions import Ended, called
 from tests.small_disks import BreakingDisk, MemoryDisk, mounted
 
 COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "advise": (advise.main, ["--link-mbit", "1"]),
     "simulate": (simulate.main, []),
     "theory": (theory.main, []),
     "compare": (compare.main, []),

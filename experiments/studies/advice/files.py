@@ -1,0 +1,107 @@
+"""What an advice writes: the table, its numbers, and the figure of time over the rate of the link."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.reports.csv_files import write_csv
+from experiments.reports.figure_parts import head, new_figure, plain_log, save
+from experiments.reports.markdown import table
+from experiments.reports.names import human, label
+from experiments.reports.output import write_file
+from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, look, plain, style
+from experiments.studies.advice.evidence import Evidence
+from experiments.studies.advice.prediction import Setting, over_rates
+from experiments.studies.simulated_steps.labels import rate_name
+from experiments.studies.simulated_steps.step import DENSE
+
+Answer = tuple[Setting, pd.DataFrame]  # a link, and the rows of ``predict`` for it
+DRAWN = (1e7, 1e11)  # bits per second
+HOW_TO_READ = """\
+*Epochs* were measured: the mean until every seed's measure was first at {level} % of dense's end, at the *density* at
+which this and the predicted step give the least time ({evidence}). *Step* is predicted, nothing was timed: from when
+each gradient is ready and what each collective takes, {workers} workers, a ring, dense in DDP's buckets and the others
+in one. *Time* is epochs times step, of dense's. Below the rate in *pays below* it is less than dense's at this latency,
+at the density that is best there.
+An epoch has as many steps for each method. Where the evidence is of another model, another number of workers or another
+training than yours, a method may need another density: train a short run of your own."""
+
+
+def describe(evidence: Evidence) -> str:
+    """Return in words which runs the evidence is of."""
+    task = f"{human(evidence.model)} on {human(evidence.dataset)}"
+    return f"{task}, {evidence.world_size} workers, {evidence.epochs} epochs, {evidence.dense.num_seeds} seeds"
+
+
+def report(evidence: Evidence, answers: Sequence[Answer], opening: str) -> str:
+    """Return the advice in Markdown, a table for each link."""
+    first, rows = answers[0]
+    words = HOW_TO_READ.format(level=evidence.level, evidence=describe(evidence), workers=first.world_size)
+    blocks = [opening.strip(), textwrap.fill(words, 120), *(_section(*answer) for answer in answers)]
+    others = [f"- {_name(row)}: {row['why']}." for _, row in rows[rows["why"] != ""].iterrows()]
+    if others:
+        blocks.append("Of these nothing can be said:\n\n" + "\n".join(others))
+    return "\n\n".join(blocks) + "\n"
+
+
+def write(evidence: Evidence, answers: Sequence[Answer], out: Path, opening: str) -> list[Path]:
+    """Write advice.md, advice.csv and the figure; return the paths."""
+    paths = [write_file(out / "advice.md", report(evidence, answers, opening))]
+    rows = pd.concat([rows.assign(rate=setting.rate) for setting, rows in answers], ignore_index=True)
+    paths.append(write_csv(rows, out / "advice.csv"))
+    setting = answers[0][0]
+    lines = over_rates(evidence, setting, [float(rate) for rate in np.geomspace(*DRAWN, 41)])
+    if lines.empty:
+        return paths
+    heading = (
+        f"Time to {evidence.level} % of dense's end: {human(setting.trace.model)}, {setting.world_size} workers, "
+        f"{1e6 * setting.latency_s:g} us a message; epochs of {describe(evidence)}"
+    )
+    return [*paths, *save(draw(lines, heading), lines, out / "advice-rates")]
+
+
+def _section(setting: Setting, rows: pd.DataFrame) -> str:
+    link = f"{rate_name(setting.rate)}bit/s with {1e6 * setting.latency_s:g} us a message"
+    heading = f"## {human(setting.trace.model)}, {setting.world_size} workers, {link}"
+    names = ["method", "density", "epochs", "step, ms", "time, of dense's", "pays below, bit/s"]
+    return f"{heading}\n\n{table(names, [_cells(row) for _, row in rows[rows['why'] == ''].iterrows()])}"
+
+
+@style()
+def draw(lines: pd.DataFrame, heading: str) -> Figure:
+    """Time to the level, of dense's, over the rate of the link, a line per method."""
+    figure = new_figure(PAGE_INCHES, 3.4)
+    axes = figure.subplots()
+    handles = [Line2D([], [], label=label(DENSE), **TARGET_LINE)]
+    for (method, variant), own in lines.groupby(["method", "variant"], sort=False):
+        drawn = look(str(method)).line | {"marker": None}
+        axes.plot(own["rate"], own["time"], **drawn)
+        handles.append(Line2D([], [], label=plain(label(str(method), str(variant))), **drawn))
+    axes.axhline(1, **TARGET_LINE)
+    axes.set(xlabel="rate of a link, bit/s", ylabel="time, of dense's")
+    plain_log(axes.yaxis)
+    plain_log(axes.xaxis)
+    axes.xaxis.set_major_formatter(lambda value, _: rate_name(value))
+    head(figure, heading, handles)
+    return figure
+
+
+def _name(row: pd.Series) -> str:
+    return label(str(row["method"]), str(row["variant"]))
+
+
+def _cells(row: pd.Series) -> list[str]:
+    is_dense = row["method"] == DENSE
+    return [
+        f"{_name(row)}{', DDP' if is_dense else ''}",
+        "-" if is_dense else f"{row['density']:g}",
+        f"{row['epochs']:.3g}",
+        f"{1e3 * row['step_s']:.3g}",
+        f"{row['time']:.3g}",
+        "" if is_dense else rate_name(row["border"]),
+    ]

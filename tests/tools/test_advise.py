@@ -1,0 +1,91 @@
+"""An advice is measured epochs times predicted steps, and says where nothing is known."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments import advise
+from experiments.config.errors import UserError
+from experiments.studies.advice.evidence import load_evidence
+from experiments.studies.advice.prediction import Setting, predict, step_of
+from micro.planning.traces import Layer, Trace
+
+ROWS = [  # method, density, epochs to 95 %, seeds there, distance to dense; three seeds each
+    ("dense", 1, 4.0, 3, 0.0),
+    ("micro", 0.1, 5.0, 3, -0.01),
+    ("micro", 0.01, 8.0, 3, -0.02),
+    ("topk", 0.01, 6.0, 2, -0.03),
+    ("powersgd", 1, 4.0, 3, 0.0),
+]
+TRACE = Trace(
+    model="mlp",
+    layers=tuple(Layer(f"{place}.weight", 4_000_000, 0.002 * (place + 1), 0.001) for place in range(4)),
+    forward_s=0.008,
+    backward_s=0.016,
+    update_s=0.001,
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    common = {"model": "mlp", "dataset": "digits", "world_size": 4, "variant": "", "num_seeds": 3, "metric": "accuracy"}
+    rows = [
+        {**common, "epochs": epochs, "sparsifier": method, "density": density, "epochs_95": reached, "num_95": there}
+        | {"to_dense": gap}
+        for epochs, factor in ((30, 1), (10, 100))  # of the shorter runs nothing may be taken
+        for method, density, reached, there, gap in [(m, d, factor * e, n, g) for m, d, e, n, g in ROWS]
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "reached.csv", index=False)
+    return tmp_path / "reached.csv"
+
+
+def setting(rate: float) -> Setting:
+    return Setting(trace=TRACE, world_size=4, rate=rate, latency_s=1e-4, select=None, memory_gb_s=10)
+
+
+@pytest.mark.parametrize("rate", [1e7, 1e12])
+def test_time_is_epochs_times_step_at_the_best_density(table: Path, rate: float) -> None:
+    evidence = load_evidence(table, 95)
+    rows = predict(evidence, setting(rate)).set_index("method")
+    steps = {runs.density: step_of(runs, setting(rate))(rate) for runs in evidence.methods if runs.method == "micro"}
+    epochs = {0.1: 5.0, 0.01: 8.0}
+    dense_s = 4.0 * step_of(evidence.dense, setting(rate))(rate)
+    best = min(epochs, key=lambda density: epochs[density] * steps[density])
+    assert best == (0.01 if rate == 1e7 else 0.1), "few bytes count on a slow link, few epochs on a fast one"
+    assert rows.loc["micro", "density"] == best
+    assert rows.loc["micro", "time"] == pytest.approx(epochs[best] * steps[best] / dense_s)
+
+
+def test_at_its_border_a_method_takes_as_long_as_dense(table: Path) -> None:
+    evidence = load_evidence(table, 95)
+    border = predict(evidence, setting(1e9)).set_index("method").loc["micro", "border"]
+    assert predict(evidence, setting(border)).set_index("method").loc["micro", "time"] == pytest.approx(1, abs=0.02)
+
+
+def test_what_is_not_known_is_said(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    TRACE.save(trace)
+    words = ["--evidence", str(table), "--trace", str(trace), "--link-mbit", "1000", "--out", str(tmp_path)]
+    assert advise.main(words) == 0
+    text = capsys.readouterr().out
+    assert "- Top-k: no evidence: at 0.01 2 of 3 seeds came there, the end is -3.00 accuracy %." in text
+    assert "- PowerSGD: no prediction: no formula" in text
+    assert (tmp_path / "advice.md").read_text() in text
+    lines = pd.read_csv(tmp_path / "advice-rates.csv")
+    assert set(lines["method"]) == {"micro"}
+    assert lines["time"].is_monotonic_increasing, "the faster the link, the less there is to gain"
+
+
+def test_evidence_that_does_not_fit_is_refused(table: Path) -> None:
+    with pytest.raises(UserError, match="--task must be one of mlp-digits, got 'mlp-digit'; did you mean"):
+        load_evidence(table, 95, "mlp-digit")
+    with pytest.raises(UserError, match="it has no num_90, epochs_90"):
+        load_evidence(table, 90)
+    frame = pd.read_csv(table)
+    frame.assign(num_seeds="three").to_csv(table, index=False)
+    with pytest.raises(UserError, match="mlp-digits: invalid literal"):
+        load_evidence(table, 95)
+    frame[frame["sparsifier"] != "dense"].to_csv(table, index=False)
+    with pytest.raises(UserError, match="no dense runs"):
+        load_evidence(table, 95)
