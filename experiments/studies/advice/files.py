@@ -66,7 +66,8 @@ def write(evidence: Evidence, answers: Sequence[Answer], out: Path, opening: str
 
 
 def _section(setting: Setting, rows: pd.DataFrame) -> str:
-    link = f"{rate_name(setting.rate)}bit/s with {1e6 * setting.latency_s:g} us a message"
+    rate = rate_name(setting.rate)
+    link = f"{rate[:-1]} {rate[-1]}bit/s with {1e6 * setting.latency_s:g} us a message"
     heading = f"## {human(setting.trace.model)}, {setting.world_size} workers, {link}"
     names = ["method", "density", "epochs", "step, ms", "time, of dense's", "pays below, bit/s"]
     return f"{heading}\n\n{table(names, [_cells(row) for _, row in rows[rows['why'] == ''].iterrows()])}"
