@@ -50,7 +50,7 @@ class _ListLoops(Protocol):
 
     def ranked(self, x: Tensor, ranks: Sequence[int]) -> Tensor: ...
 
-    def distinct(self, indices: Tensor, numel: int) -> Tensor: ...
+    def first_distinct(self, indices: Tensor, numel: int, k: int) -> Tensor: ...
 
 
 class _TritonLoops(_Loops, Protocol):
@@ -367,12 +367,26 @@ def largest_of_each(x: Tensor, spans: Tensor, counts: Tensor, *, longest: int) -
 
 def distinct(indices: Tensor, numel: int) -> Tensor:
     """Return the ascending indices that ``indices`` (m,), int32 or int64 in [0, numel), hold, each of them once."""
-    loops = _choosing()
-    is_dense = indices.numel() * SPARSEST > numel and indices.is_contiguous()
-    if loops is None or indices.device.type != "cpu" or not is_dense:
+    loops = _marking(indices, numel)
+    if loops is None:
         ascending: Tensor = torch.unique(indices)
         return ascending
-    return loops.distinct(indices, numel)
+    return loops.first_distinct(indices, numel, indices.numel())
+
+
+def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
+    """Return, in ascending order, the first k that differ of ``indices`` (m,), int32 or int64 in [0, numel).
+
+    Fewer where ``indices`` does not hold as many.
+    """
+    loops = _marking(indices, numel)
+    return loops.first_distinct(indices, numel, k) if loops else reference.first_distinct(indices, k)
+
+
+def _marking(indices: Tensor, numel: int) -> _ListLoops | None:
+    """Return the loops that mark indices in a map of all places, where there are enough of them for it."""
+    is_dense = indices.numel() * SPARSEST > numel and indices.is_contiguous()
+    return _choosing() if is_dense and indices.device.type == "cpu" else None
 
 
 def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:

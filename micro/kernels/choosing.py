@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.kernels.cpu import array_of, bits_of
-from micro.kernels.jit import MAGNITUDE_BITS, jitted, lowest_bit
+from micro.kernels.jit import MAGNITUDE_BITS, jitted, lowest_bit, lowest_bit_or_64
 
 DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of a magnitude's bits, highest first: 31 in all
 WORD = 64
@@ -74,14 +74,25 @@ def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
 
 
 @jitted
-def _distinct(indices: Any, numel: Any) -> Any:
+def _first_distinct(indices: Any, numel: Any, k: Any) -> Any:
     words = np.zeros(numel // WORD + 1, np.uint64)
+    count = 0
     for i in range(indices.size):
-        words[indices[i] >> 6] |= np.uint64(1) << np.uint64(indices[i] & 63)
-    ascending = np.empty_like(indices)
+        place = indices[i] >> 6
+        word: Any = words[place]
+        marked = word | np.uint64(1) << np.uint64(indices[i] & 63)
+        count += marked != word
+        if count > k:
+            break
+        words[place] = marked
+    ascending = np.empty(min(count, k) + 2, indices.dtype)
     count = 0
     for number in range(words.size):
-        word: Any = words[number]
+        word = words[number]
+        for _ in range(2):  # without a branch, which no processor could predict: most words have none to two
+            ascending[count] = number * WORD + lowest_bit_or_64(word)
+            count += word != np.uint64(0)
+            word &= word - np.uint64(1)
         while word:
             ascending[count] = number * WORD + lowest_bit(word)
             count += 1
@@ -89,6 +100,6 @@ def _distinct(indices: Any, numel: Any) -> Any:
     return ascending[:count]
 
 
-def distinct(indices: Tensor, numel: int) -> Tensor:
-    """Return the ascending indices that ``indices`` (m,) hold, all in [0, numel), each once: a bit for each place."""
-    return torch.from_numpy(_distinct(array_of(indices), numel))
+def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
+    """Return, ascending, the first k that differ of ``indices`` (m,), all in [0, numel): a bit for each place."""
+    return torch.from_numpy(_first_distinct(array_of(indices), numel, k))

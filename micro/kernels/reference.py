@@ -130,6 +130,14 @@ def largest(x: Tensor, k: int) -> Tensor:
     return places_of(keep, k).to(torch.int32)
 
 
+def first_distinct(indices: Tensor, k: int) -> Tensor:
+    """Return, in ascending order, the first k that differ of ``indices`` (m,)."""
+    ordered, places = torch.sort(indices, stable=True)
+    is_first = torch.cat([places.new_ones(1), ordered.diff()]).ne(0)[: ordered.numel()]
+    ordered, places = ordered[is_first], places[is_first]
+    return ordered if places.numel() <= k else ordered[places < places.sort().values[k]]
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """What the fitted selectors need to know of a vector: numbers () float64 on its device.

@@ -1,5 +1,6 @@
 """Random-k: the same random indices on every rank, so that no index travels."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,19 +32,21 @@ class RandomK(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return this step's random indices."""
         numel, k = acc.numel(), min(step.target_count, acc.numel())
-        indices = draw(numel, k, generator(step.seed, step.index)).to(torch.int32).to(acc.device)
+        indices = draw(numel, k, generator(step.seed, step.index)).to(acc.device)
         counts = (k,) * comm.world_size
         return Selection(indices, counts=counts, scale=numel / k if self.unbiased else 1.0)
 
 
 def draw(numel: int, k: int, randomness: torch.Generator) -> Tensor:
-    """Return k distinct indices of [0, numel), ascending (k,) int64, every set equally likely; costs O(k)."""
+    """Return k distinct indices of [0, numel), ascending (k,) int32, every set equally likely; costs O(k).
+
+    They are the first k that differ among indices drawn one by one.
+    """
     if 4 * k > numel:
-        return torch.randperm(numel, generator=randomness)[:k].sort().values
-    drawn = torch.empty(0, dtype=torch.int64)
-    while drawn.numel() < k:
-        more = torch.randint(numel, (k + k // 4 + 8,), generator=randomness)
-        drawn = kernels.distinct(torch.cat([drawn, more]), numel)
-    is_kept = torch.zeros(drawn.numel(), dtype=torch.bool)
-    is_kept[torch.randperm(drawn.numel(), generator=randomness)[:k]] = True
-    return drawn[is_kept]
+        return torch.randperm(numel, generator=randomness)[:k].sort().values.to(torch.int32)
+    size = k + k * k // numel + 4 * math.isqrt(k) + 8  # of which k differ but for one time in many thousands
+    drawn = torch.randint(numel, (size,), generator=randomness, dtype=torch.int32)
+    while (found := kernels.first_distinct(drawn, numel, k)).numel() < k:
+        more = torch.randint(numel, (size,), generator=randomness, dtype=torch.int32)
+        drawn = torch.cat([drawn, more])
+    return found

@@ -42,3 +42,13 @@ def test_distinct_indices_ascend(numel: int, count: int, dtype: torch.dtype) -> 
 def test_distinct_serves_strided_lists_and_many_indices(places: slice) -> None:
     indices = torch.arange(1000, dtype=torch.int32).repeat(2)[places]
     assert torch.equal(kernels.distinct(indices, 1000), torch.unique(indices))
+
+
+@grid(numel=[1, 64, 65, 100_000], count=[0, 1, 64, 5000], dtype=[torch.int32, torch.int64])
+def test_the_first_that_differ_by_a_map_and_by_sorting(numel: int, count: int, dtype: torch.dtype) -> None:
+    indices = torch.randint(numel, (count,), generator=generator(numel, count)).to(dtype)
+    in_turn = list(dict.fromkeys(indices.tolist()))
+    for k in {0, 1, len(in_turn) // 2, len(in_turn), count + 1}:
+        for found in (kernels.first_distinct(indices, numel, k), reference.first_distinct(indices, k)):
+            assert found.dtype == dtype
+            assert found.tolist() == sorted(in_turn[:k])

@@ -160,7 +160,7 @@ def test_random_indices_of_the_longest_vector() -> None:
     drawn = draw(MAX_NUMEL, 1000, torch.Generator().manual_seed(0))
     assert int(drawn.min()) >= 0
     assert 2**30 < int(drawn.max()) < MAX_NUMEL
-    assert torch.equal(drawn.to(torch.int32).long(), drawn)
+    assert drawn.dtype == torch.int32
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
