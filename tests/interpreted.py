@@ -19,6 +19,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from micro import kernels as dispatch
 from micro.kernels import triton as kernels
+from micro.kernels.triton import codes as _codes  # noqa: F401  # which are imported later else, as compiled kernels
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "import this before any test runs"
 

@@ -66,19 +66,30 @@ def _decoding() -> list[Variant]:
     from micro.kernels.triton import decoding
     from micro.kernels.triton.launching import ALIGNED, BLOCK
 
-    types = _SCALES | {"out": "*fp32", "numel": "i32", "uppers": "*fp32", "lowers": "*fp32"}
-    shared = {"ALIGNED": ALIGNED, "BLOCK": BLOCK, "SHARED": 512}
-    levels = {"WIDTH": 4, "FLIPPED": 0, "LOWEST": -7}
-    return [
-        Variant(
-            *("qsgd, decoding", "float32", decoding.decode_levels_kernel, types, shared | levels, "4.5", 4.5),
-            loads=False,
-            stores=True,
-        ),
-        Variant(
-            *("onebit, decoding", "float32", decoding.decode_signs_kernel, types, shared | {"FACTOR": 1.0}),
-            *("4.1", 4.125),
-            loads=False,
-            stores=True,
-        ),
+    types = {"scales": "*fp32", "packed": "*u8", "x": "*fp32", "out": "*fp32", "is_finite": "*i32", "rows": "i32"}
+    types |= {"row_scales": "i32", "row_codes": "i32", "divisor": "fp32", "numel": "i32"}
+    kinds = [
+        ("bfloat16", decoding.CAST, (False,), 2.0),
+        ("natural", decoding.NATURAL, (), 1.0),
+        ("int8", decoding.LEVELS, (8, 128, -128, 256), 1.0),
+        ("qsgd, 4 bits", decoding.LEVELS, (4, 0, -7, 512), 0.5),
+        ("terngrad", decoding.LEVELS, (decoding.TERNARY, 0, -1, 1024), 0.2),
+        ("sign", decoding.SIGNS, (1024,), 0.125),
+        ("onebit", decoding.MEANS, (1024,), 0.125),
     ]
+
+    def variant(name: str, kind: int, settings: tuple[int, ...], num_bytes: float, *, is_rest: bool) -> Variant:
+        constants = {"KIND": kind, "SETTINGS": settings, "IS_REST": is_rest, "IS_MEAN": not is_rest}
+        moved = num_bytes + (8 if is_rest else 4)
+        return Variant(
+            *(f"{name}, {'what is left' if is_rest else 'mean'}", "float32", decoding.decode_kernel),
+            *(
+                types | ({"packed": "*i16"} if name == "bfloat16" else {}),
+                {**constants, "ALIGNED": ALIGNED, "BLOCK": BLOCK},
+            ),
+            *(f"{moved:g}" if is_rest else f"4, and {num_bytes:g} for each message", moved),
+            loads=is_rest,
+            stores=True,
+        )
+
+    return [variant(*kind, is_rest=is_rest) for kind in kinds for is_rest in (False, True)]

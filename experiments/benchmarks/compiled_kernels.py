@@ -65,7 +65,7 @@ class Compiled:
 def variants() -> list[Variant]:
     """Return every kernel with the dtypes that it mostly meets."""
     from micro.kernels.candidates import NUM_BINS
-    from micro.kernels.triton import absorbing, scanning, scattering, summaries
+    from micro.kernels.triton import absorbing, scanning, scattering, summing
     from micro.kernels.triton.launching import ALIGNED, BLOCK
 
     blocks = {"ALIGNED": ALIGNED, "BLOCK": BLOCK}
@@ -78,6 +78,7 @@ def variants() -> list[Variant]:
     binned = {"x": "*fp32", "bins": "*i32", "first": "i32", "shift": "i32", "num_bins": "i32", "numel": "i32"}
     scattered = {"vector": "*fp32", "indices": "*i32", "values": "*fp32", "numel": "i32", "count": "i32"}
     found = {"indices": "*i32", "magnitudes": "*fp32"}
+    summed = {"partials": "*fp64", "numel": "i32"}
     return [
         Variant("absorb", "float32", absorbing.absorb_kernel, absorbed, limited, "16", 16, stores=True),
         Variant(
@@ -103,15 +104,10 @@ def variants() -> list[Variant]:
             "count by magnitude", "float32", scanning.histogram_kernel, binned, blocks | {"NUM_BINS": 2048}, "4", 4
         ),
         Variant("scatter", "float32", scattering.scatter_kernel, scattered, blocks, "16 for each index", 0),
+        Variant("sums", "float32", summing.sum_kernel, summed | {"x": "*fp32", "floor": "*fp32"}, blocks, "4", 4),
         Variant(
-            *(
-                "statistics",
-                "float32",
-                summaries.statistics_kernel,
-                {"x": "*fp32", "partials": "*fp64", "numel": "i32"},
-            ),
-            *({"ALIGNED": ALIGNED, "BLOCK": summaries.BLOCK}, "4", 4),
-            warps=summaries.WARPS,
+            *("absorb and sum", "float32", summing.absorb_and_sum_kernel, absorbed | summed, limited, "16", 16),
+            stores=True,
         ),
     ]
 

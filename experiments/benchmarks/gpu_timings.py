@@ -37,6 +37,7 @@ def report(device: torch.device, numel: int) -> Iterator[str]:
 def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Callable[[], object], float]]:
     """Return what is timed, each with the bytes that it moves; a copy first."""
     from micro.kernels import triton
+    from micro.kernels.triton import summing
 
     x = torch.randn(numel, generator=generator(0)).to(device)
     grad, residual, target = x.clone(), x.clone(), torch.empty_like(x)
@@ -51,7 +52,8 @@ def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Callable[[],
     yield "absorb and collect", lambda: triton.absorb_and_collect_(residual, grad, plan, found), 16 * numel
     yield "above", lambda: triton.above(x, cut), 4 * numel + 4 * numel
     yield "count by magnitude", lambda: triton.magnitude_counts(x, 0, 20, 2040), 4 * numel
-    yield "statistics", lambda: triton.statistics(x), 4 * numel
+    yield "sums", lambda: summing.sums(x, -1.0), 4 * numel
+    yield "absorb and sum", lambda: summing.absorb_and_sum_(residual, grad), 16 * numel
     yield "scatter", lambda: triton.scatter_add_(target, indices, values), 16 * indices.numel()
 
 

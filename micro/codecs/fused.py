@@ -1,4 +1,4 @@
-"""Codecs that compiled loops serve in one pass over the values, and torch elsewhere, with the same bits."""
+"""Codecs that compiled loops of a CPU and kernels of a GPU serve in few passes, and torch elsewhere: the same bits."""
 
 from abc import abstractmethod
 from types import ModuleType
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.codecs.agreeing import serving
 from micro.codecs.base import Codec, Key
 from micro.health import Finite
 
@@ -15,7 +16,8 @@ from micro.health import Finite
 class FusedCodec(Codec):
     """A codec with two forms: in torch, which says what it is and serves every device and dtype, and compiled.
 
-    A subclass says both. Of float32 values on a CPU the wires and what is decoded are the same bits in both forms.
+    A subclass says both. Of float32 values the wires and what is decoded are the same bits in both forms, on a CPU and
+    on a GPU; a mean of messages whose number is no power of two is divided by torch in another way on a GPU.
     """
 
     @abstractmethod
@@ -28,20 +30,28 @@ class FusedCodec(Codec):
 
     @abstractmethod
     def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return the Encoding of ``loops``, which is micro.kernels.codes, that fills ``wire`` of so many values."""
+        """Return the Encoding of ``loops`` that fills ``wire`` of so many values; None where they have none.
+
+        Args:
+            loops: what `micro.kernels.codes_for` returned.
+        """
 
     @abstractmethod
     def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return the Decoding of ``loops`` that reads the sum of R messages, divided."""
+        """Return the Decoding of ``loops`` that reads the sum of R messages, divided; None where they have none."""
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the values as they travel; see Codec."""
         if not values.numel():
             return values.new_empty(0, dtype=torch.uint8)
-        if kernels.codes_for(values) is None:
+        loops = serving(self, values)
+        if loops is None:
             return self.encode_in_torch(values, key)
-        wire = torch.empty(self.num_bytes(values.numel(), values.dtype), dtype=torch.uint8)
-        self.encode_into_(values, key, wire)
+        wire = torch.empty(self.num_bytes(values.numel(), values.dtype), dtype=torch.uint8, device=values.device)
+        encoding = self.encoding(loops, wire, values.numel(), key)
+        if encoding is None:
+            return self.encode_in_torch(values, key)
+        loops.encode(encoding, loops.Values.of(values, None, 0.0, None))
         return wire
 
     def encode_into_(
@@ -55,34 +65,37 @@ class FusedCodec(Codec):
         grad: Tensor | None = None,
     ) -> int | None:
         """Fill ``wire`` and ``rest``; see Codec."""
-        loops = kernels.codes_for(values, *([] if rest is None else [rest]))
-        if loops is None or not values.numel():
+        loops = serving(self, values, *([] if rest is None else [rest]))
+        encoding = self.encoding(loops, wire, values.numel(), key) if loops is not None and values.numel() else None
+        if loops is None or encoding is None:
             return super().encode_into_(values, key, wire, rest, weight=weight, grad=grad)
         first_bad = None
-        if grad is not None and kernels.codes_for(grad) is None:
+        if grad is not None and serving(self, grad) is None:
             first_bad, grad = kernels.absorb_(values, grad), None
-        found: int | None = loops.encode(
-            self.encoding(loops, wire, values.numel(), key), loops.Values.of(values, rest, weight, grad)
-        )
+        found: int | None = loops.encode(encoding, loops.Values.of(values, rest, weight, grad))
         return found if grad is not None else first_bad
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the values that were sent; see Codec."""
         values = torch.empty(count, dtype=dtype, device=wire.device)
-        loops = kernels.codes_for(values)
+        loops = serving(self, values)
         if not count:
             return values
-        if loops is None:
+        decoding = None if loops is None else self.decoding(loops, wire[None], count, 1.0)
+        if loops is None or decoding is None:
             return self.decode_in_torch(wire, count, dtype)
-        loops.decode(self.decoding(loops, wire[None], count, 1.0), values)
+        loops.decode(decoding, values)
         return values
 
     def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> Finite:
         """Fill ``values`` with the mean of messages; see Codec."""
-        loops = kernels.codes_for(values)
-        if loops is None or not values.numel():
+        loops = serving(self, values)
+        decoding = (
+            self.decoding(loops, wires, values.numel(), divisor) if loops is not None and values.numel() else None
+        )
+        if loops is None or decoding is None:
             return super().decode_mean_into_(wires, values, divisor)
-        is_finite: bool = loops.decode(self.decoding(loops, wires, values.numel(), divisor), values)
+        is_finite: Finite = loops.decode(decoding, values)
         return is_finite
 
     def encode_mean_into_(
@@ -97,9 +110,11 @@ class FusedCodec(Codec):
         weight: float = 0.0,
     ) -> None:
         """Fill ``wire`` and ``rest``; see Codec. Most codecs leave ``memory`` alone."""
-        count, loops = memory.numel(), kernels.codes_for(memory, *([] if rest is None else [rest]))
-        if loops is None or not count:
+        count, loops = memory.numel(), serving(self, memory, *([] if rest is None else [rest]))
+        forms = None
+        if loops is not None and count:
+            forms = self.decoding(loops, wires, count, divisor), self.encoding(loops, wire, count, key)
+        if loops is None or forms is None or None in forms:
             super().encode_mean_into_(wires, divisor, key, wire, memory, rest, weight=weight)
         else:
-            decoding = self.decoding(loops, wires, count, divisor)
-            loops.recode(decoding, self.encoding(loops, wire, count, key), memory, rest, weight)
+            loops.recode(*forms, memory, rest, weight)

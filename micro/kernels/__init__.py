@@ -121,8 +121,13 @@ def _runs(device: torch.device) -> bool:
 
 
 def codes_for(*values: Tensor) -> ModuleType | None:
-    """Return the module of the compiled codes, `micro.kernels.codes`, where they serve these tensors, else None."""
-    return _codes() if all(map(compiled, values)) else None
+    """Return the module of the codes that serves these tensors, else None.
+
+    It is `micro.kernels.codes`, compiled for a CPU, or `micro.kernels.triton.codes`, which has the same names.
+    """
+    if all(map(compiled, values)):
+        return _codes()
+    return _codes_on_gpu() if all(x.dtype == torch.float32 for x in values) and on_gpu(*values) else None
 
 
 def codes_on(device: torch.device) -> ModuleType | None:
@@ -167,6 +172,13 @@ def _momentum() -> ModuleType:
 @cache
 def _codes() -> ModuleType:
     from micro.kernels import codes
+
+    return codes
+
+
+@cache
+def _codes_on_gpu() -> ModuleType:
+    from micro.kernels.triton import codes
 
     return codes
 

@@ -1,7 +1,6 @@
 """What the kernels compute, in plain torch: the oracle of their tests and the fallback where they cannot run."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -130,6 +129,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     return places_of(keep, k).to(torch.int32)
 
 
+<<<<<<< HEAD
 def first_distinct(indices: Tensor, k: int) -> Tensor:
     """Return, in ascending order, the first k that differ of ``indices`` (m,)."""
     ordered, places = torch.sort(indices, stable=True)
@@ -186,6 +186,8 @@ def combined(partials: Tensor) -> Statistics:
     return Statistics(mean, deviation, magnitudes / count, maxima.max(), positive, logs / positive)
 
 
+=======
+>>>>>>> 22674df (Sums of fits and codes of values are Triton's kernels on a GPU, whole steps with them tested in the interpreter; kernels share how they walk a vector)
 def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     """Add ``values`` (m,) to ``vector`` (numel,) at ``indices`` (m,) int32; skip indices outside."""
     if vector.numel():

@@ -60,27 +60,41 @@ def sums_of(x: Tensor) -> Sums:
 
 def sums_above(x: Tensor, floor: float) -> Sums:
     """Return the sums of those of ``x`` (numel,) whose magnitude is larger than ``floor``, rounded to its dtype."""
-    loops = _compiled() if kernels.compiled(x) else None
-    return Sums(*(loops.sums(x, floor) if loops else _reference(x, floor)))
+    loops = _loops_for(x)
+    return Sums(*(loops.sums(x, floor) if loops else in_torch(x, floor)))
 
 
 def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, Sums]:
     """Do what `micro.kernels.absorb_unread_` does; return what it returns, and the sums of the new residual."""
-    loops = _compiled() if kernels.compiled(residual) and kernels.compiled(grad) else None
+    loops = _loops_for(residual, grad)
     if loops is None or residual.numel() != grad.numel():
         return kernels.absorb_unread_(residual, grad), sums_of(residual)
     first_bad, sums = loops.absorb_and_sum_(residual, grad)
     return first_bad, Sums(*sums)
 
 
+def _loops_for(*vectors: Tensor) -> ModuleType | None:
+    """Return the module of the compiled sums that serves these vectors, on a CPU or a GPU; None where torch does."""
+    if kernels.on_gpu(*vectors):
+        return _on_gpu()
+    return _on_cpu() if all(map(kernels.compiled, vectors)) else None
+
+
 @cache
-def _compiled() -> ModuleType:
+def _on_cpu() -> ModuleType:
     from micro.kernels import summing
 
     return summing
 
 
-def _reference(x: Tensor, floor: float) -> list[float]:
+@cache
+def _on_gpu() -> ModuleType:
+    from micro.kernels.triton import summing
+
+    return summing
+
+
+def in_torch(x: Tensor, floor: float) -> list[float]:
     """Return the sums in plain torch."""
     chunks = x.split(CHUNK) if x.device.type == "cpu" else (x,)
     rows = torch.stack([_sums(chunk, floor) for chunk in chunks])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 Law = Literal["exponential", "gamma", "pareto"]
-CHUNK = 1 << 18  # entries summed up at a time: they stay in the cache
+CHUNK = 1 << 18  # entries that a CPU sums up at a time: they stay in the cache
 
 
 def moments(x: Tensor, *, logs: bool = False) -> tuple[int, float, float, float]:
@@ -16,7 +16,8 @@ def moments(x: Tensor, *, logs: bool = False) -> tuple[int, float, float, float]
     Args:
         logs: leave zeros out, and compute the mean logarithm, which is 0 otherwise.
     """
-    sums = torch.stack([_sums(chunk, logs) for chunk in x.split(CHUNK)]).sum(0)
+    chunks = x.split(CHUNK) if x.device.type == "cpu" else (x,)
+    sums = torch.stack([_sums(chunk, logs) for chunk in chunks]).sum(0)
     size, total, squares, log_total = sums.tolist()  # host sync: the threshold follows from them
     if not size:
         return 0, 0.0, 0.0, 0.0

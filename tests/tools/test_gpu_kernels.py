@@ -61,8 +61,8 @@ def test_all_kernels_compile_without_spills_and_with_wide_loads(report: list[str
         assert 0 < int(registers) <= 128, name  # 16 warps of a multiprocessor at least
         assert int(spilled) == 0, name
         assert int(shared) <= 48 * 1024, name
-        assert int(loads) > 0 or name in NARROW or "decoding" in name, name
-        assert int(stores) > 0 or not (name.startswith("absorb") or "decoding" in name), name
+        assert int(loads) > 0 or name in NARROW or name.endswith("mean"), name
+        assert int(stores) > 0 or not (name.startswith("absorb") or name.endswith(("mean", "left"))), name
 
 
 @needs_triton
@@ -78,9 +78,9 @@ def test_the_published_table_names_the_same_kernels_and_bytes(report: list[str])
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_report_has_bandwidths_and_collecting_needs_no_read_by_the_host(report: list[str]) -> None:
     assert any(line.startswith("## Against the reference, on the device") for line in report)
-    assert len(rows(report, "Bandwidth")) == 7
+    assert len(rows(report, "Bandwidth")) == 8
     waits = {name: (number, captured) for name, number, captured in rows(report, "Reads by the host")}
-    assert waits["absorb and collect"] == waits["scatter"] == waits["statistics"] == ("0", "yes")
+    assert waits["absorb and collect"] == waits["scatter"] == ("0", "yes")
 
 
 def test_what_is_wrong_or_badly_compiled_is_named() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,9 +11,16 @@ from torch import Tensor
 from tests.interpreted import kernels as interpreted, serving_the_cpu  # isort: skip  # before what imports triton
 
 from micro import ErrorFeedback, kernels
-from micro.kernels import candidates, reference
+from micro.codecs import agreeing
+from micro.codecs.fused import FusedCodec
+from micro.codecs.half import Half
+from micro.codecs.int8 import Int8
+from micro.codecs.onebit import OneBit
+from micro.codecs.qsgd import QSGD
+from micro.codecs.terngrad import TernGrad
+from micro.kernels import candidates, reference, sums
 from micro.kernels.candidates import NUM_BINS, Candidates
-from micro.kernels.triton import checking, encoding, scanning
+from micro.kernels.triton import checking, codes, decoding, scanning, summing
 from tests.products import grid
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
@@ -20,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  
 LENGTHS = [0, 1, 15, 17, 1024, 2077]  # around the 16 elements of aligned loads and the 1,024 of a program
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ONE_HALF = 0x3F000000  # as bits of a float32
+KEY = (1, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -121,16 +130,30 @@ def test_scatter_add_skips_what_lies_outside(numel: int, dtype: torch.dtype) -> 
     assert same(vector, expected)
 
 
-@grid(numel=[1, 2, 17, 4096, 9000], dtype=DTYPES, shift=[0.0, 100.0])
-def test_statistics(numel: int, dtype: torch.dtype, shift: float) -> None:
-    x = (normal(numel) + shift).to(dtype)
+@grid(numel=LENGTHS, dtype=DTYPES, floor=[-1.0, 0.0, 1.25, 1e30], scale=[1.0, 2.0**90])
+def test_sums(numel: int, dtype: torch.dtype, floor: float, scale: float) -> None:
+    x = normal(numel, dtype)
     x[::7] = 0.0
-    found, expected = interpreted.statistics(x), reference.statistics(x)
-    rounding = 1e-12 if dtype == torch.float64 else 2e-6
-    for name in expected.__slots__:
-        left, right = getattr(found, name), getattr(expected, name)
-        scale = float(expected.largest) * rounding if name in ("mean", "deviation") else 0.0
-        torch.testing.assert_close(left, right, rtol=rounding, atol=scale, equal_nan=True)
+    x *= scale if dtype != torch.float16 else 1.0
+    assert checking.are_near(summing.sums(x, floor), sums.in_torch(x, floor))
+
+
+@grid(numel=LENGTHS, dtype=DTYPES, bad=[False, True])
+def test_absorb_and_sum(numel: int, dtype: torch.dtype, bad: bool) -> None:
+    residual, grad = vectors(numel, dtype, bad=bad)
+    expected, source = residual.clone(), grad.clone()
+    first_bad, found = summing.absorb_and_sum_(residual, grad)
+    assert same(first_bad, reference.absorb_flagged_(expected, source))
+    assert same(residual, expected)
+    assert checking.are_near(found, sums.in_torch(expected, -1.0))
+
+
+def test_sums_that_are_not_near_are_named() -> None:
+    x = normal(2077)
+    right = sums.in_torch(x, -1.0)
+    for place in range(len(right)):
+        wrong = [number * (1 + 1e-5 * (i == place)) for i, number in enumerate(right)]
+        assert checking.are_near(wrong, right) == (place == 1), "the total is small beside what it is a sum of"
 
 
 @grid(make=[torch.ones, torch.zeros, normal, lambda n: torch.arange(n).float()], k=[1, 100, 2000])
@@ -141,12 +164,28 @@ def test_largest_is_exact_whatever_the_sample_says(make: object, k: int) -> None
     assert same(interpreted.largest(x, k, 500), reference.largest(x, k))
 
 
-def test_codes_refuse_blocks_and_bits_that_do_not_fill_whole_bytes_or_tiles() -> None:
-    for block in (0, 8, 100, 4096):
-        with pytest.raises(ValueError, match=f"block must be a power of 2 in 16 to 2048, got {block}"):
-            encoding.encode_signs(normal(50), block=block, has_two=True)
-    with pytest.raises(ValueError, match="bits must be 2, 4 or 8, got 3"):
-        encoding.encode_levels(normal(50), (1, 2), block=512, bits=3, is_least_squares=True)
+def test_codes_have_no_kernels_for_blocks_and_bits_that_do_not_fill_whole_bytes_or_tiles() -> None:
+    wire = torch.empty(1000, dtype=torch.uint8)
+    for block in (8, 100, 4096):
+        assert OneBit(block=block).encoding(codes, wire, 50, KEY) is None
+    for codec in (QSGD(bits=3), TernGrad(clip=None)):
+        assert codec.encoding(codes, wire, 50, KEY) is None
+        assert agreeing.pairs(codec, normal(50), torch.device("cpu"), codes) == []
+
+
+@pytest.mark.parametrize("codec", [Half(), Int8()])
+def test_a_codec_is_served_on_a_device_where_its_kernels_agree_with_torch(codec: FusedCodec) -> None:
+    device = torch.device("cpu")  # the interpreter runs what a GPU would
+    agreeing.agrees.cache_clear()
+    assert agreeing.agrees(codec, device)
+    agreeing.agrees.cache_clear()
+    decode = decoding.decode
+    with (
+        patch.object(decoding, "decode", lambda *args, **more: decode(*args, **more) if args[3].mul_(2) is None else 0),
+        pytest.warns(UserWarning, match=f"torch does the work of the kernels of codec {codec.name} on cpu"),
+    ):
+        assert not agreeing.agrees(codec, device)
+    agreeing.agrees.cache_clear()
 
 
 @pytest.fixture
@@ -204,7 +243,7 @@ def test_tensors_of_a_cpu_never_meet_triton() -> None:
 
 
 def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "NUMEL", 40_001)
+    monkeypatch.setattr(checking, "NUMEL", 5_001)
     checking.check(torch.device("cpu"))
     for name, wrong in {
         "absorb_": lambda residual, grad: None,
@@ -213,8 +252,10 @@ def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.Mon
         "largest": lambda x, k, sample: reference.largest(x, k + 1),
         "absorb_and_collect_": lambda x, grad, plan, found: candidates.absorb_and_collect_(x, grad, plan + 1, found),
         "scatter_add_": lambda vector, indices, values: reference.scatter_add_(vector, indices[1:], values[1:]),
+        "summing.sums": lambda x, floor: sums.in_torch(x, 1.01 * floor),
+        "summing.absorb_and_sum_": lambda residual, grad: (torch.zeros(1), []),
     }.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(checking, name, wrong)
+        with monkeypatch.context() as patches:
+            patches.setattr(f"{checking.__name__}.{name}", wrong)
             with pytest.raises(RuntimeError, match="gives another result than torch"):
                 checking.check(torch.device("cpu"))

@@ -1,6 +1,6 @@
 """Whole steps of methods with Triton's kernels, which its interpreter runs on the CPU, equal those in plain torch."""
 
-from collections.abc import Callable
+import importlib
 from contextlib import closing
 from dataclasses import replace
 from unittest.mock import patch
@@ -13,6 +13,13 @@ from tests.interpreted import kernels as interpreted, serving_the_cpu  # isort: 
 
 import micro
 from micro import kernels
+from micro.codecs.half import BFloat16, Half
+from micro.codecs.int8 import Int8
+from micro.codecs.natural import Natural
+from micro.codecs.onebit import OneBit
+from micro.codecs.qsgd import QSGD
+from micro.codecs.sign import Sign
+from micro.codecs.terngrad import TernGrad
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
 
@@ -24,6 +31,38 @@ METHODS: dict[str, tuple[micro.Reducer, Kernels]] = {
     "micro": (micro.SparseReducer(micro.Micro(), DENSITY), ("absorb_flagged_", "above", "magnitude_counts")),
     "topk": (micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather()), ("absorb_flagged_", "largest")),
     "threshold": (micro.SparseReducer(micro.Threshold(value=2.0), DENSITY), ("absorb_flagged_", "above")),
+    **{
+        name: (micro.SparseReducer(selector, DENSITY, exchange=micro.Gather()), ("summing.absorb_and_sum_", *more))
+        for name, selector, more in (
+            ("gaussiank", micro.GaussianK(), ("above",)),
+            ("sidco", micro.Sidco(stages=2), ("above", "summing.sums")),
+        )
+    },
+    "redsync": (micro.SparseReducer(micro.RedSync(), DENSITY, exchange=micro.Gather()), ("absorb_flagged_", "above")),
+    "dgc": (
+        micro.SparseReducer(micro.DGC(), DENSITY, exchange=micro.Gather(), feedback=micro.MomentumCorrection()),
+        ("above",),
+    ),
+    **{
+        f"{codec.name}, {type(exchange).__name__}": (
+            micro.SparseReducer(micro.Everything(), 1.0, exchange=exchange, codec=codec),
+            ("codes.encode", "codes.decode"),
+        )
+        for codec, exchange in (
+            (Half(), micro.Gather()),
+            (BFloat16(), micro.Union()),
+            (Int8(), micro.Union()),
+            (QSGD(block=64), micro.Union()),
+            (TernGrad(block=64), micro.Gather()),
+            (Natural(), micro.Union()),
+            (Sign(block=64), micro.Union()),
+            (OneBit(block=64), micro.Gather()),
+        )
+    },
+    "codec without kernels": (
+        micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather(), codec=QSGD(bits=3)),
+        ("absorb_flagged_", "largest"),
+    ),
 }
 
 
@@ -40,14 +79,17 @@ def run(reducer: micro.Reducer) -> list[Tensor]:
     return [tensor.clone() for tensor in out]
 
 
-def counted(name: str, calls: list[str]) -> Callable[..., object]:
-    original = getattr(interpreted, name)
+def counted(name: str, calls: list[str], patches: pytest.MonkeyPatch) -> None:
+    """Have the kernel of that name note that it is called."""
+    *place, last = name.split(".")
+    module = importlib.import_module(".".join([interpreted.__name__, *place]))
+    original = getattr(module, last)
 
     def call(*arguments: object, **more: object) -> object:
         calls.append(name)
         return original(*arguments, **more)
 
-    return call
+    patches.setattr(module, last, call)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -57,7 +99,7 @@ def test_a_step_with_the_kernels_gives_the_bits_of_plain_torch(name: str, monkey
     monkeypatch.setattr(kernels, "SAMPLE", 200)  # fewer than half of the elements, as of a long vector
     calls: list[str] = []
     for each in wanted:
-        monkeypatch.setattr(interpreted, each, counted(each, calls))
+        counted(each, calls, monkeypatch)
     with serving_the_cpu():
         found = run(reducer)
     assert set(calls) == set(wanted)

@@ -6,7 +6,6 @@ from micro.kernels.triton.checking import check
 from micro.kernels.triton.launching import takes
 from micro.kernels.triton.scanning import above, largest, magnitude_counts
 from micro.kernels.triton.scattering import scatter_add_
-from micro.kernels.triton.summaries import statistics
 
 __all__ = [
     "above",
@@ -19,6 +18,5 @@ __all__ = [
     "largest",
     "magnitude_counts",
     "scatter_add_",
-    "statistics",
     "takes",
 ]

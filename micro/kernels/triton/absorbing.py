@@ -6,11 +6,11 @@ from torch import Tensor
 
 from micro.kernels.candidates import NUM_BINS, Candidates
 from micro.kernels.reference import limit
-from micro.kernels.triton.launching import ALIGNED, BLOCK, kernel, launch, num_programs
+from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 
 @kernel
-def _absorbed(
+def absorbed(
     residual: tl.tensor, grad: tl.tensor, first_bad: tl.tensor, offsets: tl.tensor, mask: tl.tensor, LIMIT: tl.constexpr
 ) -> tl.tensor:
     """Add at ``offsets``, clear the gradient there, note the first sum that is too large, and return the sums."""
@@ -28,6 +28,12 @@ def _absorbed(
 
 
 @kernel
+def _absorb(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    residual, grad, first_bad = arguments
+    absorbed(residual, grad, first_bad, offsets, mask, CONSTANTS[0])
+
+
+@kernel
 def absorb_kernel(
     residual: tl.tensor,
     grad: tl.tensor,
@@ -38,15 +44,7 @@ def absorb_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Add ``grad`` to ``residual`` and clear it; ``first_bad`` (1,) becomes the lowest index of a sum too large."""
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        _absorbed(residual, grad, first_bad, offsets, offsets < whole, LIMIT)
-    else:
-        offsets = whole + lanes
-        _absorbed(residual, grad, first_bad, offsets, offsets < numel, LIMIT)
+    each_block(numel, _absorb, (residual, grad, first_bad), (LIMIT,), ALIGNED, BLOCK)
 
 
 @kernel
@@ -77,6 +75,18 @@ def _count(
 
 
 @kernel
+def _absorb_and_count(
+    arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor
+) -> None:
+    residual, grad, plan, counts, first_bad, bins = arguments
+    start, stop = tl.load(plan), tl.load(plan + 1)
+    lowest, shift = tl.load(plan + 2), tl.load(plan + 3)
+    acc = absorbed(residual, grad, first_bad, offsets, mask, CONSTANTS[0])
+    inside = (offsets >= start) & (offsets < stop) & mask
+    _count(acc, inside, lowest, shift, counts + block, bins, CONSTANTS[1])
+
+
+@kernel
 def absorb_and_count_kernel(
     residual: tl.tensor,
     grad: tl.tensor,
@@ -91,37 +101,14 @@ def absorb_and_count_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Do what ``absorb_kernel`` does, and count what ``plan`` (4,) describes of the sums: by block and by magnitude."""
-    start, stop = tl.load(plan), tl.load(plan + 1)
-    lowest, shift = tl.load(plan + 2), tl.load(plan + 3)
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        acc = _absorbed(residual, grad, first_bad, offsets, offsets < whole, LIMIT)
-        inside = (offsets >= start) & (offsets < stop) & (offsets < whole)
-        _count(acc, inside, lowest, shift, counts + block, bins, NUM_BINS)
-    else:
-        offsets = whole + lanes
-        acc = _absorbed(residual, grad, first_bad, offsets, offsets < numel, LIMIT)
-        inside = (offsets >= start) & (offsets < stop) & (offsets < numel)
-        _count(acc, inside, lowest, shift, counts + block, bins, NUM_BINS)
+    arguments = (residual, grad, plan, counts, first_bad, bins)
+    each_block(numel, _absorb_and_count, arguments, (LIMIT, NUM_BINS), ALIGNED, BLOCK)
 
 
 @kernel
-def _place(
-    residual: tl.tensor,
-    offsets: tl.tensor,
-    mask: tl.tensor,
-    start: tl.tensor,
-    stop: tl.tensor,
-    lowest: tl.tensor,
-    first: tl.tensor,
-    indices: tl.tensor,
-    values: tl.tensor,
-    capacity: tl.tensor,
-) -> None:
-    """Write what passes from place ``first`` on, as far as there is room."""
+def _place(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    residual, plan, first, indices, values, capacity = arguments
+    start, stop, lowest = tl.load(plan), tl.load(plan + 1), tl.load(plan + 2)
     acc = tl.load(residual + offsets, mask=mask, other=0)  # not by the slice, which may begin anywhere
     chosen = _passing(acc, mask & (offsets >= start) & (offsets < stop), lowest)
     ones = chosen.to(tl.int32)
@@ -145,17 +132,9 @@ def place_kernel(
 ) -> None:
     """Write indices and sums of what ``plan`` describes, in order; ``ends`` (programs,) are the sums of the counts."""
     block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
     first = tl.load(ends + block - 1, mask=block > 0, other=0)
     if (tl.load(ends + block) > first) & (first < capacity):  # programs outside of the slice end here
-        start, stop, lowest = tl.load(plan), tl.load(plan + 1), tl.load(plan + 2)
-        if block < tl.num_programs(0) - 1:
-            offsets = block * BLOCK + lanes
-            _place(residual, offsets, offsets < whole, start, stop, lowest, first, indices, values, capacity)
-        else:
-            offsets = whole + lanes
-            _place(residual, offsets, offsets < numel, start, stop, lowest, first, indices, values, capacity)
+        each_block(numel, _place, (residual, plan, first, indices, values, capacity), (), ALIGNED, BLOCK)
 
 
 def absorb_flagged_(residual: Tensor, grad: Tensor) -> Tensor:

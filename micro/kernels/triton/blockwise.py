@@ -28,6 +28,33 @@ def num_tiles(numel: int, block: int) -> int:
 
 
 @kernel
+def each_tile(
+    numel: tl.tensor,
+    BODY: tl.constexpr,
+    arguments: tl.tuple,
+    CONSTANTS: tl.tuple,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Call ``BODY(arguments, CONSTANTS, rows, end, ROWS, BLOCK)`` with the blocks (ROWS,) of this program.
+
+    Their values stop before ``end``. See `launching.each_block` for the constants.
+    """
+    whole = numel // BLOCK
+    lanes = tl.arange(0, ROWS)
+    if tl.program_id(0) < tl.num_programs(0) - 1:
+        BODY(arguments, CONSTANTS, tl.program_id(0) * ROWS + lanes, whole * BLOCK, ROWS, BLOCK)
+    else:
+        BODY(arguments, CONSTANTS, whole + lanes, numel, ROWS, BLOCK)
+
+
+@kernel
+def offsets_of(rows: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Return the places (ROWS, BLOCK) of the values of blocks."""
+    return tl.expand_dims(rows * BLOCK, 1) + tl.expand_dims(tl.arange(0, BLOCK), 0)
+
+
+@kernel
 def mixed(word: tl.tensor) -> tl.tensor:
     """Return 32 bits (uint32) that depend on all of ``word``'s; see micro.randomness."""
     word = (word ^ (word >> 16)) * 0x7FEB352D

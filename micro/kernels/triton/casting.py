@@ -1,6 +1,6 @@
 """Codes of single values: half precision, bfloat16, and natural compression (sign and power of two).
 
-Each returns the whole message of contiguous float32 values on a GPU: the bytes that its codec in micro.codecs makes.
+The messages are those that the codecs in micro.codecs make, bit for bit.
 """
 
 import torch
@@ -9,13 +9,14 @@ from torch import Tensor
 
 from micro.kernels.triton.blockwise import noise
 from micro.kernels.triton.encoding import Words, signed
-from micro.kernels.triton.launching import ALIGNED, BLOCK, kernel, launch, num_programs
+from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 
 @kernel
-def _cast(values: tl.tensor, codes: tl.tensor, offsets: tl.tensor, mask: tl.tensor, IS_HALF: tl.constexpr) -> None:
+def _cast(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    values, codes = arguments
     x = tl.load(values + offsets, mask=mask, other=0.0)
-    if IS_HALF:
+    if CONSTANTS[0]:
         rounded = tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16).to(tl.int16, bitcast=True)
     else:  # to the nearest, ties to even, on the bits: Triton's interpreter would cut off
         patterns = x.to(tl.int32, bitcast=True)
@@ -35,15 +36,7 @@ def cast_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Write the bits of ``values`` (numel,), rounded to 16 and cut at the largest finite number, to ``codes`` int16."""
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        _cast(values, codes, offsets, offsets < whole, IS_HALF)
-    else:
-        offsets = whole + lanes
-        _cast(values, codes, offsets, offsets < numel, IS_HALF)
+    each_block(numel, _cast, (values, codes), (IS_HALF,), ALIGNED, BLOCK)
 
 
 @kernel
@@ -66,6 +59,15 @@ def _exponents(
 
 
 @kernel
+def _highest_power(
+    arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor
+) -> None:
+    values, highest, first, second = arguments
+    powers, _ = _exponents(values, offsets, mask, first, second, CONSTANTS[0])
+    tl.atomic_max(highest, tl.max(tl.where(mask, powers, 0)))
+
+
+@kernel
 def highest_power_kernel(
     values: tl.tensor,
     highest: tl.tensor,
@@ -77,31 +79,13 @@ def highest_power_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Raise ``highest`` (1,) int32 to the highest exponent field of the rounded values."""
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        powers, _ = _exponents(values, offsets, offsets < whole, first, second, IS_RANDOM)
-        tl.atomic_max(highest, tl.max(tl.where(offsets < whole, powers, 0)))
-    else:
-        offsets = whole + lanes
-        powers, _ = _exponents(values, offsets, offsets < numel, first, second, IS_RANDOM)
-        tl.atomic_max(highest, tl.max(tl.where(offsets < numel, powers, 0)))
+    each_block(numel, _highest_power, (values, highest, first, second), (IS_RANDOM,), ALIGNED, BLOCK)
 
 
 @kernel
-def _natural(
-    values: tl.tensor,
-    below: tl.tensor,
-    codes: tl.tensor,
-    offsets: tl.tensor,
-    mask: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    IS_RANDOM: tl.constexpr,
-) -> None:
-    powers, x = _exponents(values, offsets, mask, first, second, IS_RANDOM)
+def _natural(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    values, below, codes, first, second = arguments
+    powers, x = _exponents(values, offsets, mask, first, second, CONSTANTS[0])
     code = tl.maximum(powers - tl.load(below), 0) | tl.where(x < 0, 128, 0)
     tl.store(codes + offsets, code.to(tl.uint8), mask=mask)
 
@@ -119,33 +103,22 @@ def natural_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Write sign and power of two above the field ``below`` (1,) of each value to ``codes`` (numel,) uint8."""
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        _natural(values, below, codes, offsets, offsets < whole, first, second, IS_RANDOM)
-    else:
-        offsets = whole + lanes
-        _natural(values, below, codes, offsets, offsets < numel, first, second, IS_RANDOM)
+    each_block(numel, _natural, (values, below, codes, first, second), (IS_RANDOM,), ALIGNED, BLOCK)
 
 
-def encode_cast(values: Tensor, *, is_half: bool) -> Tensor:
-    """Return the message of codec half (``is_half``) or bfloat16; `Tensor.copy_` decodes it."""
-    codes = torch.empty(values.numel(), dtype=torch.int16, device=values.device)
+def cast(values: Tensor, wire: Tensor, *, is_half: bool) -> None:
+    """Fill the message of codec half (``is_half``) or bfloat16."""
+    arguments = (values, wire.view(torch.int16), values.numel())
     programs = num_programs(values.numel(), BLOCK)
-    arguments = (values, codes, values.numel())
     launch(cast_kernel, programs, values, *arguments, IS_HALF=is_half, ALIGNED=ALIGNED, BLOCK=BLOCK)
-    return codes.view(torch.uint8)
 
 
-def encode_natural(values: Tensor, words: Words | None) -> Tensor:
-    """Return the message of codec natural; None for ``words``: rounded to the nearer power."""
-    count = values.numel()
-    wire = torch.zeros(4 + count, dtype=torch.uint8, device=values.device)
-    header, codes = wire[:4].view(torch.int32), wire[4:]
-    noise_of, constants = signed(words or (0, 0)), {"ALIGNED": ALIGNED, "BLOCK": BLOCK, "IS_RANDOM": words is not None}
-    launch(highest_power_kernel, num_programs(count, BLOCK), values, values, header, *noise_of, count, **constants)
+def natural(values: Tensor, wire: Tensor, words: Words | None) -> None:
+    """Fill the message of codec natural; None for ``words``: rounded to the nearer power."""
+    programs, header, codes = num_programs(values.numel(), BLOCK), wire[:4].view(torch.int32), wire[4:]
+    constants = {"ALIGNED": ALIGNED, "BLOCK": BLOCK, "IS_RANDOM": words is not None}
+    drawn = (*signed(words or (0, 0)), values.numel())
+    header.zero_()
+    launch(highest_power_kernel, programs, values, values, header, *drawn, **constants)
     header.sub_(127).clamp_(min=0)
-    launch(natural_kernel, num_programs(count, BLOCK), values, values, header, codes, *noise_of, count, **constants)
-    return wire
+    launch(natural_kernel, programs, values, values, header, codes, *drawn, **constants)

@@ -1,13 +1,14 @@
 """Whether a GPU runs the kernels, and computes with them what torch does."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from micro.kernels import candidates, reference
+from micro.kernels import candidates, reference, sums
 from micro.kernels.candidates import Candidates
+from micro.kernels.triton import summing
 from micro.kernels.triton.absorbing import absorb_, absorb_and_collect_
 from micro.kernels.triton.scanning import above, largest, magnitude_counts
 from micro.kernels.triton.scattering import scatter_add_
@@ -40,6 +41,8 @@ def check(device: torch.device) -> None:
             [magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)], [reference.magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)]
         ),
         "top-k": lambda: _equal([largest(x, 999, SAMPLE)], [reference.largest(x, 999)]),
+        "summing up": lambda: are_near(summing.sums(x, 1.0), sums.in_torch(x, 1.0)),
+        "adding a gradient and summing up": lambda: _absorbs_and_sums(x),
     }
     for name, is_right in pairs.items():
         if not is_right():
@@ -52,6 +55,22 @@ def _absorbs(x: Tensor, number: float) -> bool:
     for _, grad in (ours, theirs):
         grad[NUMEL // 2] = number
     return absorb_(*ours) == reference.absorb_(*theirs) and _equal(ours, theirs)
+
+
+def _absorbs_and_sums(x: Tensor) -> bool:
+    """Whether a gradient is added as torch does, and the sums are near its sums."""
+    ours, theirs = [(x.clone(), x.flip(0)) for _ in range(2)]
+    first_bad, found = summing.absorb_and_sum_(*ours)
+    expected = reference.absorb_flagged_(*theirs)
+    return _equal([first_bad, *ours], [expected, *theirs]) and are_near(found, sums.in_torch(theirs[0], -1.0))
+
+
+def are_near(found: Sequence[float], expected: Sequence[float]) -> bool:
+    """Return whether the numbers of `micro.kernels.sums.Sums` differ by rounding alone."""
+    squares, magnitudes = expected[2:4]
+    rounding = (0.0, magnitudes, squares, magnitudes, 0.0, 0.0)
+    pairs = zip(found, expected, rounding, strict=True)
+    return all(one == other or abs(one - other) <= 1e-6 * scale for one, other, scale in pairs)
 
 
 def _collects(x: Tensor, capacity: int) -> bool:

@@ -1,4 +1,7 @@
-"""What the messages of codes of blocks stand for; `micro.kernels.triton.encoding` makes them."""
+"""What the codes of messages stand for: their sum divided, or what is left of the values that were encoded.
+
+Messages are rows (R, bytes) that may begin at any address, so that scales are copied to where they can be read.
+"""
 
 from typing import Any
 
@@ -6,9 +9,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from micro.kernels.triton.launching import ALIGNED, BLOCK, kernel, launch, num_programs
+from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 TERNARY = 0  # in place of a width
+LEVELS, SIGNS, MEANS, CAST, NATURAL = range(5)  # kinds of messages
 
 
 @kernel
@@ -31,123 +35,152 @@ def _codes(packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, WIDTH: tl.con
 
 @kernel
 def _levels(
-    scales: tl.tensor,
-    packed: tl.tensor,
-    out: tl.tensor,
-    offsets: tl.tensor,
-    mask: tl.tensor,
-    WIDTH: tl.constexpr,
-    FLIPPED: tl.constexpr,
-    LOWEST: tl.constexpr,
-    SHARED: tl.constexpr,
-) -> None:
-    levels = (_codes(packed, offsets, mask, WIDTH) ^ FLIPPED) + LOWEST
-    tl.store(out + offsets, levels.to(tl.float32) * tl.load(scales + offsets // SHARED, mask=mask, other=0), mask=mask)
-
-
-@kernel
-def decode_levels_kernel(
-    scales: tl.tensor,
-    packed: tl.tensor,
-    out: tl.tensor,
-    numel: tl.tensor,
-    WIDTH: tl.constexpr,
-    FLIPPED: tl.constexpr,
-    LOWEST: tl.constexpr,
-    SHARED: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write (code xor FLIPPED) + LOWEST times the scale that SHARED values have in common to ``out`` (numel,)."""
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        _levels(scales, packed, out, offsets, offsets < whole, WIDTH, FLIPPED, LOWEST, SHARED)
-    else:
-        offsets = whole + lanes
-        _levels(scales, packed, out, offsets, offsets < numel, WIDTH, FLIPPED, LOWEST, SHARED)
+    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
+) -> tl.tensor:
+    """Return (code xor flipped) + lowest, times the scale that so many values share."""
+    WIDTH: tl.constexpr = SETTINGS[0]
+    codes = (_codes(packed, offsets, mask, WIDTH) ^ SETTINGS[1]) + SETTINGS[2]
+    return codes.to(tl.float32) * tl.load(scales + offsets // SETTINGS[3], mask=mask, other=0)
 
 
 @kernel
 def _signs(
-    uppers: tl.tensor,
-    lowers: tl.tensor,
-    packed: tl.tensor,
-    out: tl.tensor,
-    offsets: tl.tensor,
-    mask: tl.tensor,
-    FACTOR: tl.constexpr,
-    SHARED: tl.constexpr,
-) -> None:
-    negative = _codes(packed, offsets, mask, 1)
-    upper = tl.load(uppers + offsets // SHARED, mask=mask, other=0)
-    lower = tl.load(lowers + offsets // SHARED, mask=mask, other=0) * FACTOR
-    tl.store(out + offsets, tl.where(negative == 1, lower, upper), mask=mask)
+    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
+) -> tl.tensor:
+    """Return the block's mean, or less that where a bit is set."""
+    upper = tl.load(scales + offsets // SETTINGS[0], mask=mask, other=0)
+    return tl.where(_codes(packed, offsets, mask, 1) == 1, -upper, upper)
 
 
 @kernel
-def decode_signs_kernel(
-    uppers: tl.tensor,
-    lowers: tl.tensor,
+def _means(
+    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
+) -> tl.tensor:
+    """Return the block's upper mean, or its lower one where a bit is set; scales are pairs of them."""
+    pairs = offsets // SETTINGS[0] * 2 + _codes(packed, offsets, mask, 1)
+    return tl.load(scales + pairs, mask=mask, other=0)
+
+
+@kernel
+def _cast(
+    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
+) -> tl.tensor:
+    """Return the numbers of 16 bits, half precision or bfloat16."""
+    if SETTINGS[0]:
+        values = tl.load(packed + offsets, mask=mask, other=0).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        patterns = tl.load(packed + offsets, mask=mask, other=0).to(tl.int32) << 16
+        values = patterns.to(tl.float32, bitcast=True)
+    return values
+
+
+@kernel
+def _natural(
+    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
+) -> tl.tensor:
+    """Return sign and power of two above the field that the scale's bits are."""
+    codes = tl.load(packed + offsets, mask=mask, other=0).to(tl.int32)
+    powers = codes & 127
+    patterns = tl.where(powers > 0, powers + tl.load(scales).to(tl.int32, bitcast=True), 0) << 23
+    return patterns.to(tl.float32, bitcast=True) * (1 - 2 * (codes >> 7)).to(tl.float32)
+
+
+@kernel
+def _read(
+    scales: tl.tensor,
     packed: tl.tensor,
+    offsets: tl.tensor,
+    mask: tl.tensor,
+    KIND: tl.constexpr,
+    SETTINGS: tl.constexpr,
+) -> tl.tensor:
+    """Return what a message of a kind holds; kinds are numbers here, as compiled kernels take functions in no tuple."""
+    if KIND == 0:
+        values = _levels(scales, packed, offsets, mask, SETTINGS)
+    elif KIND == 1:
+        values = _signs(scales, packed, offsets, mask, SETTINGS)
+    elif KIND == 2:
+        values = _means(scales, packed, offsets, mask, SETTINGS)
+    elif KIND == 3:
+        values = _cast(scales, packed, offsets, mask, SETTINGS)
+    else:
+        values = _natural(scales, packed, offsets, mask, SETTINGS)
+    return values
+
+
+@kernel
+def _decoded(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    scales, packed, x, out, is_finite, rows, row_scales, row_codes, divisor = arguments
+    KIND: tl.constexpr = CONSTANTS[0]
+    SETTINGS: tl.constexpr = CONSTANTS[1]
+    IS_REST: tl.constexpr = CONSTANTS[2]
+    total = _read(scales, packed, offsets, mask, KIND, SETTINGS)
+    if IS_REST:
+        total = tl.load(x + offsets, mask=mask, other=0) - total
+    if CONSTANTS[3]:
+        for row in range(1, rows):
+            far = tl.cast(row, tl.int64)
+            total += _read(scales + far * row_scales, packed + far * row_codes, offsets, mask, KIND, SETTINGS)
+        total = tl.div_rn(total, tl.full(total.shape, divisor, tl.float32))
+    tl.store(out + offsets, total, mask=mask)
+    if not IS_REST:
+        bad = mask & ((tl.abs(total) < float("inf")) == 0)
+        if tl.sum(bad.to(tl.int32)) > 0:
+            tl.store(is_finite, 0)
+
+
+@kernel
+def decode_kernel(
+    scales: tl.tensor,
+    packed: tl.tensor,
+    x: tl.tensor,
     out: tl.tensor,
+    is_finite: tl.tensor,
+    rows: tl.tensor,
+    row_scales: tl.tensor,
+    row_codes: tl.tensor,
+    divisor: tl.tensor,
     numel: tl.tensor,
-    FACTOR: tl.constexpr,
-    SHARED: tl.constexpr,
+    KIND: tl.constexpr,
+    SETTINGS: tl.constexpr,
+    IS_REST: tl.constexpr,
+    IS_MEAN: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write FACTOR times the block's lower mean where a bit is set, else its upper one, to ``out`` (numel,)."""
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        _signs(uppers, lowers, packed, out, offsets, offsets < whole, FACTOR, SHARED)
-    else:
-        offsets = whole + lanes
-        _signs(uppers, lowers, packed, out, offsets, offsets < numel, FACTOR, SHARED)
+    """Write to ``out`` (numel,) what a message holds; a mean of ``rows``, or ``x`` (numel,) less the message.
+
+    ``is_finite`` (1,) int32 becomes 0 where what is written, but for the rest of x, is not finite.
+    """
+    arguments = (scales, packed, x, out, is_finite, rows, row_scales, row_codes, divisor)
+    each_block(numel, _decoded, arguments, (KIND, SETTINGS, IS_REST, IS_MEAN), ALIGNED, BLOCK)
 
 
-def decode_int8(wire: Tensor, count: int, *, block: int) -> Tensor:
-    """Return the (count,) float32 values of a message of codec int8."""
-    return _decode_levels(wire, count, block=block, width=8, flipped=128, lowest=-128)
+def decode(
+    kind: int,
+    scales: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    settings: tuple[int, ...],
+    *,
+    divisor: float = 1.0,
+    x: Tensor | None = None,
+) -> Tensor:
+    """Fill ``out`` (numel,) with the sum of R messages, divided, or with ``x`` less the one that there is.
 
+    Args:
+        kind: of the messages.
+        scales: (R, m), contiguous.
+        codes: (R, bytes or more).
 
-def decode_levels(wire: Tensor, count: int, *, block: int, bits: int) -> Tensor:
-    """Return the (count,) float32 values of a message of codec qsgd."""
-    return _decode_levels(wire, count, block=block, width=bits, flipped=0, lowest=1 - (1 << (bits - 1)))
-
-
-def decode_ternary(wire: Tensor, count: int, *, block: int) -> Tensor:
-    """Return the (count,) float32 values of a message of codec terngrad."""
-    return _decode_levels(wire, count, block=block, width=TERNARY, flipped=0, lowest=-1)
-
-
-def decode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Tensor:
-    """Return the (count,) float32 values of a message of codec onebit (``has_two``) or sign."""
-    scales, packed, out = _parted(wire, count, (1 + has_two) * -(-count // block))
-    uppers, lowers = scales.chunk(2) if has_two else (scales, scales)
-    constants = {"FACTOR": 1.0 if has_two else -1.0, "SHARED": block}
-    _launch(decode_signs_kernel, uppers, lowers, packed, out, count, **constants)
-    return out
-
-
-def _decode_levels(wire: Tensor, count: int, *, block: int, width: int, flipped: int, lowest: int) -> Tensor:
-    scales, packed, out = _parted(wire, count, -(-count // block))
-    constants = {"WIDTH": width, "FLIPPED": flipped, "LOWEST": lowest, "SHARED": block}
-    _launch(decode_levels_kernel, scales, packed, out, count, **constants)
-    return out
-
-
-def _parted(wire: Tensor, count: int, num_scales: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scales and the bytes of a message, and memory for its values."""
-    out = torch.empty(count, dtype=torch.float32, device=wire.device)
-    return wire[: 4 * num_scales].view(torch.float32), wire[4 * num_scales :], out
-
-
-def _launch(function: Any, *arguments: Any, **constants: Any) -> None:
-    out, count = arguments[-2:]
-    launch(function, num_programs(count, BLOCK), out, *arguments, ALIGNED=ALIGNED, BLOCK=BLOCK, **constants)
+    Returns:
+        () bool, whether all of ``out`` is finite; not known with ``x``.
+    """
+    is_finite = torch.ones(1, dtype=torch.int32, device=out.device)
+    rows = codes.shape[0]
+    strides = (scales.stride(0), codes.stride(0)) if rows > 1 else (0, 0)
+    constants: dict[str, Any] = {"KIND": kind, "SETTINGS": settings, "IS_REST": x is not None}
+    constants |= {"IS_MEAN": rows > 1 or divisor != 1, "ALIGNED": ALIGNED, "BLOCK": BLOCK}
+    places = (scales, codes, out if x is None else x, out, is_finite, rows, *strides, divisor, out.numel())
+    launch(decode_kernel, num_programs(out.numel(), BLOCK), out, *places, **constants)
+    return is_finite.view(()) > 0

@@ -1,7 +1,6 @@
 """Codes of values that share a scale with the others of their block: int8, QSGD, TernGrad, sign, 1-bit.
 
-Each returns the whole message of contiguous float32 values on a GPU: the bytes that its codec in micro.codecs makes.
-``words`` are the two that `micro.randomness.words` makes of a key. ValueError: no such block or bits.
+The messages are those that the codecs in micro.codecs make, bit for bit.
 """
 
 from typing import Any
@@ -11,15 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from micro.kernels.triton.blockwise import (
-    SMALLEST_BLOCK,
-    TILE,
     cut,
     divided,
+    each_tile,
     factors,
     largest_magnitudes,
     num_tiles,
+    offsets_of,
     rows_of_tile,
-    serves,
     store_packed,
     sums,
     uniform,
@@ -42,37 +40,25 @@ def int8_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Write ``scales`` (blocks,) and ``codes`` (numel,) int8."""
-    whole = numel // BLOCK
-    if tl.program_id(0) < tl.num_programs(0) - 1:
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        _int8(values, scales, codes, first, second, rows, whole * BLOCK, IS_RANDOM, BLOCK)
-    else:
-        _int8(values, scales, codes, first, second, whole + tl.arange(0, ROWS), numel, IS_RANDOM, BLOCK)
-
-
-@kernel
-def _offsets(rows: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    return tl.expand_dims(rows * BLOCK, 1) + tl.expand_dims(tl.arange(0, BLOCK), 0)
+    each_tile(numel, _int8, (values, scales, codes, first, second), (IS_RANDOM,), ROWS, BLOCK)
 
 
 @kernel
 def _int8(
-    values: tl.tensor,
-    scales: tl.tensor,
-    codes: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
+    arguments: tl.tuple,
+    CONSTANTS: tl.tuple,
     rows: tl.tensor,
     end: tl.tensor,
-    IS_RANDOM: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    offsets = _offsets(rows, BLOCK)
+    values, scales, codes, first, second = arguments
+    offsets = offsets_of(rows, BLOCK)
     x = tl.load(values + offsets, mask=offsets < end, other=0.0)
     largest = largest_magnitudes(x)
     steps = tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
     multiples = divided(x, steps)
-    if IS_RANDOM:
+    if CONSTANTS[0]:
         multiples = tl.floor(multiples + uniform(offsets, first, second))
     else:  # to the nearest, ties to even: what lies below a unit of 1.5 * 2^23 is rounded off
         multiples = (multiples + 12582912.0) - 12582912.0
@@ -95,33 +81,25 @@ def levels_kernel(
     HALVINGS: tl.constexpr,
 ) -> None:
     """Write ``scales`` (blocks,) and the ``packed`` levels of QSGD."""
-    whole = numel // BLOCK
-    if tl.program_id(0) < tl.num_programs(0) - 1:
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        end = whole * BLOCK
-        _levels(values, scales, packed, first, second, rows, end, IS_LEAST_SQUARES, WIDTH, ROWS, BLOCK, HALVINGS)
-    else:
-        rows = whole + tl.arange(0, ROWS)
-        _levels(values, scales, packed, first, second, rows, numel, IS_LEAST_SQUARES, WIDTH, ROWS, BLOCK, HALVINGS)
+    arguments = (values, scales, packed, first, second)
+    each_tile(numel, _levels, arguments, (IS_LEAST_SQUARES, HALVINGS, WIDTH), ROWS, BLOCK)
 
 
 @kernel
 def _levels(
-    values: tl.tensor,
-    scales: tl.tensor,
-    packed: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
+    arguments: tl.tuple,
+    CONSTANTS: tl.tuple,
     rows: tl.tensor,
     end: tl.tensor,
-    IS_LEAST_SQUARES: tl.constexpr,
-    WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    HALVINGS: tl.constexpr,
 ) -> None:
+    values, scales, packed, first, second = arguments
+    IS_LEAST_SQUARES: tl.constexpr = CONSTANTS[0]
+    HALVINGS: tl.constexpr = CONSTANTS[1]
+    WIDTH: tl.constexpr = CONSTANTS[2]
     HIGHEST: tl.constexpr = (1 << (WIDTH - 1)) - 1
-    offsets = _offsets(rows, BLOCK)
+    offsets = offsets_of(rows, BLOCK)
     x = tl.load(values + offsets, mask=offsets < end, other=0.0)
     largest = largest_magnitudes(x)
     shares = divided(x, largest)
@@ -156,32 +134,23 @@ def ternary_kernel(
     HALVINGS: tl.constexpr,
 ) -> None:
     """Write ``scales`` (blocks,) and the ``digits`` (numel,) uint8 of TernGrad: 0, 1 or 2."""
-    whole = numel // BLOCK
-    if tl.program_id(0) < tl.num_programs(0) - 1:
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        end = whole * BLOCK
-        _ternary(values, scales, digits, clip, first, second, rows, end, IS_LEAST_SQUARES, ROWS, BLOCK, HALVINGS)
-    else:
-        rows = whole + tl.arange(0, ROWS)
-        _ternary(values, scales, digits, clip, first, second, rows, numel, IS_LEAST_SQUARES, ROWS, BLOCK, HALVINGS)
+    arguments = (values, scales, digits, clip, first, second)
+    each_tile(numel, _ternary, arguments, (IS_LEAST_SQUARES, HALVINGS), ROWS, BLOCK)
 
 
 @kernel
 def _ternary(
-    values: tl.tensor,
-    scales: tl.tensor,
-    digits: tl.tensor,
-    clip: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
+    arguments: tl.tuple,
+    CONSTANTS: tl.tuple,
     rows: tl.tensor,
     end: tl.tensor,
-    IS_LEAST_SQUARES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    HALVINGS: tl.constexpr,
 ) -> None:
-    offsets = _offsets(rows, BLOCK)
+    values, scales, digits, clip, first, second = arguments
+    IS_LEAST_SQUARES: tl.constexpr = CONSTANTS[0]
+    HALVINGS: tl.constexpr = CONSTANTS[1]
+    offsets = offsets_of(rows, BLOCK)
     x = tl.load(values + offsets, mask=offsets < end, other=0.0)
     largest = largest_magnitudes(x)
     shares = divided(x, largest)
@@ -219,29 +188,22 @@ def signs_kernel(
     HALVINGS: tl.constexpr,
 ) -> None:
     """Write a bit for each value, 1 where it is negative, and what the bits of each block stand for."""
-    whole = numel // BLOCK
-    if tl.program_id(0) < tl.num_programs(0) - 1:
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        _signs(values, uppers, lowers, packed, rows, whole * BLOCK, HAS_TWO, ROWS, BLOCK, HALVINGS)
-    else:
-        rows = whole + tl.arange(0, ROWS)
-        _signs(values, uppers, lowers, packed, rows, numel, HAS_TWO, ROWS, BLOCK, HALVINGS)
+    each_tile(numel, _signs, (values, uppers, lowers, packed), (HAS_TWO, HALVINGS), ROWS, BLOCK)
 
 
 @kernel
 def _signs(
-    values: tl.tensor,
-    uppers: tl.tensor,
-    lowers: tl.tensor,
-    packed: tl.tensor,
+    arguments: tl.tuple,
+    CONSTANTS: tl.tuple,
     rows: tl.tensor,
     end: tl.tensor,
-    HAS_TWO: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    HALVINGS: tl.constexpr,
 ) -> None:
-    offsets = _offsets(rows, BLOCK)
+    values, uppers, lowers, packed = arguments
+    HAS_TWO: tl.constexpr = CONSTANTS[0]
+    HALVINGS: tl.constexpr = CONSTANTS[1]
+    offsets = offsets_of(rows, BLOCK)
     x = tl.load(values + offsets, mask=offsets < end, other=0.0)
     negative = (x < 0).to(tl.int32)
     counts = tl.minimum(end - rows * BLOCK, BLOCK)
@@ -258,53 +220,43 @@ def _signs(
     store_packed(packed, negative, rows, end, 1, ROWS, BLOCK)
 
 
-def encode_int8(values: Tensor, words: Words | None, *, block: int) -> Tensor:
-    """Return the message of codec int8; None for ``words``: rounded to the nearest."""
-    scales, codes, wire = _message(values, block, 1, values.numel())
+def int8(values: Tensor, wire: Tensor, words: Words | None, *, block: int) -> None:
+    """Fill the message of codec int8; None for ``words``: rounded to the nearest."""
+    scales, codes = _parted(wire, values.numel(), block)
     arguments = (values, scales, codes.view(torch.int8), *signed(words or (0, 0)), values.numel())
     _launch(int8_kernel, values, block, *arguments, IS_RANDOM=words is not None)
-    return wire
 
 
-def encode_levels(values: Tensor, words: Words, *, block: int, bits: int, is_least_squares: bool) -> Tensor:
-    """Return the message of codec qsgd."""
-    if bits not in (2, 4, 8):
-        raise ValueError(f"bits must be 2, 4 or 8, got {bits}")
-    scales, packed, wire = _message(values, block, 1, -(-values.numel() * bits // 8))
-    arguments = (values, scales, packed, *signed(words), values.numel())
+def levels(values: Tensor, wire: Tensor, words: Words, *, block: int, bits: int, is_least_squares: bool) -> None:
+    """Fill the message of codec qsgd."""
+    arguments = (values, *_parted(wire, values.numel(), block), *signed(words), values.numel())
     constants = {"IS_LEAST_SQUARES": is_least_squares, "WIDTH": bits, "HALVINGS": block.bit_length() - 1}
     _launch(levels_kernel, values, block, *arguments, **constants)
-    return wire
 
 
-def encode_ternary(values: Tensor, words: Words, *, block: int, clip: float, is_least_squares: bool) -> Tensor:
-    """Return the message of codec terngrad, magnitudes cut at ``clip`` root mean squares."""
+def ternary(values: Tensor, wire: Tensor, words: Words, *, block: int, clip: float, is_least_squares: bool) -> None:
+    """Fill the message of codec terngrad, magnitudes cut at ``clip`` root mean squares."""
     numel = values.numel()
-    scales, packed, wire = _message(values, block, 1, -(-numel // 5))
+    scales, packed = _parted(wire, numel, block)
     digits = torch.empty(numel, dtype=torch.uint8, device=values.device)
     arguments = (values, scales, digits, clip, *signed(words), numel)
     constants = {"IS_LEAST_SQUARES": is_least_squares, "HALVINGS": block.bit_length() - 1}
     _launch(ternary_kernel, values, block, *arguments, **constants)
     launch(pack_ternary_kernel, -(-packed.numel() // BLOCK), values, digits, packed, numel, BLOCK=BLOCK)
-    return wire
 
 
-def encode_signs(values: Tensor, *, block: int, has_two: bool) -> Tensor:
-    """Return the message of codec onebit (``has_two``) or sign."""
-    scales, packed, wire = _message(values, block, 1 + has_two, -(-values.numel() // 8))
+def signs(values: Tensor, wire: Tensor, *, block: int, has_two: bool) -> None:
+    """Fill the message of codec onebit (``has_two``) or sign."""
+    scales, packed = _parted(wire, values.numel(), block, 1 + has_two)
     uppers, lowers = scales.chunk(2) if has_two else (scales, scales)
     arguments = (values, uppers, lowers, packed, values.numel())
     _launch(signs_kernel, values, block, *arguments, HAS_TWO=has_two, HALVINGS=block.bit_length() - 1)
-    return wire
 
 
-def _message(values: Tensor, block: int, num_scales: int, num_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the float32 scales of a message, the bytes of its codes, and both as one."""
-    if not serves(block):
-        raise ValueError(f"block must be a power of 2 in {SMALLEST_BLOCK} to {TILE}, got {block}")
-    length = 4 * num_scales * -(-values.numel() // block)
-    wire = torch.empty(length + num_bytes, dtype=torch.uint8, device=values.device)
-    return wire[:length].view(torch.float32), wire[length:], wire
+def _parted(wire: Tensor, count: int, block: int, num_scales: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the float32 scales of a message of ``count`` values, so many for a block, and the bytes of its codes."""
+    length = 4 * num_scales * -(-count // block)
+    return wire[:length].view(torch.float32), wire[length:]
 
 
 def _launch(function: Any, values: Tensor, block: int, *arguments: object, **constants: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024  # elements of a program: eight of each of its 128 threads
@@ -21,6 +22,31 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def kernel(body: Callable[..., Any]) -> Any:
     """Return ``body`` as a Triton kernel, or as what Triton's interpreter runs where TRITON_INTERPRET is set."""
     return triton.jit(body)
+
+
+@kernel
+def each_block(
+    numel: tl.tensor,
+    BODY: tl.constexpr,
+    arguments: tl.tuple,
+    CONSTANTS: tl.tuple,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Call ``BODY(arguments, CONSTANTS, block, offsets, mask)`` with the elements of this program, of ``numel`` in all.
+
+    The constants are apart because to give what is in a tuple a name makes it a number that the compiler does not know,
+    unless the name is declared as a constant.
+    """
+    block = tl.program_id(0)
+    whole = numel // ALIGNED * ALIGNED
+    lanes = tl.arange(0, BLOCK)
+    if block < tl.num_programs(0) - 1:
+        offsets = block * BLOCK + lanes
+        BODY(arguments, CONSTANTS, block, offsets, offsets < whole)
+    else:
+        offsets = whole + lanes
+        BODY(arguments, CONSTANTS, block, offsets, offsets < numel)
 
 
 def takes(*tensors: Tensor) -> bool:

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from micro.kernels import reference
-from micro.kernels.triton.launching import ALIGNED, BLOCK, kernel, launch, num_programs
+from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 SCAN_PROGRAMS = (
     1024  # of the histogram: each adds its counts once, so there are not many more than a GPU runs at a time
@@ -23,6 +23,13 @@ def _chosen(x: tl.tensor, threshold: tl.tensor, offsets: tl.tensor, mask: tl.ten
 
 
 @kernel
+def _count(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    x, threshold, counts = arguments
+    _, chosen = _chosen(x, tl.load(threshold), offsets, mask)
+    tl.store(counts + block, tl.sum(chosen.to(tl.int32)))
+
+
+@kernel
 def count_kernel(
     x: tl.tensor,
     threshold: tl.tensor,
@@ -32,32 +39,13 @@ def count_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Count what passes ``threshold`` (1,) in each block: ``counts`` (programs,) int32."""
-    block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    cut = tl.load(threshold)
-    if block < tl.num_programs(0) - 1:
-        offsets = block * BLOCK + lanes
-        _, chosen = _chosen(x, cut, offsets, offsets < whole)
-        tl.store(counts + block, tl.sum(chosen.to(tl.int32)))
-    else:
-        offsets = whole + lanes
-        _, chosen = _chosen(x, cut, offsets, offsets < numel)
-        tl.store(counts + block, tl.sum(chosen.to(tl.int32)))
+    each_block(numel, _count, (x, threshold, counts), (), ALIGNED, BLOCK)
 
 
 @kernel
-def _put(
-    x: tl.tensor,
-    threshold: tl.tensor,
-    indices: tl.tensor,
-    magnitudes: tl.tensor,
-    first: tl.tensor,
-    offsets: tl.tensor,
-    mask: tl.tensor,
-) -> None:
-    """Write what passes from place ``first`` on."""
-    found, chosen = _chosen(x, threshold, offsets, mask)
+def _put(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    x, threshold, first, indices, magnitudes = arguments
+    found, chosen = _chosen(x, tl.load(threshold), offsets, mask)
     ones = chosen.to(tl.int32)
     places = first + tl.cumsum(ones) - ones
     tl.store(indices + places, offsets, mask=chosen)
@@ -77,17 +65,9 @@ def put_kernel(
 ) -> None:
     """Write indices and magnitudes of what passes, in order; ``ends`` (programs,) are the sums of the counts."""
     block = tl.program_id(0)
-    whole = numel // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
     first = tl.load(ends + block - 1, mask=block > 0, other=0)
     if tl.load(ends + block) > first:  # most blocks hold something only at a high density
-        cut = tl.load(threshold)
-        if block < tl.num_programs(0) - 1:
-            offsets = block * BLOCK + lanes
-            _put(x, cut, indices, magnitudes, first, offsets, offsets < whole)
-        else:
-            offsets = whole + lanes
-            _put(x, cut, indices, magnitudes, first, offsets, offsets < numel)
+        each_block(numel, _put, (x, threshold, first, indices, magnitudes), (), ALIGNED, BLOCK)
 
 
 @kernel

@@ -3,7 +3,7 @@
 import triton.language as tl
 from torch import Tensor
 
-from micro.kernels.triton.launching import ALIGNED, BLOCK, kernel, launch, num_programs
+from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 
 @kernel
@@ -13,18 +13,11 @@ def _wide(x: tl.tensor) -> tl.tensor:
 
 
 @kernel
-def _add_at(
-    vector: tl.tensor,
-    indices: tl.tensor,
-    values: tl.tensor,
-    numel: tl.tensor,
-    places: tl.tensor,
-    mask: tl.tensor,
-) -> None:
-    """Add the values at ``places`` of the lists."""
-    targets = tl.load(indices + places, mask=mask, other=-1)
+def _add_at(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    vector, indices, values, numel = arguments
+    targets = tl.load(indices + offsets, mask=mask, other=-1)
     used = (targets >= 0) & (targets < numel)
-    added = tl.load(values + places, mask=mask & used, other=0)
+    added = tl.load(values + offsets, mask=mask & used, other=0)
     old = tl.load(vector + targets, mask=used, other=0)
     tl.store(vector + targets, _wide(old) + _wide(added), mask=used)
 
@@ -40,15 +33,7 @@ def scatter_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     """Add ``values`` (count,) to ``vector`` (numel,) at ``indices`` (count,), each used once."""
-    block = tl.program_id(0)
-    whole = count // ALIGNED * ALIGNED
-    lanes = tl.arange(0, BLOCK)
-    if block < tl.num_programs(0) - 1:
-        places = block * BLOCK + lanes
-        _add_at(vector, indices, values, numel, places, places < whole)
-    else:
-        places = whole + lanes
-        _add_at(vector, indices, values, numel, places, places < count)
+    each_block(count, _add_at, (vector, indices, values, numel), (), ALIGNED, BLOCK)
 
 
 def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
