@@ -262,10 +262,11 @@ def absorb_(residual: Tensor, grad: Tensor, *, decay: float = 1.0) -> int | None
 
 def absorb_unread_(residual: Tensor, grad: Tensor, *, decay: float = 1.0) -> int | Tensor | None:
     """Do what `absorb_` does; on an accelerator the index stays there: (1,) int32, numel where there is none."""
-    if residual.device.type == "cpu":
+    serves_gpu = on_gpu(grad, residual)
+    if residual.device.type == "cpu" and not serves_gpu:
         return absorb_(residual, grad, decay=decay)
     _decay_(residual, decay)
-    if on_gpu(grad, residual):
+    if serves_gpu:
         return cast(_TritonLoops, _with_triton()).absorb_flagged_(residual, grad)
     return reference.absorb_flagged_(residual, grad)
 

@@ -129,7 +129,6 @@ def largest(x: Tensor, k: int) -> Tensor:
     return places_of(keep, k).to(torch.int32)
 
 
-<<<<<<< HEAD
 def first_distinct(indices: Tensor, k: int) -> Tensor:
     """Return, in ascending order, the first k that differ of ``indices`` (m,)."""
     ordered, places = torch.sort(indices, stable=True)
@@ -138,56 +137,6 @@ def first_distinct(indices: Tensor, k: int) -> Tensor:
     return ordered if places.numel() <= k else ordered[places < places.sort().values[k]]
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """What the fitted selectors need to know of a vector: numbers () float64 on its device.
-
-    Attributes:
-        mean: of the elements.
-        deviation: their unbiased standard deviation; NaN for a single element.
-        mean_magnitude: of the elements, zeros included.
-        largest: magnitude.
-        positive: number of magnitudes above zero.
-        mean_log: of those magnitudes' logarithms; NaN where there are none.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-    mean_magnitude: Tensor
-    largest: Tensor
-    positive: Tensor
-    mean_log: Tensor
-
-
-def statistics(x: Tensor) -> Statistics:
-    """Return the statistics of ``x`` (numel,), numel >= 1; NaN stays NaN."""
-    wide = x.to(torch.float64)
-    magnitudes = wide.abs()
-    positive = magnitudes > 0
-    logs = magnitudes.where(positive, torch.ones_like(wide)).log()
-    count = wide.new_tensor(wide.numel())
-    distances = (wide - wide.mean()).square().sum()
-    sums = (count, positive.sum(), wide.sum(), distances, magnitudes.sum(), magnitudes.max(), logs.sum())
-    return combined(torch.stack([number.to(torch.float64) for number in sums])[:, None])
-
-
-def combined(partials: Tensor) -> Statistics:
-    """Return the statistics of a vector from those of its pieces.
-
-    Args:
-        partials: (7, pieces) float64: number of elements, of positive magnitudes, sum, squared distances from the
-            piece's own mean, sum of magnitudes, largest magnitude, and sum of logarithms of the positive ones.
-    """
-    counts, _, sums, _, _, maxima, _ = partials
-    count, positive, total, within, magnitudes, _, logs = partials.sum(1)
-    mean = total / count
-    between = (counts * (sums / counts.clamp_min(1) - mean).square()).sum()
-    deviation = ((within + between) / (count - 1)).sqrt()
-    return Statistics(mean, deviation, magnitudes / count, maxima.max(), positive, logs / positive)
-
-
-=======
->>>>>>> 22674df (Sums of fits and codes of values are Triton's kernels on a GPU, whole steps with them tested in the interpreter; kernels share how they walk a vector)
 def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     """Add ``values`` (m,) to ``vector`` (numel,) at ``indices`` (m,) int32; skip indices outside."""
     if vector.numel():
