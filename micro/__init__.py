@@ -66,7 +66,7 @@ from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.exchanges.union import Union
-from micro.feedback import ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
+from micro.feedback import EF21, ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
 from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.index_codecs import Bitmap, Enumerative, IndexCodec, Int32, Packed, Shortest
@@ -123,6 +123,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DGC",
     "DSA",
+    "EF21",
     "QSGD",
     "Accordion",
     "AllRanks",

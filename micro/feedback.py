@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,6 +83,15 @@ class Feedback(Part, ABC):
             what makes the memory what it would be had nothing been sent, bit for bit. It may hold what was at the
             places of ``sent``, but no copy of a vector.
         """
+
+    def deliver_(self, memory: Memory, update: Sequence[SparseValues], scale: float) -> tuple[Tensor | None, Undo]:
+        """Return what the update is instead, once ``scale`` times the sum of ``update`` was received; here nothing.
+
+        Returns:
+            (numel,) the update, the same bits on all ranks and not to be changed; None where it is that sum itself;
+            what takes back what was done to the memory, called before what settle_ returned.
+        """
+        return None, nothing_to_undo
 
     def keep_(self, memory: Memory, unsent: SparseValues) -> Undo:
         """Keep ``unsent`` too, after settle_: what the mean update lost when it was rounded to the gradient's dtype.
@@ -253,6 +262,76 @@ class MomentumCorrection(Feedback):
         if sent is None:
             return nothing_to_undo
         return after(sent.take_from_(acc), sent.clear_in_(memory["momentum"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EF21(Feedback):
+    """Send how far the gradient is from an estimate of it, which all that was sent adds up to.
+
+    Each rank has an estimate h_i of its own gradient, and sends the compressed difference: ``h_i += C(g_i - h_i)``. All
+    ranks have h, the mean of the h_i, to which they add the mean of what was sent. h is the update: it is dense, and
+    what is sparse is its change. Nothing waits to be added up later, so that an old gradient is never applied; where
+    nothing is sent, the former estimate is applied again.
+
+    ``h`` is the mean of all h_i but for rounding, always: a step that is left out moves neither.
+
+    Args:
+        smoothing: in [0, 1). Above 0 the estimate is of ``v_i = smoothing v_i + (1 - smoothing) g_i``, with which small
+            batches do (EF21-SGDM, whose eta is 1 - smoothing). One more vector.
+
+    Source: Richtarik, Sokolov & Fatkhullin, EF21, NeurIPS 2021, arXiv 2106.05203; Fatkhullin, Tyurin & Richtarik,
+    Momentum Provably Improves Error Feedback!, NeurIPS 2023, arXiv 2305.15155. Differences: estimates and v_i begin at
+    zero, not at the first gradient, so that no step is dense.
+
+    Raises:
+        ValueError: smoothing outside of [0, 1).
+    """
+
+    smoothing: float = 0.0
+    name: ClassVar[str] = "ef21"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing of the feedback must be in [0, 1), got {self.smoothing}")
+
+    def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
+        """Return zeros, in single precision at least: this rank's estimate, the mean of all, and what is smoothed."""
+        wide = torch.promote_types(dtype, torch.float32)
+        smoothed = numel if self.smoothing else 0
+        sizes = {"residual": 0, "estimate": numel, "mean_estimate": numel, "smoothed": smoothed}
+        return {name: torch.zeros(size, dtype=wide, device=device) for name, size in sizes.items()}
+
+    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
+        """Return how far the gradient is from its estimate, in the gradient's memory where that is wide enough."""
+        acc, first_bad = grad.to(memory["estimate"].dtype), None
+        if not _is_known_ordinary(acc, acc.dtype):
+            first_bad = _drop_too_large_(acc)
+        if self.smoothing:
+            acc.copy_(memory["smoothed"].mul_(self.smoothing).add_(acc, alpha=1 - self.smoothing))
+        acc -= memory["estimate"]
+        return acc, _first_of(first_bad, None if _is_known_ordinary(acc, acc.dtype) else _drop_too_large_(acc))
+
+    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
+        """Add what was sent to this rank's estimate; the accumulator, which may be the gradient, is forgotten."""
+        undo: Undo = nothing_to_undo
+        if sent is not None:
+            undo = sent.putting_back(memory["estimate"])
+            sent.add_to_(memory["estimate"])
+        grad.zero_()
+        return undo
+
+    def deliver_(self, memory: Memory, update: Sequence[SparseValues], scale: float) -> tuple[Tensor | None, Undo]:
+        """Add what all ranks sent to the mean estimate, which is the update."""
+        mean = memory["mean_estimate"]
+        undo: Undo = nothing_to_undo
+        for part in update:
+            undo = after(part.putting_back(mean), undo)
+            part.add_to_(mean, alpha=scale)
+        return mean, undo
+
+    def keep_(self, memory: Memory, unsent: SparseValues) -> Undo:
+        """Keep nothing: the mean estimate has what the update lost when it was rounded, and is applied again."""
+        return nothing_to_undo
 
 
 def _is_known_ordinary(grad: Tensor, dtype: torch.dtype) -> bool:

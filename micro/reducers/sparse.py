@@ -24,7 +24,7 @@ from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.rounding import write_sum_
+from micro.reducers.rounding import write_, write_sum_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
@@ -223,6 +223,7 @@ class SparseReducer(Reducer):
         Published behaviours, and selectors that follow no density, are at work as they are.
         """
         usual = isinstance(self.selector, Everything) or not self.selector.follows_density
+        usual = usual or self.feedback.name == "ef21"  # which sends a difference, and applies something else
         if density < 1.0 or usual or "published" in (self.rule_name or ""):
             return self
         exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
@@ -231,6 +232,11 @@ class SparseReducer(Reducer):
     def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> Undo:
         undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
         if exchanged.is_finite:
+            instead, back = self.feedback.deliver_(state.memory, exchanged.update, scale)
+            undo = after(back, undo)
+            if instead is not None:
+                write_(instead, grad)
+                return undo
             unsent = write_sum_(exchanged.update, grad, scale=scale)
             if unsent is not None:
                 undo = after(self.feedback.keep_(state.memory, unsent), undo)
@@ -279,6 +285,8 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if getattr(selector, "unbiased", False) and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
+    if isinstance(selector, Everything) and parts.feedback.name == "ef21":
+        raise ValueError(f"feedback ef21 sends a few changes, selector {selector.name} sends all values: use another")
     if parts.codec.diverges_with_feedback and parts.feedback.name != "none":
         raise ValueError(
             f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"

@@ -1,4 +1,4 @@
-"""Choices within chunks, values in two bits, a residual that decays: SparseLoCo's parts, together and alone."""
+"""Choices within chunks, values in two bits, a residual that decays: SparseLoCo's parts; and estimates in its place."""
 
 import math
 
@@ -7,7 +7,18 @@ from micro.codecs.two_means import TwoMeans
 from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.exchanges.gather_senders import GatherBySenders
 from micro.selectors.chunks import Chunks
-from tests.sparsifiers.base import BUILD_UP, EXACT, Row, agreed_counts, lists, no_bytes, rows, sparse, union_values
+from tests.sparsifiers.base import (
+    BUILD_UP,
+    EXACT,
+    Row,
+    agreed_counts,
+    lists,
+    no_bytes,
+    raw_lists,
+    rows,
+    sparse,
+    union_values,
+)
 from tests.sparsifiers.index_codecs import elias_fano, whole
 from tests.sparsifiers.quantisers import averaged, encoded_lists
 
@@ -43,6 +54,17 @@ ROWS: tuple[Row, ...] = (
         values=union_values,
         num_collectives=3,
         rule="agreed",
+    ),
+    Row(
+        name="topk+gather+ef21",
+        make=sparse(micro.TopK(), exchange=GATHER, feedback=micro.EF21(smoothing=0.5)),
+        band=BUILD_UP,
+        counts=rows(8),
+        indices=lists(4),
+        values=raw_lists,
+        num_collectives=3,
+        conserves_mass=False,
+        spectral=True,  # the update is dense
     ),
     averaged("two_means", TwoMeans(), two_bits, rule="repaired"),
     Row(
