@@ -32,7 +32,7 @@ class BucketState:
         memory: vectors (numel,) by name, or empty: the residual, and what else a feedback keeps for each parameter.
         selector, exchange, density: the parts' own states.
         factors: matrices by parameter name, where a method approximates with them.
-        spare: (numel,) memory for the next message, while all values travel; not saved.
+        spare: (numel,) memory for the next message, while all values travel, or for copies that undo a step; not saved.
         wire: bytes for the messages of such steps, where values are encoded; not saved.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """

@@ -1,5 +1,6 @@
 """The matrices in a flat vector, those of one shape together; and what of it is no matrix worth approximating."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,9 +20,15 @@ class Batch:
     columns: int
     rank: int
 
-    def gather(self, vector: Tensor) -> Tensor:
-        """Return the matrices (m, rows, columns), copied out of ``vector`` (numel,)."""
-        return torch.stack([vector[place].view(self.rows, self.columns) for place in self.places])
+    @property
+    def numel(self) -> int:
+        """Number of elements of all its matrices."""
+        return len(self.names) * self.rows * self.columns
+
+    def gather(self, vector: Tensor, memory: Tensor | None = None) -> Tensor:
+        """Return the matrices (m, rows, columns), copied out of ``vector`` (numel,), into ``memory`` if given."""
+        out = None if memory is None else memory.view(len(self.names), self.rows, self.columns)
+        return torch.stack([vector[place].view(self.rows, self.columns) for place in self.places], out=out)
 
 
 @lru_cache(maxsize=64)
@@ -38,6 +45,13 @@ def batches_of(layout: Layout, rank: int, min_compression: float) -> tuple[Batch
         Batch(tuple(name for name, _ in group), tuple(place for _, place in group), *shape, min(rank, *shape))
         for shape, group in by_shape.items()
     )
+
+
+def copied(batches: Sequence[Batch], vector: Tensor, memory: Tensor) -> list[Tensor]:
+    """Return the matrices of all batches, copied out of ``vector`` (numel,) into ``memory`` (numel,)."""
+    sizes = [batch.numel for batch in batches]
+    pieces = memory[: sum(sizes)].split(sizes)
+    return [batch.gather(vector, piece) for batch, piece in zip(batches, pieces, strict=True)]
 
 
 @lru_cache(maxsize=64)

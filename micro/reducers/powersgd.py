@@ -17,7 +17,7 @@ from micro.nonfinite import Finding, Policy, check_policy
 from micro.randomness import generator
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.matrices import Batch, batches_of, rest_of
+from micro.reducers.matrices import Batch, batches_of, copied, rest_of
 from micro.reducers.rounding import rounded, rounding, write_
 from micro.stats import StepStats, traffic_fields
 
@@ -86,7 +86,8 @@ class PowerSGD(Reducer):
         started, waited = comm.now(grad.device), comm.traffic.elapsed_s
         batches = batches_of(state.layout, self.rank, self.min_compression)
         acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
-        matrices = [batch.gather(acc) for batch in batches]
+        state.spare = memory = _memory(state.spare, acc)
+        matrices = copied(batches, acc, memory)
         rest = rest_of(state.layout, self.rank, self.min_compression, str(acc.device))
         factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
@@ -130,13 +131,16 @@ class PowerSGD(Reducer):
     ) -> None:
         """Take the own products out of the residual, put the mean ones into the gradient, and keep the factors."""
         for batch, p, mine, mean in zip(batches, left, own, right, strict=True):
-            sent, update = (p @ mine.mT).flatten(1), (p @ mean.mT).flatten(1)
             state.factors.update(zip(batch.names, mean.unbind(), strict=True))
             for i, place in enumerate(batch.places):
-                acc[place] -= sent[i]
-                unsent = write_(update[i], grad[place])
+                kept, update = acc[place].view(batch.rows, -1), grad[place].view(batch.rows, -1)
+                kept.addmm_(p[i], mine[i].T, alpha=-1)
+                if grad.dtype == acc.dtype:
+                    torch.mm(p[i], mean[i].T, out=update)
+                    continue
+                unsent = write_(p[i] @ mean[i].T, update)
                 if unsent is not None:
-                    acc[place] += unsent
+                    kept += unsent
 
     def _stats(
         self, state: BucketState, comm: Comm, started: float, waited: float, *, device: torch.device
@@ -178,6 +182,11 @@ class PowerSGD(Reducer):
         for bucket in old:
             state.factors |= {name: factor for name, factor in bucket.factors.items() if name in state.factors}
         return state
+
+
+def _memory(spare: Tensor | None, acc: Tensor) -> Tensor:
+    """Return memory (numel,) for copies of matrices, that of the last step where it serves: its undo is over."""
+    return spare if spare is not None and spare.dtype == acc.dtype else torch.empty_like(acc)
 
 
 def _put_back(
