@@ -17,7 +17,7 @@ def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, 
     None where a list does not ascend.
     """
     lists = [array_of(part) for part in indices]
-    if not all(_ascends(part) for part in lists):
+    if not all(ascends(part) for part in lists):
         return None
     places, sums = lists[0], array_of(values[0]) + np.float32(0)  # a sum that begins with zero is never -0
     for other, more in zip(lists[1:], values[1:], strict=True):
@@ -28,7 +28,7 @@ def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, 
 def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the entries whose indices are in ``among`` too; None where either list of indices does not ascend."""
     own, others = array_of(indices), array_of(among)
-    if not (_ascends(own) and _ascends(others)):
+    if not (ascends(own) and ascends(others)):
         return None
     places, kept = _common(own, array_of(values), others)
     return torch.from_numpy(places), torch.from_numpy(kept)
@@ -48,7 +48,8 @@ def _common(indices: Any, values: Any, among: Any) -> Any:
 
 
 @jitted
-def _ascends(indices: Any) -> Any:
+def ascends(indices: Any) -> Any:
+    """Tell whether each index is larger than the one before it."""
     num_falling = 0
     for i in range(1, indices.size):
         num_falling += indices[i] <= indices[i - 1]

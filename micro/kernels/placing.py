@@ -8,6 +8,8 @@ from torch import Tensor
 
 from micro.kernels.cpu import array_of
 from micro.kernels.jit import jitted
+from micro.kernels.merging import ascends
+from micro.kernels.threads import are_few_entries, entries_in_parts
 
 
 @jitted
@@ -35,29 +37,44 @@ def _add(x: Any, indices: Any, values: Any, before: Any, is_less: Any) -> Any:
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """Return ``x`` (numel,) at ``indices`` (m,). Raises: IndexError."""
     found = torch.empty(indices.numel(), dtype=x.dtype)
-    _check(_gather(array_of(x), array_of(indices), array_of(found)), indices, x)
+    vector, places, target = array_of(x), array_of(indices), array_of(found)
+    bad = entries_in_parts(lambda a, b: (a, _gather(vector, places[a:b], target[a:b])), places.size)
+    _check(bad, indices, x)
     return found
 
 
 def add_(x: Tensor, indices: Tensor, values: Tensor) -> None:
     """Add ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,), in their order. Raises: IndexError."""
-    _check(_add(array_of(x), array_of(indices), array_of(values), NOTHING, False), indices, x)
+    vector, places, source = array_of(x), array_of(indices), array_of(values)
+
+    def add(a: int, b: int) -> tuple[int, int]:
+        return a, _add(vector, places[a:b], source[a:b], NOTHING, False)
+
+    is_apart = are_few_entries(places.size) or ascends(places)  # parts of other lists may share an index
+    _check(entries_in_parts(add, places.size) if is_apart else [add(0, places.size)], indices, x)
 
 
 def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """Subtract ``values`` (m,) from ``x`` (numel,) at unique ``indices`` (m,); return what was there.
 
     Raises:
-        IndexError: an index outside; what comes before it is subtracted.
+        IndexError: an index outside; some of the others were subtracted then.
     """
     before = torch.empty_like(values)
-    _check(_add(array_of(x), array_of(indices), array_of(values), array_of(before), True), indices, x)
+    vector, places, source, target = (array_of(each) for each in (x, indices, values, before))
+
+    def take(a: int, b: int) -> tuple[int, int]:
+        return a, _add(vector, places[a:b], source[a:b], target[a:b], True)
+
+    _check(entries_in_parts(take, places.size), indices, x)
     return before
 
 
-def _check(place: int, indices: Tensor, x: Tensor) -> None:
-    if place >= 0:
-        raise IndexError(f"index must be in [0, {x.numel()}), got {int(indices[place])}")
+def _check(bad: list[tuple[int, int]], indices: Tensor, x: Tensor) -> None:
+    """Raise IndexError where any part, given by its start and the place in it, found an index outside."""
+    for start, place in bad:
+        if place >= 0:
+            raise IndexError(f"index must be in [0, {x.numel()}), got {int(indices[start + place])}")
 
 
 NOTHING = np.empty(0, np.float32)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels import threads
+from micro.kernels import places, threads
 
 NUMEL = 70_001
 
@@ -44,12 +44,28 @@ def largest_of_each() -> list[object]:
     return [kernels.largest_of_each(x, spans, torch.tensor([70, 0, 3, 20, 5000]), longest=20_001)]
 
 
+def entries() -> list[object]:
+    indices = torch.nonzero(normal().abs() > 0.5).view(-1).to(torch.int32)
+    x, values = normal(1), normal(2)[: indices.numel()]
+    found = places.take_(x, indices, values)
+    places.add_(x, indices, 3 * values)
+    return [found, places.gather(x, indices.flip(0)), x]
+
+
+def entries_added_twice() -> list[object]:
+    x = normal()
+    places.add_(x, (torch.arange(NUMEL, dtype=torch.int32) * 7) % 1000, normal(1))
+    return [x]
+
+
 LOOPS: dict[str, Callable[[], list[object]]] = {
     "absorb": lambda: absorbed(torch.float32),
     "absorb bfloat16": lambda: absorbed(torch.bfloat16),
     "above": lambda: list(kernels.above_with_magnitudes(normal(), 1.0)),
     "above by piece": above_by_piece,
     "largest of each": largest_of_each,
+    "entries": entries,
+    "entries added twice": entries_added_twice,
     "above nothing": lambda: list(kernels.above_with_magnitudes(normal(), 100.0)),
     "counts": lambda: [kernels.magnitude_counts(normal(), first_bit_pattern=0, shift=20, num_bins=2040)],
 }
