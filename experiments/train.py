@@ -19,7 +19,8 @@ _MULTIRUN = {"-m", "--multirun"}
 def main() -> None:
     """Run the command line; exit 2 for a mistake, 1 for a failed run."""
     words = sys.argv[1:]
-    code = _help() if {"-h", "--help"} & set(words) else run_command(lambda: _run(words), at_stop=leave)
+    work = _help if {"-h", "--help"} & set(words) else lambda: _run(words)
+    code = run_command(work, at_stop=leave)
     if code:
         sys.exit(code)
 

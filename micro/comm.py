@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from micro.rounds import Rounds
 
 Kind = Literal["counts", "indices", "values"]
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -125,14 +126,35 @@ class Comm(ABC):
             torch.cuda.current_stream(device).synchronize()
         return time.perf_counter()
 
+    def alike(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` makes of values that all ranks hold alike; nobody may change it.
+
+        All ranks call this in the same order. Each computes for itself, but for simulated ranks, which share memory:
+        one of them works for all.
+
+        Args:
+            work: depends on nothing but such values, changes none of them and calls no collective.
+        """
+        return work()
+
+    def fill_alike_(self, out: Tensor, work: Callable[[], T]) -> T:
+        """Return as `alike` what ``work`` returns, which writes into this rank's ``out`` what all ranks get alike.
+
+        Args:
+            work: as for `alike`; it may use ``out`` alone of what is this rank's own, and not what is in it, unless
+                that is the same on all ranks.
+        """
+        return work()
+
     def gather_rows(self, row: Tensor, kind: Kind = "counts") -> Tensor:
-        """Return (world_size, m), every rank's ``row`` (m,) in rank order; m is the same on all ranks, at least 1."""
+        """Return (world_size, m), every rank's ``row`` (m,) in rank order; m is the same on all ranks, at least 1.
+
+        Nobody may change the result, which simulated ranks share.
+        """
         if self.world_size == 1:
             return row[None]
-        rows = row.new_empty((self.world_size, row.numel()))
         with self._counted(kind, row.device, "gather_rows", _num_bytes(row)):
-            self._gather_rows(rows, row.contiguous())
-        return rows
+            return self._gathered_rows(row.contiguous())
 
     def gather_lists(self, mine: Tensor, counts: Sequence[int], kind: Kind) -> list[Tensor]:
         """Return every rank's 1-D list in rank order; lengths may differ (``counts``, known everywhere) and be 0.
@@ -144,23 +166,34 @@ class Comm(ABC):
         return list(self.gather_joined(mine, counts, kind).split(list(counts)))
 
     def gather_joined(self, mine: Tensor, counts: Sequence[int], kind: Kind) -> Tensor:
-        """Return the lists of `gather_lists` as one (sum(counts),), one after the other in rank order."""
+        """Return the lists of `gather_lists` as one (sum(counts),), one after the other in rank order.
+
+        Nobody may change the result, which simulated ranks share.
+        """
         if self.world_size == 1:
             return mine
+        sent = max(counts) if travels_padded(counts) else mine.numel()
+        with self._counted(kind, mine.device, "gather_lists", sent * mine.element_size()):
+            return self._gathered_lists(mine, counts)
+
+    def _gathered_rows(self, row: Tensor) -> Tensor:
+        rows = row.new_empty((self.world_size, row.numel()))
+        self._gather_rows(rows, row)
+        return rows
+
+    def _gathered_lists(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
         if travels_padded(counts):
-            return self._gather_padded(mine, counts, kind)
+            return self._gather_padded(mine, counts)
         received = mine.new_empty(sum(counts))
-        with self._counted(kind, mine.device, "gather_lists", _num_bytes(mine)):
-            if sum(counts):  # known everywhere, so all ranks skip together
-                self._exchange(received, mine.repeat(self.world_size), list(counts), [mine.numel()] * self.world_size)
+        if sum(counts):  # known everywhere, so all ranks skip together
+            self._exchange(received, mine.repeat(self.world_size), list(counts), [mine.numel()] * self.world_size)
         return received
 
-    def _gather_padded(self, mine: Tensor, counts: Sequence[int], kind: Kind) -> Tensor:
+    def _gather_padded(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
         longest = max(counts)
         row = mine.contiguous() if mine.numel() == longest else _filled_up(mine, longest)
         rows = mine.new_empty((self.world_size, longest))
-        with self._counted(kind, mine.device, "gather_lists", _num_bytes(row)):
-            self._gather_rows(rows, row)
+        self._gather_rows(rows, row)
         flat = rows.view(-1)
         if longest == min(counts):
             return flat

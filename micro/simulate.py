@@ -44,6 +44,7 @@ class Simulation:
         world_size: number of ranks, at least 1.
         dtype, device: of the gradients.
         timeout_s: how long ranks wait for one that does not come to a collective; see SimulatedGroup.
+        shares: whether one rank computes for all what is alike on all of them; see SimulatedGroup.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class Simulation:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         timeout_s: float = TIMEOUT_S,
+        shares: bool = True,
     ) -> None:
         self.reducer, self.layout, self.world_size = reducer, layout, world_size
         self.dtype, self.device = dtype, torch.device(device)
-        self._group = SimulatedGroup(world_size, timeout_s=timeout_s)
+        self._group = SimulatedGroup(world_size, timeout_s=timeout_s, shares=shares)
         try:
             self._group.run(lambda comm: reducer.prepare(comm, self.device))
         except BaseException:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.comm import Comm
 from micro.flat import Layout
 from micro.health import Finite, is_number, read
 from micro.kernels import places
@@ -213,7 +214,9 @@ def summed(parts: Sequence[SparseValues]) -> SparseValues:
     return SparseValues(indices, values)
 
 
-def overflown(parts: Sequence[SparseValues], scale: float, exchanged: Exchanged) -> tuple[Exchanged, Tensor | None]:
+def overflown(
+    parts: Sequence[SparseValues], scale: float, exchanged: Exchanged, comm: Comm
+) -> tuple[Exchanged, Tensor | None]:
     """Return what the host then knows of an exchange, and where ``scale`` times any of ``parts`` is not finite.
 
     A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end. An accelerator is
@@ -223,9 +226,7 @@ def overflown(parts: Sequence[SparseValues], scale: float, exchanged: Exchanged)
         the exchange with its flag and number read, False where the update overflowed; the indices (m,) int32, None
         where all is finite.
     """
-    scaled = [part.values if scale == 1 else part.values * scale for part in parts]
-    sums = [values.sum() for values in scaled]
-    total = sums[0] if len(sums) == 1 else torch.stack(sums).sum()
+    scaled, total = comm.alike(lambda: _scaled(parts, scale))
     is_finite, is_sum_finite, num_updated = read(exchanged.is_finite, is_number(total), exchanged.num_updated)
     if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
         exchanged = replace(exchanged, is_finite=is_finite, num_updated=num_updated)
@@ -234,6 +235,13 @@ def overflown(parts: Sequence[SparseValues], scale: float, exchanged: Exchanged)
     bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]
     indices = torch.cat(bad)
     return (replace(exchanged, is_finite=False), indices) if indices.numel() else (exchanged, None)
+
+
+def _scaled(parts: Sequence[SparseValues], scale: float) -> tuple[list[Tensor], Tensor]:
+    """Return ``scale`` times the values of each part, and the sum () of all of them."""
+    scaled = [part.values if scale == 1 else part.values * scale for part in parts]
+    sums = [values.sum() for values in scaled]
+    return scaled, sums[0] if len(sums) == 1 else torch.stack(sums).sum()
 
 
 def num_distinct(indices: Tensor, numel: int) -> int | Tensor:

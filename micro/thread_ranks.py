@@ -3,10 +3,12 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from micro.peer_failures import PeerError, named, words_of_failure
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
+SHORT = 2**16  # elements of a sum that one rank makes for all; parts of longer ones are added side by side
 GRACE_S = 5.0  # for ranks that were given up to end
 Task = Callable[[], None]
 
@@ -43,18 +46,52 @@ class _Crew:
 
     def begin(self) -> None:
         """Return to the initial state; no rank may be at work."""
-        self.cores = threading.Semaphore(self.num_cores)
+        self._num_free = self.num_cores
+        self._ready = deque[int]()
+        self._starts: dict[int, Task] = {}
+        self._gates = [threading.Lock() for _ in range(self._world_size)]
+        for gate in self._gates:
+            gate.acquire()
         self.running: set[int] = set()
         self.ended: set[int] = set()
         self.failure: str | None = None
         self.error: BaseException | None = None
         self.moved_at = time.monotonic()
 
-    def start(self, rank: int) -> None:
-        """Wait for a core; called by a rank before its work."""
-        self.cores.acquire()
+    def start(self, calls: Sequence[Task]) -> None:
+        """Call each rank's own of ``calls``, which lets it begin, when there is a core for it."""
+        with self.lock:
+            self._starts = dict(enumerate(calls))
+            self.make_ready(range(len(calls)))
+
+    def wait(self, rank: int) -> None:
+        """Return when this rank is given a core; called by the rank."""
+        self._gates[rank].acquire()
+
+    def make_ready(self, ranks: Iterable[int]) -> None:
+        """Give each of these ranks a core, now or when one is free; called with the lock held."""
+        self._ready.extend(ranks)
+        while self._ready and self._num_free:
+            self._num_free -= 1
+            self._give_core()
+
+    def leave_core(self, rank: int) -> None:
+        """Pass this rank's core on, to the one that waits longest; called with the lock held."""
+        self.running.discard(rank)
+        if self._ready:
+            self._give_core()
+        else:
+            self._num_free += 1
+
+    def _give_core(self) -> None:
+        rank = self._ready.popleft()
         self.running.add(rank)
-        self.moved_at = time.monotonic()
+        start = self._starts.pop(rank, None)
+        if start is None:
+            self._gates[rank].release()
+        else:
+            self.moved_at = time.monotonic()
+            start()
 
     def end(self, rank: int, error: BaseException | None = None) -> None:
         """Note that a rank's work is over, and end those that wait for it in vain; called by the rank."""
@@ -66,17 +103,15 @@ class _Crew:
             for barrier in self.barriers:
                 if rank in barrier.ranks and barrier.call is not None:
                     self.fail(f"rank {rank} ended without coming to {barrier.call}")
-            self.running.discard(rank)
-        self.cores.release()
+            self.leave_core(rank)
 
     def fail(self, why: str, error: BaseException | None = None) -> None:
         """End all ranks, unless they are ended already; called with the lock held."""
         if self.failure is not None:
             return
         self.failure, self.error, self.moved_at = why, error, time.monotonic()
-        for barrier in self.barriers:
-            barrier.wake_waiting()
-        self.cores.release(self._world_size)  # a rank that stays away keeps its core
+        self._num_free += self._world_size  # a rank that stays away keeps its core
+        self.make_ready([rank for barrier in self.barriers for rank in barrier.leave()])
 
     def seconds_left(self, timeout_s: float) -> float:
         """Return how long nothing may move from now on; ranks that all are at work may take any time."""
@@ -93,8 +128,8 @@ class _Crew:
 
 
 class _Barrier:
-    """Where ``ranks`` wait for each other in a collective. Each waits for a lock of its own, which wakes it faster
-    than a condition would.
+    """Where ``ranks`` wait for each other in a collective. The last to come makes the others ready, each of which wakes
+    when it is given a core: a thread that woke before would only wait again.
     """
 
     def __init__(self, ranks: Sequence[int], crew: _Crew) -> None:
@@ -107,9 +142,6 @@ class _Barrier:
         """Return to the initial state; no rank may be waiting."""
         self._num_done = 0
         self._calls: dict[int, str] = {}
-        self._locks = [threading.Lock() for _ in self.ranks]
-        for lock in self._locks:
-            lock.acquire()
 
     @property
     def call(self) -> str | None:
@@ -127,14 +159,12 @@ class _Barrier:
             self._arrive(place, call)
             if len(self._calls) == len(self.ranks):
                 self._num_done += 1
-                self._wake(place)
+                del self._calls[place]
+                crew.make_ready(self.leave())
                 return
-            num_done, cores = self._num_done, crew.cores
-            crew.running.discard(rank)
-        cores.release()
-        self._locks[place].acquire()
-        cores.acquire()
-        crew.running.add(rank)
+            num_done = self._num_done
+            crew.leave_core(rank)
+        crew.wait(rank)
         if self._num_done == num_done:
             raise PeerError(crew.failure)
 
@@ -150,15 +180,50 @@ class _Barrier:
         self._calls[place] = call
         crew.moved_at = time.monotonic()
 
-    def wake_waiting(self) -> None:
-        """Wake all ranks that wait here; called with the lock held."""
-        self._wake(None)
-
-    def _wake(self, own: int | None) -> None:
-        for place in self._calls:
-            if place != own:
-                self._locks[place].release()
+    def leave(self) -> list[int]:
+        """Return the ranks that wait here, which do so no more; called with the lock held."""
+        waiting = [self.ranks[place] for place in self._calls]
         self._calls.clear()
+        return waiting
+
+
+class _Answers:
+    """What one of ``world_size`` ranks computes for all of them: a call's answer lives until each rank has had it."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._lock = threading.Lock()
+        self._calls: dict[int, _Answer] = {}
+
+    def of(self, number: int, work: Callable[[], T]) -> T:
+        """Return what ``work`` gives in the call of this number: the first rank to come makes it.
+
+        Where that raises, each rank works for itself, and fails alike.
+        """
+        with self._lock:
+            answer = self._calls.setdefault(number, _Answer())
+            answer.num_come += 1
+            if answer.num_come == self._world_size:
+                del self._calls[number]
+        with answer.lock:  # held by the rank that works, which has a core and waits for nobody
+            if not answer.is_made:
+                answer.value, answer.is_made = work(), True
+            return cast(T, answer.value)
+
+    def forget(self) -> None:
+        """Drop all answers; no rank may be at work."""
+        self._calls.clear()
+
+
+class _Answer:
+    """What ``work`` gave, once ``is_made``, and how many ranks have come for it."""
+
+    __slots__ = ("is_made", "lock", "num_come", "value")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_come, self.is_made = 0, False
+        self.value: Any = None
 
 
 class _SharedMemory:
@@ -173,7 +238,14 @@ class _SharedMemory:
         self.barrier = _Barrier(ranks, crew)
         self.slots: tuple[list[Any], list[Any]] = ([None] * len(ranks), [None] * len(ranks))
         self.sums: list[Any] = [None] * len(ranks)
+        self.answers = _Answers(len(ranks))
         self._parts: dict[range, _SharedMemory] = {}
+
+    def restart(self) -> None:
+        """Forget what some ranks have begun together; no rank may be at work."""
+        self.answers.forget()
+        for part in self._parts.values():
+            part.restart()
 
     def part(self, places: range) -> "_SharedMemory":
         """Return the memory that the ranks of these places share; the first to call makes it."""
@@ -184,22 +256,26 @@ class _SharedMemory:
 
 
 class ThreadComm(Comm):
-    """One thread's end of a simulated group. Sums are added in rank order, so they are the same on all ranks."""
+    """One thread's end of a simulated group. Sums are added in rank order, so they are the same on all ranks.
 
-    def __init__(self, rank: int, memory: _SharedMemory) -> None:
+    What is gathered, and what is computed from it `alike`, is in memory once for all ranks, unless ``shares`` is False.
+    """
+
+    def __init__(self, rank: int, memory: _SharedMemory, *, shares: bool = True) -> None:
         super().__init__(rank, len(memory.ranks))
         self._memory = memory
-        self._turn = 0
+        self._shares = shares and self.world_size > 1
+        self._turn = self._num_answers = 0
         self._parts: list[ThreadComm] = []
 
     def restart(self) -> None:
         """Start over after some ranks left a collective that others had not reached."""
-        self._turn = 0
+        self._turn = self._num_answers = 0
         for part in self._parts:
             part.restart()
 
     def _subgroup(self, ranks: range, device: torch.device) -> Comm:
-        part = ThreadComm(ranks.index(self.rank), self._memory.part(ranks))
+        part = ThreadComm(ranks.index(self.rank), self._memory.part(ranks), shares=self._shares)
         self._parts.append(part)
         return part
 
@@ -211,14 +287,45 @@ class ThreadComm(Comm):
         self._memory.barrier.wait(self.rank, call)
         return slots
 
+    def alike(self, work: Callable[[], T]) -> T:
+        """Return what one of the ranks makes by ``work`` for all; see Comm."""
+        if not self._shares:
+            return work()
+        self._num_answers += 1
+        return self._memory.answers.of(self._num_answers, work)
+
+    def fill_alike_(self, out: Tensor, work: Callable[[], T]) -> T:
+        """Write into ``out`` what one of the ranks makes by ``work`` for all; see Comm."""
+        if not self._shares:
+            return work()
+        worker, answer, filled = self.alike(lambda: (self.rank, work(), out.clone()))
+        if worker != self.rank:
+            out.copy_(filled)
+        return answer
+
+    def _gathered_rows(self, row: Tensor) -> Tensor:
+        everyone = self._put(row.clone(), "gather_rows")
+        return self.alike(lambda: torch.stack(everyone))
+
+    def _gathered_lists(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
+        everyone = self._put(mine.clone(), "gather_lists")
+        return self.alike(lambda: torch.cat(everyone))
+
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
         torch.stack(self._put(row.clone(), "gather_rows"), out=rows)
 
     def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        everyone = self._put(sent.clone().split(sent_sizes), "exchange")
-        torch.cat([parts[self.rank] for parts in everyone], out=received)
+        everyone = self._put((sent.clone(), [0, *accumulate(sent_sizes)]), "exchange")
+        spans = ((all_of, ends[self.rank], ends[self.rank + 1]) for all_of, ends in everyone)
+        parts = [all_of[start:stop] for all_of, start, stop in spans if start < stop]
+        if parts:
+            torch.cat(parts, out=received)
 
     def _all_reduce_(self, x: Tensor) -> None:
+        if self._shares and (x.numel() <= SHORT or self._memory.crew.num_cores == 1):
+            everyone = self._put(x, "all_reduce")  # not copied: x changes when the sum is there
+            x.copy_(self.alike(lambda: _sum_of(everyone)))
+            return
         num_parts = min(self.world_size, self._memory.crew.num_cores)  # as many ranks add at a time as run at a time
         everyone = self._put(x.tensor_split(num_parts), "all_reduce")  # not copied: x changes when all have read
         if self.rank < num_parts:
@@ -235,6 +342,14 @@ class ThreadComm(Comm):
             x.copy_(everyone[source])
 
 
+def _sum_of(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the sum of vectors of one length, added in their order."""
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total += vector
+    return total
+
+
 class _Call:
     """What the ranks return from one call of ``run``; ``done`` is set when the last of them has ended."""
 
@@ -246,7 +361,6 @@ class _Call:
 
     def take_part(self, work: Callable[[Comm], Any], comm: Comm, crew: _Crew) -> None:
         """Do one rank's work, on its thread."""
-        crew.start(comm.rank)
         try:
             self.results[comm.rank] = work(comm)
         except BaseException as error:
@@ -281,12 +395,13 @@ class SimulatedGroup:
     Args:
         timeout_s: how long the others wait for ranks that do not come to a collective; then all end, and the error
             names those. It begins anew whenever a rank comes to one.
+        shares: False: every rank computes for itself what is alike on all, as ranks of their own processes do.
 
     Raises:
         ValueError: world_size is less than 1, or timeout_s is not positive.
     """
 
-    def __init__(self, world_size: int, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, world_size: int, *, timeout_s: float = TIMEOUT_S, shares: bool = True) -> None:
         if world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {world_size}")
         if not timeout_s > 0:
@@ -294,8 +409,8 @@ class SimulatedGroup:
         self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
         threads = torch.get_num_threads()
         self._crew = _Crew(world_size, threads)
-        memory = _SharedMemory(range(world_size), self._crew)
-        self.comms = [ThreadComm(rank, memory) for rank in range(world_size)]
+        self._memory = _SharedMemory(range(world_size), self._crew)
+        self.comms = [ThreadComm(rank, self._memory, shares=shares) for rank in range(world_size)]
         self._still_at_work = ""
         self._queues: list[SimpleQueue[Task | None]] = [SimpleQueue() for _ in range(world_size)]
         self._threads = [
@@ -320,9 +435,9 @@ class SimulatedGroup:
             raise RuntimeError(f"{self._still_at_work} still at work since a run that was given up: make a new group")
         call, crew = _Call(len(self.comms)), self._crew
         crew.begin()
-        for tasks, comm in zip(self._queues, self.comms, strict=True):
-            tasks.put(partial(call.take_part, work, comm, crew))
+        parts = [partial(call.take_part, work, comm, crew) for comm in self.comms]
         try:
+            crew.start([partial(tasks.put, part) for tasks, part in zip(self._queues, parts, strict=True)])
             self._wait_for(call)
         except BaseException:  # KeyboardInterrupt
             with crew.lock:
@@ -356,6 +471,7 @@ class SimulatedGroup:
             return
         for barrier in self._crew.barriers:
             barrier.reset()
+        self._memory.restart()
         for comm in self.comms:
             comm.restart()
 

@@ -117,10 +117,13 @@ def others_wait(comm: Comm, delay_s: float = 0.5) -> None:
         time.sleep(delay_s)
         return
     crew = comm._memory.crew
-    crew.cores.release()  # as a rank that is no longer at work
+    with crew.lock:
+        crew.leave_core(comm.rank)  # as a rank that is no longer at work
     while sum(len(barrier._calls) for barrier in crew.barriers) + len(crew.ended) < comm.world_size - 1:
         time.sleep(0.0002)
-    crew.cores.acquire()
+    with crew.lock:
+        crew.make_ready([comm.rank])
+    crew.wait(comm.rank)
 
 
 def give_up(comm: Comm) -> None:

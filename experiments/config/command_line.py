@@ -7,6 +7,7 @@ A mistake is one line on standard error and exit code 2.
 import argparse
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -99,10 +100,23 @@ def _output_is_broken() -> bool:
     """Return whether standard output takes no more; what is left for it is then dropped."""
     try:
         sys.stdout.flush()
+        if not _reader_has_ended(sys.stdout):  # an output without a buffer has nothing to flush
+            return False
     except OSError:
-        sys.stdout = _nothing("w")  # Python flushes it once more when the process ends
-        return True
-    return False
+        pass
+    sys.stdout = _nothing("w")  # Python flushes it once more when the process ends
+    return True
+
+
+def _reader_has_ended(output: TextIO) -> bool:
+    """Return whether this is a pipe that nobody reads any more."""
+    try:
+        number = output.fileno()
+    except (OSError, ValueError):  # it is no file
+        return False
+    writing = select.poll()
+    writing.register(number, 0)
+    return any(event & select.POLLERR for _, event in writing.poll(0))
 
 
 def _open_streams() -> None:
@@ -143,6 +157,10 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
         code = work()
         sys.stdout.flush()
         return code
+    except SystemExit as end:  # of --help; of rich, too, where it meets a closed pipe
+        if isinstance(end.__context__, BrokenPipeError) or _output_is_broken():
+            return PIPE_CLOSED
+        raise
     except UserError as error:
         print_error(error)
         return MISTAKE

@@ -118,7 +118,10 @@ def gather_header(
     gathered = comm.gather_rows(header)
     if counts is not None and extra is None and gathered.device.type != "cpu":
         return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
-    rows = gathered.tolist()  # host sync: list lengths shape the next message
+    return comm.alike(lambda: _header(gathered.tolist()))  # host sync: list lengths shape the next message
+
+
+def _header(rows: list[list[int]]) -> Header:
     return Header(tuple(row[0] for row in rows), all(row[1] for row in rows), [row[2:] for row in rows])
 
 
@@ -132,7 +135,8 @@ def gather_counts(selection: Selection, comm: Comm) -> tuple[int, ...]:
     if selection.counts is not None:
         return selection.counts
     mine = on_device([selection.indices.numel()], torch.int32, selection.indices.device)
-    return tuple(comm.gather_rows(mine).view(-1).tolist())  # host sync: list lengths shape the next message
+    gathered = comm.gather_rows(mine).view(-1)
+    return comm.alike(lambda: tuple(gathered.tolist()))  # host sync: list lengths shape the next message
 
 
 def gather_indices(
@@ -152,7 +156,8 @@ def gather_indices(
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
     sizes = [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
-    return codec.decode_joined(comm.gather_joined(mine, sizes, "indices"), counts, spans)
+    received = comm.gather_joined(mine, sizes, "indices")
+    return comm.alike(lambda: codec.decode_joined(received, counts, spans))
 
 
 def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype, comm: Comm) -> Tensor:
@@ -161,7 +166,13 @@ def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: t
     received = comm.gather_joined(encoded, sizes, "values")
     if codec.lossless:  # values as they are: what follows each other is one list
         return codec.decode(received, sum(counts), dtype)
-    return torch.cat([codec.decode(*part, dtype) for part in zip(received.split(sizes), counts, strict=True)])
+    return comm.alike(lambda: _decoded(received, sizes, counts, codec, dtype))
+
+
+def _decoded(received: Tensor, sizes: Sequence[int], counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Tensor:
+    """Return the values of lists that lie one after the other, each of so many bytes and values."""
+    parts = zip(received.split(list(sizes)), counts, strict=True)
+    return torch.cat([codec.decode(*part, dtype) for part in parts])
 
 
 def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec: IndexCodec, comm: Comm) -> Tensor:
@@ -279,9 +290,14 @@ def mean_encoded_(
     received = comm.scatter_parts(message, flagged_sizes, "values")
     own, encoded = mean.split(counts)[rank], message[: sizes[rank]]
     codec.encode_mean_into_(received, n, (*key, n), encoded, own, rests[rank], weight=n)
-    wires = comm.gather_lists(encoded, sizes, "values")
-    fits = [codec.decode_mean_into_(wire[None], part) for wire, part in zip(wires, mean.split(counts), strict=True)]
-    return Averaged(soonest(received[:, -1].all()), all_finite(fits), first_bad)
+    wires = comm.gather_joined(encoded, sizes, "values")
+    fits = comm.fill_alike_(mean, lambda: _decode_parts(codec, wires.split(sizes), mean.split(counts)))
+    return Averaged(soonest(received[:, -1].all()), fits, first_bad)
+
+
+def _decode_parts(codec: Codec, wires: Sequence[Tensor], parts: Sequence[Tensor]) -> Finite:
+    """Decode each rank's part of a mean; return whether all of it is finite."""
+    return all_finite([codec.decode_mean_into_(wire[None], part) for wire, part in zip(wires, parts, strict=True)])
 
 
 def _parts_of(vector: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:

@@ -50,14 +50,15 @@ class Gather(Exchange[NoState]):
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
         values = gather_values(encoded, counts, codec, dtype, comm)
         if overlap is Overlap.SAME or comm.world_size == 1:  # the values of all ranks are of one list
-            total = reduce(torch.add, values.split(list(counts)))
+            total = comm.alike(lambda: reduce(torch.add, values.split(list(counts))))
             parts: tuple[SparseValues, ...] = (SparseValues(indices, total / comm.world_size),)
         else:
-            parts = self.parts_of_update(SparseValues(indices, values / comm.world_size), counts, overlap)
+            n = comm.world_size
+            parts = comm.alike(lambda: self.parts_of_update(SparseValues(indices, values / n), counts, overlap))
         if len(parts) == 1 or overlap is Overlap.DISJOINT:
             num_updated: int | Tensor = sum(part.indices.numel() for part in parts)
         else:
-            num_updated = num_distinct(torch.cat([part.indices for part in parts]), acc.numel())
+            num_updated = comm.alike(lambda: num_distinct(torch.cat([part.indices for part in parts]), acc.numel()))
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
@@ -80,7 +81,8 @@ class Gather(Exchange[NoState]):
         first_bad = codec.encode_into_(values, key, wire, rest, grad=grad)
         is_finite = is_finite if first_bad is None else False
         header = gather_header(values, comm, is_finite=is_finite, counts=(values.numel(),) * n)
-        fits = codec.decode_mean_into_(comm.gather_joined(wire, [size] * n, "values").view(n, size), mean, n)
+        wires = comm.gather_joined(wire, [size] * n, "values").view(n, size)
+        fits = comm.fill_alike_(mean, lambda: codec.decode_mean_into_(wires, mean, n))
         return Averaged(header.is_finite, fits, first_bad)
 
     def parts_of_update(

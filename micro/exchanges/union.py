@@ -46,7 +46,8 @@ class Union(Exchange[NoState]):
         counts = gather_counts(selection, comm)
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
         if overlap is Overlap.ANY and comm.world_size > 1:
-            indices = kernels.distinct(indices, acc.numel())
+            chosen = indices
+            indices = comm.alike(lambda: kernels.distinct(chosen, acc.numel()))
         key = (step.seed, step.index, comm.rank)
         mean, sent, is_finite = mean_of(places.gather(acc, indices), wire.values, key, comm, is_finite=is_finite)
         return Exchanged(

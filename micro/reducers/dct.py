@@ -136,7 +136,7 @@ class DCTReducer(Reducer):
         error = _relative_error(tiled, exchanged.sent) if exchanged.is_finite else None
         self.feedback.settle_(state.memory, acc, grad, None)
         bad_update = (
-            self._write(exchanged, tiling, tiled, acc if keeps else None, grad) if exchanged.is_finite else None
+            self._write(exchanged, tiling, tiled, acc if keeps else None, grad, comm) if exchanged.is_finite else None
         )
         if bad_update is not None:
             undo()
@@ -178,9 +178,11 @@ class DCTReducer(Reducer):
         )
 
     @staticmethod
-    def _write(exchanged: Exchanged, tiling: Tiling, tiled: Tensor, acc: Tensor | None, grad: Tensor) -> int | None:
+    def _write(
+        exchanged: Exchanged, tiling: Tiling, tiled: Tensor, acc: Tensor | None, grad: Tensor, comm: Comm
+    ) -> int | None:
         """Write the mean into ``grad``, what it loses on being rounded into ``acc``; return where it is not finite."""
-        unsent = write_(tiling.inverse(_spread(exchanged.update, tiled)), grad)
+        unsent = write_(comm.alike(lambda: tiling.inverse(_spread(exchanged.update, tiled))), grad)
         if unsent is not None and acc is not None:
             acc += unsent
         return first_nonfinite(grad)

@@ -31,10 +31,17 @@ from micro.transforms import to_spectrum
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """What all ranks sent, in rank order, and for each whether its gradient was finite (world_size,) uint8."""
+    """What all ranks sent.
+
+    Attributes:
+        parts: in rank order.
+        flags: (world_size,) uint8, for each whether its gradient was finite.
+        num_chosen: () int64, the bins that any rank chose.
+    """
 
     parts: list[Bins]
     flags: Tensor
+    num_chosen: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,8 @@ class FFTReducer(Reducer):
         self.feedback.settle_(state.memory, acc, grad, None)
         bad_update = None
         if outcome.is_finite:
-            unsent = write_(vector_of(gathered.parts, spectrum, numel).div_(comm.world_size), grad)
+            mean = comm.alike(lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
+            unsent = write_(mean, grad)
             if unsent is not None and self.feedback.name == "residual":
                 acc += unsent
             bad_update = first_nonfinite(grad)
@@ -180,12 +188,19 @@ class FFTReducer(Reducer):
         flag = flag_of(is_finite, torch.uint8, parts.device)
         places = self.indices.encode(kept.indices, span)
         wire = torch.cat([codec.encode(parts, key), flag])
-        maps = comm.gather_lists(places, [places.numel()] * n, "indices")
-        wires = comm.gather_lists(wire, [wire.numel()] * n, "values")
+        maps = comm.gather_joined(places, [places.numel()] * n, "indices").view(n, -1)
+        wires = comm.gather_joined(wire, [wire.numel()] * n, "values").view(n, -1)
+        return comm.alike(lambda: self._decoded(maps, wires, count, span, parts.dtype))
+
+    def _decoded(self, maps: Tensor, wires: Tensor, count: int, span: int, dtype: torch.dtype) -> _Gathered:
+        """Return the bins of all ranks, ``count`` of ``span`` each, from their messages (world_size, bytes)."""
         indices = [self.indices.decode(blob, count, span) for blob in maps]
-        values = [codec.decode(blob[:-1], 2 * count, parts.dtype) for blob in wires]
+        values = [self.codec.decode(blob[:-1], 2 * count, dtype) for blob in wires]
         bins = [Bins(i, complex_bins(v)) for i, v in zip(indices, values, strict=True)]
-        return _Gathered(bins, torch.stack([blob[-1] for blob in wires]))
+        chosen = torch.zeros(span, dtype=torch.bool, device=maps.device)
+        for part in bins:
+            chosen.index_fill_(0, part.indices.long(), True)
+        return _Gathered(bins, wires[:, -1].clone(), chosen.sum())
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""
@@ -203,10 +218,7 @@ def _outcome(gathered: _Gathered, kept: Bins, dropped: Tensor, rank: int) -> _Ou
     """Return what was lost, by Parseval, and what all ranks know together."""
     rounding = real_parts(kept.values - gathered.parts[rank].values)
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (real_parts(kept.values), dropped, rounding)]
-    chosen = torch.zeros(dropped.numel(), dtype=torch.bool, device=dropped.device)
-    for part in gathered.parts:
-        chosen.index_fill_(0, part.indices.long(), True)
-    numbers = torch.stack([*norms, chosen.sum().double(), gathered.flags.min().double()])
+    numbers = torch.stack([*norms, gathered.num_chosen.double(), gathered.flags.min().double()])
     sent, left, rounded, num_updated, is_finite = numbers.tolist()  # host sync: the policy for NaN acts on the host
     if not is_finite:
         return _Outcome(is_finite=False, num_updated=0, relative_error=None)

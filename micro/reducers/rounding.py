@@ -5,18 +5,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from micro.comm import Comm
 from micro.sparse import SparseValues, summed
 
 
-def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float) -> SparseValues | None:
+def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float, comm: Comm) -> SparseValues | None:
     """Write ``scale`` times the sum of ``parts`` into ``grad`` (numel,), which is zero.
 
     Parts of a higher precision than the gradient's are added up in theirs and rounded once. What is beyond the largest
     number of the gradient's dtype waits in the residual too: float16 ends at 65,504.
 
+    Args:
+        parts: the same on all ranks, as ``scale`` is.
     Returns:
         what rounding left out, the same on all ranks; None where parts have the gradient's precision.
     """
+    if len(parts) == 1:  # one part is written as fast as a copy of what another rank has written
+        return _write_sum_(parts, grad, scale)
+    return comm.fill_alike_(grad, lambda: _write_sum_(parts, grad, scale))
+
+
+def _write_sum_(parts: Sequence[SparseValues], grad: Tensor, scale: float) -> SparseValues | None:
     if all(part.values.dtype == grad.dtype for part in parts):
         for part in parts:
             part.add_to_(grad, alpha=scale)

@@ -197,13 +197,13 @@ class SparseReducer(Reducer):
             comm=comm,
             is_finite=is_finite,
         )
-        exchanged, overflow = overflown(exchanged.update, selection.scale, exchanged)
+        exchanged, overflow = overflown(exchanged.update, selection.scale, exchanged, comm)
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, overflow, comm.world_size)
         return Sent(
             counts=exchanged.counts,
             num_updated=int(exchanged.num_updated),
-            undo=self._apply_(state, acc, grad, exchanged, selection.scale),
+            undo=self._apply_(state, acc, grad, exchanged, selection.scale, comm),
             is_finite=bool(exchanged.is_finite),
             in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
@@ -229,7 +229,9 @@ class SparseReducer(Reducer):
         exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
         return replace(self, selector=Everything(), density=1.0, exchange=exchange)
 
-    def _apply_(self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float) -> Undo:
+    def _apply_(
+        self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float, comm: Comm
+    ) -> Undo:
         undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
         if exchanged.is_finite:
             instead, back = self.feedback.deliver_(state.memory, exchanged.update, scale)
@@ -237,7 +239,7 @@ class SparseReducer(Reducer):
             if instead is not None:
                 write_(instead, grad)
                 return undo
-            unsent = write_sum_(exchanged.update, grad, scale=scale)
+            unsent = write_sum_(exchanged.update, grad, scale=scale, comm=comm)
             if unsent is not None:
                 undo = after(self.feedback.keep_(state.memory, unsent), undo)
         return undo

@@ -48,11 +48,18 @@ class Deft(Selector[NoState]):
         pieces = layer_pieces(step.layout.numels, comm.world_size)
         sizes = [stop - start for start, stop in pieces]
         norms = comm.all_reduce_(norms_of(acc, sizes).to(torch.float64), "counts").tolist()  # host sync: the counts
-        wanted = share_out(step.target_count, norms, sizes)
-        bins = _fill(*pack(sizes, wanted, comm.world_size), wanted)
-        bins = [bins[(step.index + rank) % comm.world_size] for rank in range(comm.world_size)]
-        indices = largest_in_bins(acc, pieces, wanted, bins[comm.rank])
-        return Selection(indices, counts=tuple(sum(wanted[piece] for piece in bin) for bin in bins))
+        wanted, bins, counts = comm.alike(lambda: _shared_out(step, norms, sizes, comm.world_size))
+        return Selection(largest_in_bins(acc, pieces, wanted, bins[comm.rank]), counts=counts)
+
+
+def _shared_out(
+    step: Step, norms: Sequence[float], sizes: Sequence[int], world_size: int
+) -> tuple[list[int], list[list[int]], tuple[int, ...]]:
+    """Return how many to take of each piece, the pieces of each rank's bin, and how many each rank takes."""
+    wanted = share_out(step.target_count, norms, sizes)
+    filled = _fill(*pack(sizes, wanted, world_size), wanted)
+    bins = [filled[(step.index + rank) % world_size] for rank in range(world_size)]
+    return wanted, bins, tuple(sum(wanted[piece] for piece in bin) for bin in bins)
 
 
 def share_out(budget: int, norms: Sequence[float], sizes: Sequence[int]) -> list[int]:

@@ -32,7 +32,8 @@ class RandomK(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return this step's random indices."""
         numel, k = acc.numel(), min(step.target_count, acc.numel())
-        indices = draw(numel, k, generator(step.seed, step.index)).to(acc.device)
+        drawn = comm.alike(lambda: draw(numel, k, generator(step.seed, step.index)))
+        indices = drawn.to(acc.device)
         counts = (k,) * comm.world_size
         return Selection(indices, counts=counts, scale=numel / k if self.unbiased else 1.0)
 

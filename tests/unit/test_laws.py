@@ -159,9 +159,10 @@ def simulate(
     density: Any = DENSITY,
     seed: int = 0,
     nonfinite: str = "stop",
+    shares: bool = False,
 ) -> micro.Simulation:
     reducer = replace(row.make(density, seed), nonfinite=nonfinite)  # type: ignore[type-var]
-    return micro.Simulation(reducer, layout, world_size, dtype=dtype)
+    return micro.Simulation(reducer, layout, world_size, dtype=dtype, shares=shares)
 
 
 @cache
@@ -189,6 +190,20 @@ def test_replicas_are_bitwise_equal(row: Row, case: tuple[int, torch.dtype]) -> 
     for step in taken(row, *case):
         assert_replicas_equal(step.updates)
         assert torch.isfinite(step.updates).all()
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_what_one_rank_computes_for_all_is_what_each_would(row: Row) -> None:
+    case = row.world_size(5), torch.float32
+    with closing(simulate(row, case[0], dtype=case[1], shares=True)) as simulation:
+        for number, alone in enumerate(taken(row, 5, case[1])):
+            shared = take(simulation, gradients(LAYOUT, case[0], number, case[1]))
+            assert_replicas_equal(shared.updates)
+            assert same_bits(shared.updates, alone.updates)
+            assert same_bits(shared.after, alone.after)
+            for mine, other in zip(shared.stats, alone.stats, strict=True):
+                assert (mine.counts, mine.global_count) == (other.counts, other.global_count)
+                assert mine.bytes_sent == other.bytes_sent
 
 
 @grid(row=CONSERVING, case=CASES)
