@@ -304,10 +304,14 @@ class ThreadComm(Comm):
         return answer
 
     def _gathered_rows(self, row: Tensor) -> Tensor:
+        if not self._shares:
+            return super()._gathered_rows(row)
         everyone = self._put(row.clone(), "gather_rows")
         return self.alike(lambda: torch.stack(everyone))
 
     def _gathered_lists(self, mine: Tensor, counts: Sequence[int]) -> Tensor:
+        if not self._shares:
+            return super()._gathered_lists(mine, counts)
         everyone = self._put(mine.clone(), "gather_lists")
         return self.alike(lambda: torch.cat(everyone))
 

@@ -21,11 +21,20 @@ WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
 
 
 def run(world_size: int, work: Callable[[Comm], T]) -> tuple[list[T], list[Traffic]]:
+    """Return what ranks that share memory give, which is what ranks give that only pass it on."""
+    apart, traffic_apart = _run(world_size, work, shares=False)
+    together, traffic = _run(world_size, work, shares=True)
+    assert repr(apart) == repr(together)
+    assert [t.num_bytes for t in traffic_apart] == [t.num_bytes for t in traffic]
+    return together, traffic
+
+
+def _run(world_size: int, work: Callable[[Comm], T], *, shares: bool) -> tuple[list[T], list[Traffic]]:
     def counted(comm: Comm) -> tuple[T, Traffic]:
         comm.begin_step()
         return work(comm), comm.traffic
 
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedGroup(world_size, shares=shares)) as group:
         results = group.run(counted)
     return [result for result, _ in results], [traffic for _, traffic in results]
 
