@@ -53,7 +53,7 @@ long: $(READY) ## long runs on real data, days of a core: ROOT=DIR; the same com
 	@$(MAKE) --no-print-directory long-table
 
 long-table: $(READY) ## write results/published/long.md from the long runs that are finished: LONG_RUNS=DIR
-	@$(RUN) -m experiments.figures --table --runs $(LONG_RUNS) --out results/figures/long
+	@$(RUN) -m experiments.figures --only bytes --runs $(LONG_RUNS) --out results/figures/long
 	@{ head -1 results/figures/long/reached.md; printf '\n%s\n' '$(LONG_HEAD)'; tail -n +2 results/figures/long/reached.md; } >results/published/long.md
 	@cp results/figures/long/reached.csv results/published/long.csv # what experiments.advise reads
 

@@ -20,14 +20,15 @@ from experiments.reports.provenance import described
 from experiments.reports.run_configs import EXPERIMENT
 
 STUDY = EXPERIMENT[:3]
-FORM = ["sparsifier", "change"]
-RATE = "lr"
+FORM = ["sparsifier", "change", "rate"]
+RATE = "lr"  # the setting that is a column of its own
 
 EXPLAINED = """\
-Each row is a form: a method, and in what it differs from the study's usual settings (`lr`: the rate). Numbers are means
-over n seeds at the last epoch, ± half the range; *to dense* is the distance to the dense runs that exchange gradients
-at the best of their rates, where more is better. *Density* is the share of elements that an update touches, *sent* what
-rank 0 sent in the whole run, *of dense* its share of what dense sends. The best come first."""
+Each row is a form: a method, in what it differs from the study's usual settings, and its rate. Numbers are means over n
+seeds at the last epoch, ± half the range; *to dense* is the distance to the dense runs that exchange gradients at the
+best of their rates, where more is better. *Density* is the share of elements that an update touches, *sent* what rank 0
+sent in the whole run, *of dense* its share of what dense sends. The best come first. With one seed nothing is said of
+the spread. A form that is missing, or has fewer seeds than others, is not finished."""
 
 TUNED = """\
 The same with the best rate of each form, of as many as it had (*trials*), on the same seeds and test set: what was
@@ -35,25 +36,26 @@ chosen by luck is in these numbers."""
 
 
 def forms(frames: Frames) -> pd.DataFrame:
-    """Return a row per form: STUDY, FORM, ``untuned`` (the change without the rate), rate, num_seeds, the measure.
+    """Return a row per form: STUDY, FORM, num_seeds, the measure's key as ``metric``.
 
-    Further columns: ``metric``, value, low and high over seeds, to_dense (positive where better), measured_density,
+    Further columns: value, low and high over seeds, to_dense (positive where better), measured_density,
     total_bytes, of_dense. The best come first. Empty where no dense run exchanges gradients.
     """
-    changed = changes(frames.settings)
+    changed: dict[str, dict[str, str]] = {}
+    for _, own in frames.runs.groupby(STUDY):
+        changed |= changes({run: frames.settings[run] for run in own["run"]})
     ends = with_total_bytes(frames).groupby("run").tail(1).set_index("run")
     steps = frames.steps[~frames.steps["skipped"]]
     density = steps.groupby("run")["density"].mean()
     known = [run for run in frames.runs["run"] if run in ends.index]
     runs = frames.runs.set_index("run").loc[known, [*STUDY, "sparsifier"]].join(ends[["metric", "total_bytes"]])
     runs = runs.assign(
-        change=[in_words(changed[run]) for run in known],
-        untuned=[in_words(changed[run], without=[RATE]) for run in known],
+        change=[in_words(changed[run], without=[RATE]) for run in known],
         rate=[float(str(frames.settings[run][RATE])) for run in known],
         value=[ends.loc[run, ends.loc[run, "metric"]] for run in known],
         measured_density=density.reindex(known),
     )
-    rows = runs.groupby([*STUDY, *FORM, "untuned", "rate", "metric"]).agg(
+    rows = runs.groupby([*STUDY, *FORM, "metric"]).agg(
         num_seeds=("value", "size"),
         value=("value", "mean"),
         low=("value", "min"),
@@ -68,12 +70,12 @@ def _beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for _, own in rows.groupby(STUDY):
         sign = 1 if metric_of(own["metric"]).higher_is_better else -1
-        dense = own[(own["sparsifier"] == "dense") & (own["untuned"] == "")]
+        dense = own[(own["sparsifier"] == "dense") & (own["change"] == "")]
         if dense.empty:
             continue
         best = dense.assign(gain=sign * dense["value"]).nlargest(1, "gain").iloc[0]
         own = own.assign(
-            to_dense=sign * (own["value"] - best["value"]), of_dense=own["total_bytes"] / best["total_bytes"]
+            to_dense=sign * (own["value"] - best["value"]) + 0.0, of_dense=own["total_bytes"] / best["total_bytes"]
         )
         parts.append(own.sort_values("to_dense", ascending=False))
     return pd.concat(parts, ignore_index=True) if parts else rows.iloc[:0]
@@ -81,10 +83,10 @@ def _beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
 
 def tuned(rows: pd.DataFrame) -> pd.DataFrame:
     """Return, of the forms of one study that were tried at several rates, the row of the best, with ``trials``."""
-    by_form = rows.groupby(["sparsifier", "untuned"])
+    by_form = rows.groupby(["sparsifier", "change"])
     trials = by_form["value"].transform("size")
     several = rows.assign(trials=trials)[trials > 1]
-    return several.loc[several.groupby(["sparsifier", "untuned"])["to_dense"].idxmax()].sort_values(
+    return several.loc[several.groupby(["sparsifier", "change"])["to_dense"].idxmax()].sort_values(
         "to_dense", ascending=False
     )
 
@@ -120,7 +122,17 @@ def write_ablation(frames: Frames, out: Path) -> list[Path]:
 
 def _table(rows: pd.DataFrame, metric: Metric) -> str:
     has_trials = "trials" in rows
-    head = ["form", "n", metric.column, "to dense", "density", "sent", "of dense", *(["trials"] if has_trials else [])]
+    head = [
+        "form",
+        "rate",
+        "n",
+        metric.column,
+        "to dense",
+        "density",
+        "sent",
+        "of dense",
+        *(["trials"] if has_trials else []),
+    ]
     return markdown_table(head, [_cells(row, metric) for _, row in rows.iterrows()])
 
 
@@ -129,6 +141,7 @@ def _cells(row: pd.Series, metric: Metric) -> list[str]:
     gap = metric.format(row["to_dense"])
     return [
         label(row["sparsifier"], row["change"]),
+        f"{row['rate']:g}",
         f"{row['num_seeds']}",
         f"{metric.format(row['value'])}{spread}",
         gap if gap.startswith("-") else f"+{gap}",

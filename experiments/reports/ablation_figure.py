@@ -22,13 +22,13 @@ def draw_forms(rows: pd.DataFrame, metric: Metric, title: str) -> Figure:
         right.plot(100 * row["of_dense"], height, color=color, marker="o")
     best = rows[rows["of_dense"] == 1]["value"]
     left.axvline(best.max() if metric.higher_is_better else best.min(), **TARGET_LINE)
-    names = [plain(label(str(row["sparsifier"]), str(row["change"]))) for _, row in rows.iterrows()]
-    left.set_yticks(range(len(names)), names)
+    names = [f"{label(row['sparsifier'], row['change'])}, rate {row['rate']:g}" for _, row in rows.iterrows()]
+    left.set_yticks(range(len(names)), [plain(name) for name in names])
     left.set_ylim(len(names) - 0.5, -0.5)
     show_metric(left.xaxis, metric)
-    left.set(xlabel=f"{metric.label}, mean and range over seeds")
     right.set(xlabel="sent, % of dense")
     right.margins(x=0.1)
     plain_log(right.xaxis)
-    head(figure, title, [Line2D([], [], label="dense, at the best of its rates", **TARGET_LINE)])
+    line = Line2D([], [], label="dense, at the best of its rates", **TARGET_LINE)
+    head(figure, f"{title}: mean and range over seeds", [line])
     return figure

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config.errors import UserError
+from experiments.reports import reached
 from experiments.reports.figure_numbers import (
     SIMULATED,
     convergence_numbers,
@@ -25,6 +26,7 @@ from experiments.reports.method_curves import leading, rule_of
 from experiments.reports.method_figure import draw_methods
 from experiments.reports.names import KINDS, human, label
 from experiments.reports.provenance import differences
+from experiments.reports.reached_figure import draw_bytes
 from experiments.reports.rule_figure import draw_rules
 from experiments.reports.run_configs import EXPERIMENT
 from experiments.reports.speed_figures import draw_throughput, draw_times
@@ -87,6 +89,8 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[
             written += _save(figure, numbers, out / f"{kind}-{group.stem}", group.frames.runs["run"], frames)
     if "methods" in kinds:
         written += _draw_methods(frames, out)
+    if "bytes" in kinds:
+        written += _draw_bytes(frames, out)
     if "throughput" in kinds:
         written += _draw_throughput(frames, out)
     if not written:
@@ -125,6 +129,19 @@ def _draw_methods(frames: Frames, out: Path) -> list[Path]:
             of_this = frames.runs[(frames.runs[STUDY] == [*study]).all(axis=1)]
             stem = out / f"methods-{model}-{dataset}-n{world_size}"
             written += _save(figure, of_study(rows), stem, of_this["run"], frames)
+    return written
+
+
+def _draw_bytes(frames: Frames, out: Path) -> list[Path]:
+    rows, written = reached.reached(frames), []
+    for study, own in rows.groupby(reached.STUDY) if not rows.empty else ():
+        if own["sparsifier"].nunique() > 1 and own["bytes_90"].notna().any():
+            model, dataset, world_size, epochs = study
+            title = f"Bytes to accuracy: {study_name(model, dataset, world_size)}, {epochs} epochs"
+            of_this = frames.runs[(frames.runs[reached.STUDY] == [*study]).all(axis=1)]
+            stem = out / f"bytes-{model}-{dataset}-n{world_size}-e{epochs}"
+            figure = draw_bytes(own, f"{title}; hollow: not all seeds came there")
+            written += _save(figure, own, stem, of_this["run"], frames)
     return written
 
 

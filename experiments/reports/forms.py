@@ -43,5 +43,6 @@ def _usual(forms: list[dict[str, str]], of: Mapping[str, str]) -> dict[str, str 
 
 
 def _unusual(found: Mapping[str, str], usual: Mapping[str, str | None]) -> dict[str, str]:
-    keys = (key for key in sorted(found) if key not in NOT_COMPARED and found[key] != usual[key])
-    return {key.removeprefix(OF_METHOD).removesuffix(".name"): found[key] for key in keys}
+    keys = (key for key in found if key not in NOT_COMPARED and found[key] != usual[key])
+    named = {key.removeprefix(OF_METHOD).removesuffix(".name"): found[key] for key in keys}
+    return dict(sorted(named.items()))

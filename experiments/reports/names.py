@@ -16,7 +16,16 @@ from functools import cache
 from experiments.config.paths import CONF
 
 METHODS = CONF / "sparsifier"
-KINDS = ("convergence", "time", "density", "residual", "rules", "methods", "throughput")  # of figures of finished runs
+KINDS = (
+    "convergence",
+    "time",
+    "density",
+    "residual",
+    "rules",
+    "methods",
+    "bytes",
+    "throughput",
+)  # of figures of finished runs
 COMMENT = re.compile(r"# (label|drawn|order): (.+)")
 OTHERS = {  # models and data sets by the key of their registry
     "mlp": "MLP",

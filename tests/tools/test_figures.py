@@ -188,6 +188,7 @@ def test_every_figure_is_written_with_its_numbers(drawn: Path) -> None:
     names = ["convergence", "density", "rules-micro", "time"]
     group = "resnet18-cifar10-n8-d0.01"
     stems = [*(f"{name}-{group}" for name in names), "methods-resnet18-cifar10-n8"]
+    stems.append("bytes-resnet18-cifar10-n8-e3")
     expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv", "runs.txt")}
     assert {path.name for path in drawn.iterdir()} == expected | TABLES
 
