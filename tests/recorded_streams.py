@@ -92,5 +92,6 @@ def recorded_streams() -> Iterator[Record]:
         patch.object(torch.cuda, "stream", on),
         patch.object(torch.cuda, "set_device", lambda device: None),
         patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+        patch.object(torch.cuda, "is_initialized", lambda: True),
     ):
         yield record

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,7 +97,7 @@ class Reduction:
 
     def put(self, bucket: Bucket) -> None:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
-        self._lane.put(partial(self._guarded, partial(self._receive, bucket)))
+        self._lane.put(partial(self._guarded, partial(self._receive, bucket)), uses=(bucket.grad, bucket.buffer))
 
     def end(self) -> None:
         """End a backward; called after its last bucket was put."""
@@ -104,10 +105,18 @@ class Reduction:
         self._lane.put(partial(self._guarded, partial(self._advance, is_last=True)))
 
     def wait(self) -> None:
-        """Wait for all buckets that were put."""
-        done = Event()
-        self._lane.put(done.set)
+        """Wait for all buckets that were put; on an accelerator the caller's stream waits for the lane's."""
+        done, reached = Event(), list[Any]()
+
+        def reach() -> None:
+            if self._device.type == "cuda":
+                reached.append(torch.cuda.current_stream(self._device).record_event())
+            done.set()
+
+        self._lane.put(reach)
         done.wait()
+        for event in reached:
+            torch.cuda.current_stream(self._device).wait_event(event)
 
     def close(self) -> None:
         """End the lane."""

@@ -1,0 +1,163 @@
+"""Any two uses of a tensor on two streams, by backward and by a lane, have a path of waits between them."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.comm import GroupComm
+from micro.ddp.bucket import Bucket
+from micro.ddp.reduction import Reduction
+from micro.drivers.bucket_states import BucketStates
+from micro.drivers.lane import CallerLane, Lane, ThreadLane
+from micro.drivers.loss_scale import LossScale
+from micro.reducers.attempt import Attempt
+from micro.reducers.base import BucketState
+from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+CUDA = torch.device("cuda", 0)
+RESIDUAL = "residual of "
+NAMES = ("last", "middle", "first")  # of the buckets, in the order of backward
+
+
+class Gradient(Tensor):
+    """A gradient that notes for which streams its memory is kept."""
+
+    record: Record
+    label: str
+
+    def record_stream(self, stream: RecordedStream) -> None:
+        """Note it."""
+        self.record.note(f"keep {self.label}", stream.name)
+
+
+class StreamFuture:
+    """A future as PyTorch has them for a device: set behind the setter's stream, waited for by the waiter's."""
+
+    def __init__(self) -> None:
+        self._event: Any = None
+        self._is_set = threading.Event()
+
+    def done(self) -> bool:
+        """Whether it was set."""
+        return self._event is not None
+
+    def set_result(self, value: Tensor) -> None:
+        """Note an event behind what the stream has done."""
+        self._event = torch.cuda.current_stream().record_event()
+        self._is_set.set()
+
+    def wait(self) -> None:
+        """Wait until it is set, and have the current stream wait."""
+        assert self._is_set.wait(20)
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+@dataclass(frozen=True)
+class Noting(micro.SparseReducer):
+    """Notes that it uses a bucket's gradient, and its residual, on the current stream."""
+
+    record: Record = field(default_factory=Record)
+
+    def attempt_(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> Attempt:
+        """Use both."""
+        (name,) = state.layout.names
+        for used in (name, f"{RESIDUAL}{name}"):
+            use(self.record, used)
+        return micro.SparseReducer.attempt_(self, state, grad.as_subclass(Tensor), comm)
+
+
+def use(record: Record, name: str) -> None:
+    record.note(f"use {name}", torch.cuda.current_stream().name)  # type: ignore[attr-defined]
+
+
+def backward(make: Callable[[torch.device], Lane], *, looks: bool = True) -> Record:
+    """Return what two backwards of three buckets ask of the streams, with or without a look at the residuals."""
+    with recorded_streams() as record:
+        reducer = Noting(micro.TopK(), 0.5, record=record)
+        states = BucketStates(reducer, {name: torch.zeros(4) for name in NAMES})
+        settings: dict[str, Any] = {"loss_scale": LossScale(None), "whole_model": False, "clip": None}
+        reduction = Reduction(reducer, states, GroupComm(), CUDA, lane=make(CUDA), **settings)
+        for _ in range(2):
+            futures = [StreamFuture() for _ in NAMES]
+            reduction.begin(has_inputs=True, counts_inputs=False)
+            for name, future in zip(NAMES, futures, strict=True):
+                use(record, name)  # backward writes the gradient
+                grad = torch.ones(4).as_subclass(Gradient)
+                grad.record, grad.label = record, name
+                reduction.put(Bucket(micro.Layout.flat(4, name), grad, (), grad, future))  # type: ignore[arg-type]
+            reduction.end()
+            if looks:
+                reduction.wait()
+                for name in NAMES:
+                    use(record, f"{RESIDUAL}{name}")  # as a checkpoint does
+            for name, future in zip(NAMES, futures, strict=True):
+                future.wait()
+                use(record, name)  # the optimizer reads it
+        assert reduction.take_error() is None
+        reduction.close()
+    return record
+
+
+def races(record: Record) -> set[str]:
+    """Return the names of the tensors of which two uses in turn, on two streams, have no path between them."""
+    before: list[set[int]] = []
+    last: dict[str, int] = {}
+    events: dict[int | None, int] = {}
+    uses: dict[str, list[int]] = {}
+    for i, (what, stream, event) in enumerate(record.calls):
+        reached = {i} | (before[last[stream]] if stream in last else set())
+        if what == "wait":
+            reached |= before[events[event]]
+        elif what == "record":
+            events[event] = i
+        elif what.startswith("use "):
+            uses.setdefault(what.removeprefix("use "), []).append(i)
+        before.append(reached)
+        last[stream] = i
+    return {name for name, places in uses.items() for one, other in pairwise(places) if one not in before[other]}
+
+
+LANES = pytest.mark.parametrize("lane", [ThreadLane, CallerLane])
+
+
+@LANES
+def test_all_uses_are_in_order_and_gradients_are_kept_for_the_lane(lane: Callable[[torch.device], Lane]) -> None:
+    record = backward(lane)
+    assert races(record) == set()
+    streams = [MAIN, "side 1"]
+    used = {(what.removeprefix("use "), stream) for what, stream, _ in record.calls if what.startswith("use ")}
+    assert used == {(f"{start}{name}", on) for name in NAMES for start in ("", RESIDUAL) for on in streams}
+    kept = {(what.removeprefix("keep "), stream) for what, stream, _ in record.calls if what.startswith("keep ")}
+    assert kept == {(name, "side 1") for name in NAMES}
+
+
+@LANES
+def test_without_a_wait_uses_race(lane: Callable[[torch.device], Lane]) -> None:
+    gradients, residuals = set(NAMES), {f"{RESIDUAL}{name}" for name in NAMES}
+    with patch.object(RecordedStream, "wait_event", waiting(on_main=True)):
+        assert races(backward(lane, looks=False)) == gradients
+    with patch.object(RecordedStream, "wait_event", waiting(on_main=False)):
+        assert races(backward(lane)) == gradients | residuals
+    with patch.object(StreamFuture, "wait", lambda future: future._is_set.wait(20)):
+        assert races(backward(lane, looks=False)) == gradients
+
+
+def waiting(*, on_main: bool) -> Callable[[RecordedStream, Any], None]:
+    """Return a wait that the main stream alone carries out, or the others alone."""
+    wait = RecordedStream.wait_event
+
+    def some(stream: RecordedStream, event: Any) -> None:
+        if (stream.name == MAIN) == on_main:
+            wait(stream, event)
+
+    return some
