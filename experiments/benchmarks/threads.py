@@ -19,6 +19,7 @@ from experiments.config.option_types import whole_number
 from experiments.reports.csv_files import write_csv
 from experiments.reports.output import write_or_rescue
 from micro import kernels
+from micro.kernels import places
 from micro.randomness import generator
 
 NAME = "threads"
@@ -61,11 +62,14 @@ def loops(numel: int) -> dict[str, Callable[[], object]]:
     """Return what is timed, by name, on vectors of ``numel``."""
     grad = torch.randn(numel, generator=generator(0, numel))
     residual, searched = torch.zeros(numel), grad.clone()
+    indices = kernels.above(searched, THRESHOLD)
+    values = searched.index_select(0, indices)
     return {
         "add the gradient": lambda: kernels.absorb_(residual, grad),
         "add the gradient, bfloat16": _narrow(residual, grad),
         "scan": lambda: kernels.above(searched, THRESHOLD),
         "count by magnitude": lambda: kernels.magnitude_counts(searched, first_bit_pattern=0, shift=20, num_bins=0x7F8),
+        "take a hundredth at indices": lambda: places.take_(residual, indices, values),
         "torch: add": lambda: residual.add_(grad),
         "torch: sum": lambda: searched.sum(),
     }
