@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from experiments.benchmarks import gpu_steps
+from experiments.studies.methods import known_methods
 from micro.kernels import candidates
 from micro.kernels.candidates import Candidates
 from micro.randomness import generator
@@ -32,6 +34,8 @@ def report(device: torch.device, numel: int) -> Iterator[str]:
     yield "|---|---:|---|"
     for name, work, _ in _works(device, numel):
         yield f"| {name} | {_waits(work)} | {_capture(work)} |"
+    yield from ("", f"## Steps of one rank at d = {numel:,}, density {gpu_steps.DENSITY}", "")
+    yield from gpu_steps.table(known_methods(), numel, device, gpu_steps.Meters(_seconds, _waits, _capture))
 
 
 def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Callable[[], object], float]]:
