@@ -1,8 +1,9 @@
 """Compiled codes of values that share a scale with the others of their block: int8, QSGD, TernGrad.
 
-Blocks are coded in groups: those fill whole bytes whatever a code's width is, and stay in the nearest caches. ``place``
-says where the values lie in their message, at a multiple of the group; `micro.kernels.casts` says what ``grad`` and
-``rest`` are, and what is returned. ``header``, bytes at any address, holds the scales of the values' blocks.
+Blocks are coded in groups: those fill whole bytes whatever a code's width is, and are as short as blocks allow.
+``place`` says where the values lie in their message, at a multiple of the group; `micro.kernels.casts` says what
+``grad`` and ``rest`` are, and what is returned. ``header``, bytes at any address, holds the scales of the values'
+blocks.
 """
 
 import math
@@ -13,19 +14,18 @@ import numpy as np
 from micro.kernels.jit import as_bits, as_float, get32, jitted, put32
 from micro.kernels.noise import uniform
 from micro.kernels.packing import pack_codes, pack_ternary, unpack_codes, unpack_ternary
-from micro.kernels.tiles import absorb_part, divide, highest_bits, leave
-from micro.kernels.tree_sums import factor, sum_of_squares
+from micro.kernels.tiles import NEAR, absorb_part, divide, highest_bits, leave
+from micro.kernels.tree_sums import factor, sum_of_products
 
 LARGEST = np.float32(2.0**127)
 INFINITE = np.float32(np.inf)
-EVEN = 40  # codes that fill whole bytes: 8 of any width, or 5 ternary ones
-NEAR = 4096  # codes that stay in the nearest cache
+BITS, DIGITS = 8, 5  # codes that fill whole bytes: 8 of any width, or 5 ternary ones
 SLACK = 8  # codes beyond the last that unpacking may overwrite
 
 
-def group_size(block: int) -> int:
-    """Return the number of values that are coded together, a multiple of ``block``."""
-    even = math.lcm(EVEN, block)
+def group_size(block: int, even: int = 1) -> int:
+    """Return the number of values that are coded together, a multiple of ``block`` and of ``even``."""
+    even = math.lcm(even, block)
     return even * max(1, NEAR // even)
 
 
@@ -137,6 +137,7 @@ def encode_levels(
             share, level, term = shares[: x.size], levels[: x.size], terms[: x.size]
             largest = _largest(bits[start : start + x.size])
             divisor, base = _or_infinite(largest), np.uint32(place + start)
+            target = codes[start - first : start - first + x.size]
             for i in range(x.size):
                 share[i] = x[i] / divisor
             scale = np.float32(1)
@@ -144,15 +145,14 @@ def encode_levels(
                 for i in range(x.size):
                     drawn = np.floor(share[i] * highest + uniform(a, b, np.uint32(base + np.uint32(i))))
                     level[i] = cut(drawn, highest)
+                    target[i] = np.int32(level[i] + highest)
             else:
-                scale = np.float32(np.sqrt(sum_of_squares(share, term)))
+                scale = np.float32(np.sqrt(sum_of_products(share, share, term)))
                 divisor = _or_infinite(scale)
                 for i in range(x.size):
                     drawn = np.floor(share[i] / divisor * highest + uniform(a, b, np.uint32(base + np.uint32(i))))
                     level[i] = cut(drawn, highest)
-            target = codes[start - first : start - first + x.size]
-            for i in range(x.size):
-                target[i] = np.int32(level[i] + highest)
+                    target[i] = np.int32(level[i] + highest)
             worth = factor(share, level, term) if is_least_squares else np.float32(scale / highest)
             scale = np.float32(cut(np.float32(worth * largest), np.float32(LARGEST / highest)))
             put_scale(header, start // block, scale)
@@ -189,16 +189,16 @@ def encode_ternary(
     first_bad = -1
     for first in range(0, values.size, group):
         end = min(first + group, values.size)
-        first_bad = absorb_part(values, bits, grad, grad_bits, first, end, first_bad)
         for start in range(first, end, block):
             x = values[start : min(start + block, end)]
+            first_bad = absorb_part(values, bits, grad, grad_bits, start, start + x.size, first_bad)
             share, level, term = shares[: x.size], levels[: x.size], terms[: x.size]
             largest = _largest(bits[start : start + x.size])
             divisor, base = _or_infinite(largest), np.uint32(place + start)
             for i in range(x.size):
                 share[i] = x[i] / divisor
             if clip > 0:
-                mean = np.float32(sum_of_squares(share, term) / np.float32(x.size))
+                mean = np.float32(sum_of_products(share, share, term) / np.float32(x.size))
                 limit = np.float32(clip * np.float32(np.sqrt(mean)))
                 limit = np.float32(1) if limit > np.float32(1) else limit
             else:

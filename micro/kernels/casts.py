@@ -13,7 +13,7 @@ import numpy as np
 from micro.kernels.floats import of_bfloat16, of_half, to_bfloat16, to_half
 from micro.kernels.jit import MAGNITUDE_BITS, as_float, get16, jitted, put16
 from micro.kernels.noise import noise
-from micro.kernels.tiles import TILE, absorb_part, divide, highest_bits, leave
+from micro.kernels.tiles import NEAR, absorb_part, divide, highest_bits, leave
 
 MANTISSA = 23
 NUM_POWERS = 127
@@ -26,10 +26,10 @@ def encode_cast(
     values: Any, bits: Any, grad: Any, grad_bits: Any, rest: Any, weight: Any, wire: Any, is_half: Any
 ) -> Any:
     """Fill ``wire`` (2 numel,) with the values in 16 bits each."""
-    decoded = np.empty(min(TILE, values.size), np.float32)
+    decoded = np.empty(min(NEAR, values.size), np.float32)
     first_bad = -1
-    for start in range(0, values.size, TILE):
-        end = min(start + TILE, values.size)
+    for start in range(0, values.size, NEAR):
+        end = min(start + NEAR, values.size)
         first_bad = absorb_part(values, bits, grad, grad_bits, start, end, first_bad)
         source, codes = values[start:end], wire[2 * start : 2 * end]
         if is_half:
@@ -51,8 +51,8 @@ def encode_cast(
 def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any, place: Any) -> Any:
     """Fill ``out`` with the sum over ``wires`` (R, bytes) of what they hold from value ``place`` on, divided."""
     highest = np.int32(0)
-    for start in range(0, out.size, TILE):
-        target = out[start : start + TILE]
+    for start in range(0, out.size, NEAR):
+        target = out[start : start + NEAR]
         for row in range(wires.shape[0]):
             codes = wires[row, 2 * (place + start) :]
             if row == 0:
@@ -91,8 +91,8 @@ def highest_power(
 ) -> Any:
     """Add the gradient; return the place of the first bad sum, and the largest exponent field after rounding."""
     highest, first_bad = np.int32(0), -1
-    for start in range(0, values.size, TILE):
-        end = min(start + TILE, values.size)
+    for start in range(0, values.size, NEAR):
+        end = min(start + NEAR, values.size)
         first_bad = absorb_part(values, bits, grad, grad_bits, start, end, first_bad)
         source = bits[start:end]
         if is_random:
@@ -131,9 +131,9 @@ def encode_natural(
     place: Any,
 ) -> Any:
     """Fill ``codes`` (numel,) uint8 with sign and power of two of the values, less ``below``."""
-    decoded = np.empty(min(TILE, values.size), np.float32)
-    for start in range(0, values.size, TILE):
-        source, target = bits[start : start + TILE], codes[start : start + TILE]
+    decoded = np.empty(min(NEAR, values.size), np.float32)
+    for start in range(0, values.size, NEAR):
+        source, target = bits[start : start + NEAR], codes[start : start + NEAR]
         if is_random:
             base = np.uint32(place + start)
             for i in range(source.size):
@@ -144,15 +144,15 @@ def encode_natural(
         if rest.size:
             for i in range(source.size):
                 decoded[i] = _of_natural(target[i], below)
-            leave(rest[start : start + TILE], values[start : start + TILE], decoded, weight)
+            leave(rest[start : start + NEAR], values[start : start + NEAR], decoded, weight)
 
 
 @jitted
 def decode_natural(belows: Any, wires: Any, skip: Any, out: Any, divisor: Any) -> Any:
     """Fill ``out`` with the sum over R rows of what ``wires`` (R, bytes) hold from byte ``skip`` on, divided."""
     highest = np.int32(0)
-    for start in range(0, out.size, TILE):
-        target = out[start : start + TILE]
+    for start in range(0, out.size, NEAR):
+        target = out[start : start + NEAR]
         for row in range(wires.shape[0]):
             source, below = wires[row, skip + start :], belows[row]
             if row == 0:

@@ -16,7 +16,7 @@ from torch import Tensor
 from micro.kernels import blockwise, casts, maps, packing, signs
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import in_parts
-from micro.kernels.tiles import TILE
+from micro.kernels.tiles import NEAR
 
 Words = tuple[int, int]
 Array = Any  # np.ndarray, whose types numba does not know
@@ -130,13 +130,13 @@ def encode_cast(wire: Tensor, *, is_half: bool) -> Encoding:
     def run(values: Values, start: int) -> int:
         return int(casts.encode_cast(*values.all, codes[2 * start : 2 * (start + values.x.size)], is_half))
 
-    return Encoding(TILE, run)
+    return Encoding(NEAR, run)
 
 
 def decode_cast(wires: Tensor, divisor: float, *, is_half: bool) -> Decoding:
     """Return how they are read."""
     codes = wires.numpy()
-    return Decoding(TILE, lambda out, start: casts.decode_cast(codes, out, np.float32(divisor), is_half, start))
+    return Decoding(NEAR, lambda out, start: casts.decode_cast(codes, out, np.float32(divisor), is_half, start))
 
 
 def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
@@ -157,14 +157,14 @@ def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
         casts.encode_natural(*vectors, codes[start : start + values.x.size], below[0], *noise, start)
         return -1
 
-    return Encoding(TILE, run, look, settle)
+    return Encoding(NEAR, run, look, settle)
 
 
 def decode_natural(wires: Tensor, divisor: float) -> Decoding:
     """Return how it is read."""
     belows = wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()
     codes = wires.numpy()
-    return Decoding(TILE, lambda out, start: casts.decode_natural(belows, codes, 4 + start, out, np.float32(divisor)))
+    return Decoding(NEAR, lambda out, start: casts.decode_natural(belows, codes, 4 + start, out, np.float32(divisor)))
 
 
 def encode_int8(wire: Tensor, count: int, words: Words | None, *, block: int) -> Encoding:
@@ -191,7 +191,7 @@ def decode_int8(wires: Tensor, count: int, divisor: float, *, block: int) -> Dec
 def encode_levels(wire: Tensor, count: int, words: Words, *, block: int, bits: int, is_least_squares: bool) -> Encoding:
     """Return how codec qsgd is made."""
     header, packed = _header_and_codes(wire, -(-count // block))
-    noise, group = _noise(words)[1:], blockwise.group_size(block)
+    noise, group = _noise(words)[1:], blockwise.group_size(block, blockwise.BITS)
 
     def run(values: Values, start: int) -> int:
         stop = -(-(start + values.x.size) * bits // 8)  # packing may write up to there before it is done
@@ -203,7 +203,7 @@ def encode_levels(wire: Tensor, count: int, words: Words, *, block: int, bits: i
 
 def decode_levels(wires: Tensor, count: int, divisor: float, *, block: int, bits: int) -> Decoding:
     """Return how it is read."""
-    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
+    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block, blockwise.BITS)
     lowest = np.int32(1 - (1 << (bits - 1)))
 
     def run(out: Array, start: int) -> int:
@@ -217,7 +217,7 @@ def encode_ternary(
 ) -> Encoding:
     """Return how codec terngrad is made."""
     header, packed = _header_and_codes(wire, -(-count // block))
-    noise, group, limit = _noise(words)[1:], blockwise.group_size(block), np.float32(clip or 0)
+    noise, group, limit = _noise(words)[1:], blockwise.group_size(block, blockwise.DIGITS), np.float32(clip or 0)
 
     def run(values: Values, start: int) -> int:
         places = header[4 * (start // block) :], packed[start // 5 :]
@@ -228,7 +228,7 @@ def encode_ternary(
 
 def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
     """Return how it is read."""
-    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
+    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block, blockwise.DIGITS)
     return Decoding(
         group,
         lambda out, start: blockwise.decode_ternary(codes, skip, out, np.float32(divisor), block, group, start),
@@ -237,7 +237,7 @@ def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> 
 
 def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Encoding:
     """Return how codecs sign, with a mean for each block, and onebit, with two, are made."""
-    num_blocks, group = -(-count // block), blockwise.group_size(block)
+    num_blocks, group = -(-count // block), blockwise.group_size(block, blockwise.BITS)
     header, packed = _header_and_codes(wire, (1 + has_two) * num_blocks)
 
     def run(values: Values, start: int) -> int:
@@ -250,7 +250,7 @@ def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Enco
 
 def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_two: bool) -> Decoding:
     """Return how they are read."""
-    codes, num_blocks, group = wires.numpy(), -(-count // block), blockwise.group_size(block)
+    codes, num_blocks, group = wires.numpy(), -(-count // block), blockwise.group_size(block, blockwise.BITS)
     return Decoding(
         group,
         lambda out, start: signs.decode_signs(

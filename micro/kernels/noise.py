@@ -8,19 +8,13 @@ from micro.kernels.jit import jitted
 
 
 @jitted
-def mixed(word: Any) -> Any:
-    """Return 32 bits (uint32) that depend on all of ``word``'s; see micro.randomness."""
-    word = np.uint32(word ^ (word >> np.uint32(16)))
-    word = np.uint32(word * np.uint32(0x7FEB352D))
-    word = np.uint32(word ^ (word >> np.uint32(15)))
-    word = np.uint32(word * np.uint32(0x846CA68B))
-    return np.uint32(word ^ (word >> np.uint32(16)))
-
-
-@jitted
 def noise(first: Any, second: Any, place: Any) -> Any:
     """Return the 32 random bits of ``place`` as uint32."""
-    return mixed(np.uint32(mixed(np.uint32(np.uint32(place) ^ first)) + second))
+    word = np.uint32(np.uint32(place) ^ first)
+    word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    word = np.uint32(np.uint32(word ^ (word >> np.uint32(15))) ^ second)
+    word = np.uint32(word * np.uint32(0x846CA68B))
+    return np.uint32(word ^ (word >> np.uint32(16)))
 
 
 @jitted

@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, as_bits, jitted
 
 TILE = 1 << 12
+NEAR = 1 << 8  # elements of which each loop is short enough for memory to bring the next ones meanwhile
 LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
+MANTISSA_BITS = (1 << 23) - 1
 ORDINARY_BITS = (127 + 84) << 23  # 2^84, see reference.is_ordinary
 
 
@@ -71,7 +73,11 @@ def leave(rest: Any, values: Any, decoded: Any, weight: Any) -> Any:
 @jitted
 def divide(values: Any, divisor: Any) -> Any:
     """Divide the values, in place; return the bit pattern of the largest magnitude."""
-    if divisor != 1:
+    if divisor != 1 and as_bits(divisor) & np.int32(MANTISSA_BITS) == 0:  # a power of two: the same, and faster
+        inverse = np.float32(np.float32(1) / divisor)
+        for i in range(values.size):
+            values[i] *= inverse
+    elif divisor != 1:
         for i in range(values.size):
             values[i] /= divisor
     return highest_bits(values.view(np.int32))

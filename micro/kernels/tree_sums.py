@@ -50,16 +50,8 @@ _near: Any = intrinsic(_sum_of_near)
 
 
 @jitted
-def total(terms: Any) -> Any:
-    """Return the sum of the terms, which are used up."""
-    count = terms.size
-    half = 1
-    while 2 * half < count:
-        half *= 2
-    if count > 1:
-        low, high = terms[: count - half], terms[half:]
-        for i in range(count - half):
-            low[i] += high[i]
+def _halved(terms: Any, half: Any) -> Any:
+    """Return the sum of the first ``half`` terms, a power of two; they are used up."""
     while half > NEAR:
         half //= 2
         low, high = terms[:half], terms[half : 2 * half]
@@ -71,22 +63,40 @@ def total(terms: Any) -> Any:
         half //= 2
         for i in range(half):
             terms[i] += terms[half + i]
-    return terms[0]
+    return np.float32(terms[0])
 
 
 @jitted
-def sum_of_squares(x: Any, terms: Any) -> Any:
-    """Return the sum of the squares; ``terms`` is memory for as many."""
-    for i in range(x.size):
-        terms[i] = x[i] * x[i]
-    return total(terms)
+def total(terms: Any) -> Any:
+    """Return the sum of the terms, which are used up."""
+    count = terms.size
+    half = 1
+    while 2 * half < count:
+        half *= 2
+    if count > 1:
+        low, high = terms[: count - half], terms[half:]
+        for i in range(count - half):
+            low[i] += high[i]
+    return _halved(terms, half)
+
+
+@jitted
+def sum_of_products(x: Any, y: Any, terms: Any) -> Any:
+    """Return the sum of ``x`` times ``y``; ``terms`` is memory for as many."""
+    quarter = x.size // 4
+    if quarter < NEAR or x.size & (x.size - 1):
+        for i in range(x.size):
+            terms[i] = x[i] * y[i]
+        return total(terms)
+    a, b, c, d = x[:quarter], x[quarter : 2 * quarter], x[2 * quarter : 3 * quarter], x[3 * quarter :]
+    e, f, g, h = y[:quarter], y[quarter : 2 * quarter], y[2 * quarter : 3 * quarter], y[3 * quarter :]
+    for i in range(quarter):  # both halvings of `total` at once
+        terms[i] = (a[i] * e[i] + c[i] * g[i]) + (b[i] * f[i] + d[i] * h[i])
+    return _halved(terms, quarter)
 
 
 @jitted
 def factor(shares: Any, levels: Any, terms: Any) -> Any:
     """Return <shares, levels> / <levels, levels>, or 0; see micro.codecs.blocks.least_squares."""
-    for i in range(shares.size):
-        terms[i] = shares[i] * levels[i]
-    inner = total(terms)
-    squares = sum_of_squares(levels, terms)
+    inner, squares = sum_of_products(shares, levels, terms), sum_of_products(levels, levels, terms)
     return np.float32(inner / (squares if squares > TINY else TINY))

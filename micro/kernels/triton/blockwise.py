@@ -55,19 +55,14 @@ def offsets_of(rows: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
 
 
 @kernel
-def mixed(word: tl.tensor) -> tl.tensor:
-    """Return 32 bits (uint32) that depend on all of ``word``'s; see micro.randomness."""
-    word = (word ^ (word >> 16)) * 0x7FEB352D
-    word = (word ^ (word >> 15)) * 0x846CA68B
-    return word ^ (word >> 16)
-
-
-@kernel
 def noise(places: tl.tensor, first: tl.tensor, second: tl.tensor) -> tl.tensor:
     """Return the 32 random bits (uint32) of int32 ``places``; the words are int32 with the same bits."""
     one = tl.cast(first, tl.int32).to(tl.uint32, bitcast=True)
     two = tl.cast(second, tl.int32).to(tl.uint32, bitcast=True)
-    return mixed(mixed(places.to(tl.uint32, bitcast=True) ^ one) + two)
+    word = places.to(tl.uint32, bitcast=True) ^ one
+    word = (word ^ (word >> 16)) * 0x7FEB352D
+    word = (word ^ (word >> 15) ^ two) * 0x846CA68B
+    return word ^ (word >> 16)
 
 
 @kernel
