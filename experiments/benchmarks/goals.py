@@ -9,7 +9,7 @@ FLOORS = {
     **dict.fromkeys(("fp16", "bf16", "int8"), 2.0),
     **dict.fromkeys(("topk", "accordion", "deft", "sage", "threshold"), 2.5),
     **dict.fromkeys(("gaussiank", "sidco", "redsync", "dgc"), 4.0),
-    **dict.fromkeys(("oktopk", "gtopk", "dsa"), 4.0),
+    **dict.fromkeys(("oktopk", "gtopk", "dsa", "ef21"), 4.0),
     **dict.fromkeys(("qsgd", "terngrad", "natural", "signsgd", "onebit", "sparseloco"), 4.0),
 }
 NOT_IN_FLOORS = frozenset({"demo", "dense", "fft", "powersgd"})
