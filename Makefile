@@ -33,7 +33,7 @@ $(READY): requirements.lock pyproject.toml
 	  { echo "python 3.11.5 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name another with PYTHON=..."; exit 1; }
 	@echo "setting up $(VENV): torch and friends from requirements.lock, a few minutes the first time"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements.lock
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 

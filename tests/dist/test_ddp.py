@@ -1,9 +1,9 @@
 """attach() on real ranks: what DDP may do to gradients and buckets, and what must hold whatever it does."""
 
-import os
-import subprocess
-import sys
+import io
+import runpy
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from difflib import ndiff
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,6 @@ from tests.dist.ddp_steps import (
 from tests.dist.processes import Ranks, ranks
 from tests.saving import through_a_file
 from tests.sparsifiers import TABLE
-from tests.waiting import LIMIT_S
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NEW_LINES = [
@@ -337,11 +336,10 @@ def test_hook_equals_the_plain_loop(reducer: str, settings: str) -> None:
         assert all(same)
 
 
-@pytest.mark.parametrize("settings", ["one bucket", "small buckets"])
 @pytest.mark.parametrize("name", ROWS)
-def test_hook_equals_the_plain_loop_for_every_method(name: str, settings: str) -> None:
+def test_hook_equals_the_plain_loop_for_every_method(name: str) -> None:
     """The plain loop reduces bucket after bucket when all gradients are there; the hook while backward goes on."""
-    for same in ranks(2).run(hook_and_loop_of, name, ONCE[settings]):
+    for same in ranks(2).run(hook_and_loop_of, name, ONCE["small buckets"]):
         assert all(same)
 
 
@@ -455,21 +453,12 @@ def test_ranks_outside_the_model_are_not_waited_for(members: list[int]) -> None:
 # The scripts of the README
 
 
-def train_script(name: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", name]
-    root = str(Path(micro.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        command, cwd=SCRIPTS, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def output_of(process: "subprocess.Popen[str]") -> str:
-    try:
-        return process.communicate(timeout=LIMIT_S)[0]
-    except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun ends its workers
-        raise
+def losses_of(script: str) -> list[float]:
+    """Run a script as torchrun runs it; return the losses that this rank prints."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        runpy.run_path(script, run_name="__main__")
+    return [float(line.split()[-1]) for line in out.getvalue().splitlines() if line.startswith("step")]
 
 
 def test_attaching_takes_these_lines_alone() -> None:
@@ -479,11 +468,10 @@ def test_attaching_takes_these_lines_alone() -> None:
 
 
 def test_the_script_trains() -> None:
-    output = output_of(train_script("sparse_ddp.py"))
-    losses = [float(line.split()[-1]) for line in output.splitlines() if line.startswith("step")]
-    # Not the exit status: torch's gloo can abort a process that has done all its work and is leaving.
-    assert len(losses) == 6, output
+    losses, silent = ranks(2).run_apart(losses_of, str(SCRIPTS / "sparse_ddp.py"))
+    assert len(losses) == 6
     assert losses[-1] < losses[0] / 5
+    assert silent == []
 
 
 # The same on a GPU

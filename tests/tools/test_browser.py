@@ -37,7 +37,9 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages as ``make docs`` builds them."""
+    """The pages as ``make docs`` builds them; MICRO_SITE names the folder where it has just done so."""
+    if built := os.environ.get("MICRO_SITE"):
+        return Path(built)
     for package in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}, of the extra docs")

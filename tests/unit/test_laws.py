@@ -17,7 +17,6 @@ from tests.products import grid
 from tests.saving import through_a_file
 from tests.sparsifiers import TABLE, Outcome, Row
 
-WORLDS = (1, 2, 3, 5, 8)
 DTYPES = (torch.float32, torch.float64)
 LAYOUT = micro.Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
 SCALES = {"a.weight": 1.0, "a.bias": 5.0, "b.weight": 0.2}  # layers differ in scale
@@ -31,7 +30,7 @@ def is_prompt(row: Row) -> bool:
     return row.band is not None and row.band.at_once
 
 
-CASES = [*((n, torch.float64) for n in (1, 3, 8)), *((n, torch.float32) for n in (2, 5))]
+CASES = [*((n, torch.float64) for n in (1, 3)), *((n, torch.float32) for n in (2, 5))]
 CONSERVING = [row for row in TABLE if row.conserves_mass]
 BANDED = [row for row in TABLE if row.band]
 PROMPT = [row for row in TABLE if is_prompt(row)]
@@ -264,7 +263,7 @@ def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtyp
             assert world_size > 1 or stats.num_collectives == 0
 
 
-@grid(row=BANDED, world_size=WORLDS)
+@grid(row=BANDED, world_size=[1, 3, 8])
 def test_density_is_inside_its_band(row: Row, world_size: int) -> None:
     world_size = row.world_size(world_size)
     layout = micro.Layout.flat(4000)
@@ -338,7 +337,7 @@ def test_ties_do_not_widen_the_band(row: Row, kind: str) -> None:
             assert_in_band(row, step.stats[0], 4)
 
 
-@grid(row=TABLE, size=[(3, 5), (1, 1), (1, 4), (5, 8)], dtype=DTYPES)
+@grid(row=TABLE, size=[(3, 5), (1, 1), (1, 4)], dtype=DTYPES)
 def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch.dtype) -> None:
     numel, world_size = size[0], row.world_size(size[1])
     layout = micro.Layout.flat(numel)
@@ -353,7 +352,7 @@ def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch
 
 
 @pytest.mark.slow
-@grid(row=TABLE, world_size=[1, 3, 8], dtype=[torch.bfloat16, torch.float16])
+@grid(row=TABLE, world_size=[1, 3], dtype=[torch.bfloat16, torch.float16])
 def test_half_precision_gradients_lose_nothing_that_single_precision_holds(
     row: Row, world_size: int, dtype: torch.dtype
 ) -> None:
@@ -395,7 +394,7 @@ def spoiled(grads: Tensor, value: float) -> Tensor:
     return grads
 
 
-@grid(row=TABLE, value=[float("nan"), float("inf"), float("-inf")])
+@grid(row=TABLE, value=[float("nan"), float("-inf")])
 def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float) -> None:
     world_size, reducer = row.world_size(3), row.make(DENSITY, 0)
     states = [reducer.start(LAYOUT, torch.float64, torch.device("cpu")) for _ in range(world_size)]
@@ -475,33 +474,34 @@ def untimed(stats: micro.StepStats) -> micro.StepStats:
     return replace(stats, select_s=0.0, exchange_s=0.0, rest_s=0.0)
 
 
-@grid(row=TABLE, world_size=[1, 4], dtype=DTYPES)
+@grid(row=TABLE, world_size=[1, 3], dtype=DTYPES)
 def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int, dtype: torch.dtype) -> None:
     world_size = row.world_size(world_size)
-    grads = [gradients(LAYOUT, world_size, step, dtype) for step in range(8)]
+    grads = [gradients(LAYOUT, world_size, step, dtype) for step in range(7)]
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
-        for step in range(4):
+        for step in range(3):
             take(simulation, grads[step])
         saved = simulation.state_dict()
-        uninterrupted = [take(simulation, grads[step]) for step in range(4, 8)]
+        uninterrupted = [take(simulation, grads[step]) for step in range(3, 7)]
     with closing(simulate(row, world_size, dtype=dtype)) as resumed:
         resumed.load_state_dict(through_a_file(saved))
-        assert_same_run(uninterrupted, [take(resumed, grads[step]) for step in range(4, 8)])
+        assert_same_run(uninterrupted, [take(resumed, grads[step]) for step in range(3, 7)])
 
 
-@grid(row=TABLE, world_size=[1, 4])
-def test_same_seed_gives_the_same_bytes(row: Row, world_size: int) -> None:
-    world_size = row.world_size(world_size)
+@grid(row=TABLE, at_least=[1, 3])
+def test_same_seed_gives_the_same_bytes(row: Row, at_least: int) -> None:
+    world_size = row.world_size(at_least)
     with closing(simulate(row, world_size)) as simulation:
         again = [take(simulation, gradients(LAYOUT, world_size, step, torch.float64)) for step in range(STEPS)]
-    assert_same_run(taken(row, world_size, torch.float64), again)
+    assert_same_run(taken(row, at_least, torch.float64), again)
 
 
 @grid(row=TABLE)
 def test_only_random_methods_depend_on_the_seed(row: Row) -> None:
-    with closing(simulate(row, 2, seed=1)) as simulation:
-        step = take(simulation, gradients(LAYOUT, 2, 0, torch.float64))
-    first = taken(row, 2, torch.float64)[0]
+    world_size = row.world_size(3)
+    with closing(simulate(row, world_size, seed=1)) as simulation:
+        step = take(simulation, gradients(LAYOUT, world_size, 0, torch.float64))
+    first = taken(row, 3, torch.float64)[0]
     assert torch.equal(step.updates != 0, first.updates != 0) == (not row.seeded)
 
 
@@ -552,7 +552,7 @@ def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> Non
 
 @grid(row=SEEDED)
 def test_random_indices_change_from_step_to_step(row: Row) -> None:
-    for earlier, later in pairwise(taken(row, 2, torch.float64)):
+    for earlier, later in pairwise(taken(row, 3, torch.float64)):
         assert not torch.equal(earlier.updates[0] != 0, later.updates[0] != 0)
 
 

@@ -142,9 +142,9 @@ def test_each_shard_is_reduced_between_nodes_as_by_the_reducer_alone(name: str, 
         simulation.close()
 
 
-@grid(row=ALONE, world_size=[1, 3, 4])
-def test_nodes_of_one_rank_are_the_reducer_alone(row: Row, world_size: int) -> None:
-    alone = row.make(DENSITY, 0)
+@grid(row=ALONE)
+def test_nodes_of_one_rank_are_the_reducer_alone(row: Row) -> None:
+    alone, world_size = row.make(DENSITY, 0), 3
     both = micro.TwoLevel(reducer=alone, ranks_per_node=1)
     one, other = (micro.Simulation(reducer, LAYOUT, world_size, dtype=torch.float64) for reducer in (alone, both))
     with closing(one), closing(other):
