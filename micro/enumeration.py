@@ -10,8 +10,8 @@ Rissanen & Langdon, IBM Journal of Research and Development 1979, in 64 bits in 
 import math
 from decimal import Decimal, localcontext
 from functools import cache, lru_cache
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,27 +41,27 @@ def num_words(count: int, length: int) -> int:
 
 def encode(places: Tensor, length: int) -> Tensor:
     """Return ascending ``places`` (count,) of a line of ``length`` as (2 num_words,) uint8, on a CPU."""
-    words = np.zeros(num_words(places.numel(), length), np.dtype("<u2"))
-    if words.size:
+    words = torch.zeros(num_words(places.numel(), length), dtype=torch.uint16)
+    if words.numel():
         positions = places.to(torch.int64).contiguous().numpy()
         loops = kernels.enumerating_on(places.device)
-        loops.encode(positions, length, words) if loops else _encode(positions, length, words)
-    return torch.from_numpy(words.view(np.uint8))
+        loops.encode(positions, length, words.numpy()) if loops else _encode(positions, length, words.numpy())
+    return words.view(torch.uint8)
 
 
 def decode(wire: Tensor, count: int, length: int) -> Tensor:
     """Return the (count,) int64 places that ``encode`` was given."""
     if count == length:
         return torch.arange(count)
-    places = np.empty(count, np.int64)
+    places = torch.empty(count, dtype=torch.int64)
     if count:
-        words = np.frombuffer(wire.contiguous().numpy().tobytes(), np.dtype("<u2"))
+        words = wire.clone(memory_format=torch.contiguous_format).view(torch.uint16).numpy()
         loops = kernels.enumerating_on(wire.device)
-        loops.decode(words, length, places) if loops else _decode(words, length, places)
-    return torch.from_numpy(places)
+        loops.decode(words, length, places.numpy()) if loops else _decode(words, length, places.numpy())
+    return places
 
 
-def _encode(places: np.ndarray, length: int, words: np.ndarray) -> None:
+def _encode(places: Any, length: int, words: Any) -> None:
     """Do what the compiled loop does, in whole numbers of any size: ``low`` is all that was written."""
     low, width, written = 0, WHOLE, 0
     done, count = 0, len(places)
@@ -77,10 +77,10 @@ def _encode(places: np.ndarray, length: int, words: np.ndarray) -> None:
         while width < LEAST:
             low, width, written = low << WORD, width << WORD, written + 1
     number = (low + LEAST - 1) >> 48  # of written + 1 words
-    words[: written + 1] = np.frombuffer(number.to_bytes(2 * (written + 1), "big"), ">u2")
+    words[: written + 1] = [number >> WORD * later & 0xFFFF for later in reversed(range(written + 1))]
 
 
-def _decode(words: np.ndarray, length: int, places: np.ndarray) -> None:
+def _decode(words: Any, length: int, places: Any) -> None:
     """Do what the compiled loop does."""
     given = iter(words.tolist())
     value, width = 0, WHOLE
@@ -92,7 +92,7 @@ def _decode(words: np.ndarray, length: int, places: np.ndarray) -> None:
         if left == 0:
             return
         if left == rest:
-            places[done:] = np.arange(i, length)
+            places[done:] = range(i, length)
             return
         set_width = width // rest * left
         if value < set_width:
