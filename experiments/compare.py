@@ -7,13 +7,14 @@ known laws, or recorded from a real training (the stream `recorded`; KEY=VALUE w
     python -m experiments.compare --max-gb 8 model=resnet20 dataset=cifar10 dataset.root=DIR
 
 Writes compare.csv (a row per method, stream and number of workers), compare.md and figures; after Ctrl-C, of what is
-done so far.
+done so far. The same command then goes on with the trials that are left, as long as the code is the same.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -21,11 +22,14 @@ from rich.progress import Progress
 
 from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
 from experiments.config.option_types import to_density, to_path, to_positive, whole_number
+from experiments.config.paths import ROOT
 from experiments.config.ranges import LARGEST_SEED
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
+from experiments.runs.git_state import git_state
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.studies.method_comparison.files import write
+from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.measure import ShowProgress, measure
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.methods import known_methods, select_names
@@ -42,10 +46,13 @@ def _run(words: list[str]) -> int:
     settings = check_options(options)
     check_folder(options.out)
     with _progress_bar() as show_progress:
-        done = measure(settings, show_progress)
+        kept = KeptResults(options.out / "trials.jsonl", asdict(settings) | git_state(ROOT))
+        done = measure(settings, show_progress, kept)
     title = "All methods on the same gradients"
     head = opening(title, "experiments.compare", words, max(settings.world_sizes))
     written = write_or_rescue(lambda out: write(done, settings, out, head), options.out)
+    if not done.failures and not done.interrupted:
+        kept.forget()
     for line in [*map(str, written), *done.failures]:
         print(line)
     return 130 if done.interrupted else int(bool(done.failures))

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import math
 import os
 import re
 from contextlib import closing
@@ -23,6 +24,7 @@ from experiments.reports.names import in_order, label
 from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic
 from experiments.studies.method_comparison import measure
 from experiments.studies.method_comparison.equal_bytes import match_bytes
+from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.numbers import front
 from experiments.studies.method_comparison.panel_figures import draw_density_steps
 from experiments.studies.method_comparison.point_figures import draw_front
@@ -152,10 +154,10 @@ def test_everything_is_written(written: Path) -> None:
 def test_a_method_that_fails_is_told_and_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail_for_topk(name: str, *others: object) -> object:
+    def fail_for_topk(name: str, *others: object, world_size: int) -> object:
         if name == "topk":
             raise RuntimeError("broken")
-        return trial(name, *others)  # type: ignore[arg-type]
+        return trial(name, *others, world_size)  # type: ignore[arg-type]
 
     monkeypatch.setattr(measure, "trial", fail_for_topk)
     words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
@@ -166,16 +168,37 @@ def test_a_method_that_fails_is_told_and_costs_the_others_nothing(
 
 
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted_at_cltk(name: str, *others: object) -> object:
-        if name == "cltk":
+    begun = []
+
+    def interrupted_at_cltk(name: str, *others: object, world_size: int) -> object:
+        begun.append(name)
+        if begun == ["topk", "cltk"]:
             raise KeyboardInterrupt
-        return trial(name, *others)  # type: ignore[arg-type]
+        return trial(name, *others, world_size)  # type: ignore[arg-type]
 
     monkeypatch.setattr(measure, "trial", interrupted_at_cltk)
     words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
+    words += ["--select-numel", "none"]
     assert compare.main([*words, "--out", str(tmp_path)]) == 130
     assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk"}
     assert "Stopped by the user" in (tmp_path / "compare.md").read_text()
+    with (tmp_path / "trials.jsonl").open("a") as file:
+        file.write('["cltk on')  # as an interrupt may leave it
+    assert compare.main([*words, "--out", str(tmp_path)]) == 0
+    assert begun == ["topk", "cltk", "cltk"]
+    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk", "cltk"}
+    assert not (tmp_path / "trials.jsonl").exists()
+
+
+def test_results_of_other_settings_or_code_are_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    KeptResults(path, {"revision": "a"}).add("one", [1.0, math.nan])
+    assert repr(KeptResults(path, {"revision": "a"}).results) == "{'one': [1.0, nan]}"
+    other = KeptResults(path, {"revision": "b"})
+    assert other.results == {}
+    other.add("two", 2)
+    assert KeptResults(path, {"revision": "a"}).results == {}
+    assert KeptResults(path, {"revision": "b"}).results == {"two": 2}
 
 
 def test_several_processes_measure_what_one_does_also_when_one_dies() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import micro
@@ -10,6 +10,7 @@ from experiments.config.errors import UserError
 from experiments.launching.child_environment import num_cores
 from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
 from experiments.studies.method_comparison.equal_bytes import match_bytes
+from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.processes import Failed, Processes
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.method_comparison.trial import Row, trial
@@ -51,36 +52,41 @@ class Task:
     """One measurement.
 
     Attributes:
-        name: for the user.
-        call: measures.
+        name: for the user; no other measurement of the comparison has it.
+        call: measures, on the gradients that it is given.
         keep: adds what ``call`` returned to the comparison.
     """
 
     name: str
-    call: Callable[[], Any]
+    call: Callable[..., Any]
     keep: Callable[[Any], None]
 
 
-def measure(settings: ComparisonSettings, show_progress: ShowProgress) -> Comparison:
+def measure(settings: ComparisonSettings, show_progress: ShowProgress, kept: KeptResults) -> Comparison:
     """Run all methods on all streams and world sizes, and time their selection; Ctrl-C ends it early.
 
+    Args:
+        kept: what is among these is not measured again; what is measured is added.
     Raises:
         UserError: gradients that cannot be recorded, or that need more memory than allowed.
     """
     _check(settings)
     done = Comparison()
     kernels.prepare()
-    show = partial(_show, show_progress, num_tasks(settings))
+    carry_out = partial(_carry_out, partial(_show, show_progress, num_tasks(settings)), kept, done)
     methods = build_methods(settings.methods, settings.density)
     try:
         with Processes(num_processes(settings)) as processes:
             for stream in settings.streams:
-                gradients = processes.shared(_gradients(stream, settings))
-                _carry_out(_trials(settings, methods, gradients, done), processes, show, done)
-            _carry_out(_tradeoffs(settings, gradients, done), processes, show, done)
-            _carry_out(_matches(settings, gradients, done), processes, show, done)
+                gradients = cache(partial(_shared, stream, settings, processes))  # drawn where a trial is left
+                carry_out(processes, _trials(settings, methods, stream, done), gradients)
+            carry_out(processes, _tradeoffs(settings, done), gradients)
+            carry_out(processes, _matches(settings, gradients, done), gradients)
         for numel in settings.selection_lengths:  # times are taken with nothing beside them
-            _carry_out(_selection_times(settings, methods, numel, done), Processes(1), show, done)
+            gradient = partial(timing_gradient, numel, settings.density)
+            for name, seconds in reference_times(gradient(), settings.density).items():
+                done.times.append({"method": name, "numel": numel, "select_s": seconds})
+            carry_out(Processes(1), _selection_times(settings, methods, numel, done), gradient)
     except KeyboardInterrupt:
         done.interrupted = True
     return done
@@ -96,19 +102,38 @@ def _show(show_progress: ShowProgress, total: int, task: Task) -> None:
     show_progress(task.name, total)
 
 
-def _carry_out(tasks: list[Task], processes: Processes, show: Callable[[Task], None], done: Comparison) -> None:
-    """Carry out tasks, and keep their results in their order, those before an interrupt too."""
-    results: dict[int, Any] = {}
+def _carry_out(
+    show: Callable[[Task], None],
+    kept: KeptResults,
+    done: Comparison,
+    processes: Processes,
+    tasks: list[Task],
+    gradients: Callable[[], Any],
+) -> None:
+    """Carry out tasks that are left, and take all results in their order, those before an interrupt too.
+
+    Args:
+        gradients: what the calls are given, made where one is left.
+    """
+    left = [task for task in tasks if task.name not in kept.results]
+    for task in tasks:
+        if task.name in kept.results:
+            show(task)
+    failed: dict[str, str] = {}
     try:
-        for place, result in processes.run([task.call for task in tasks], lambda place: show(tasks[place])):
-            results[place] = result
-    finally:
-        for place, task in enumerate(tasks):
-            result = results.get(place)
+        given = gradients() if left else None
+        calls = [partial(task.call, given) for task in left]
+        for place, result in processes.run(calls, lambda place: show(left[place])):
             if isinstance(result, Failed):
-                done.failures.append(f"failed: {task.name}: {result.reason}")
-            elif place in results:
-                task.keep(result)
+                failed[left[place].name] = result.reason
+            else:
+                kept.add(left[place].name, result)
+    finally:
+        for task in tasks:
+            if task.name in failed:
+                done.failures.append(f"failed: {task.name}: {failed[task.name]}")
+            elif task.name in kept.results:
+                task.keep(kept.results[task.name])
 
 
 def _check(settings: ComparisonSettings) -> None:
@@ -134,6 +159,10 @@ def num_tasks(settings: ComparisonSettings) -> int:
     return (trials + len(settings.selection_lengths)) * len(settings.methods)
 
 
+def _shared(stream: str, settings: ComparisonSettings, processes: Processes) -> Gradients:
+    return processes.shared(_gradients(stream, settings))
+
+
 def _gradients(stream: str, settings: ComparisonSettings) -> Gradients:
     world_size = max(settings.world_sizes)
     if stream == RECORDED:
@@ -150,15 +179,15 @@ def _gradients(stream: str, settings: ComparisonSettings) -> Gradients:
     )
 
 
-def _trials(settings: ComparisonSettings, methods: Methods, gradients: Gradients, done: Comparison) -> list[Task]:
+def _trials(settings: ComparisonSettings, methods: Methods, stream: str, done: Comparison) -> list[Task]:
     def keep(result: tuple[Row, list[Row]]) -> None:
         done.rows.append(result[0])
         done.steps.extend(result[1])
 
     return [
         Task(
-            f"{name} on {TITLES[gradients.stream]} gradients, {world_size} workers",
-            partial(trial, name, reducer, gradients, world_size),
+            f"{name} on {TITLES[stream]} gradients, {world_size} workers",
+            partial(trial, name, reducer, world_size=world_size),
             keep,
         )
         for world_size in settings.world_sizes
@@ -166,12 +195,12 @@ def _trials(settings: ComparisonSettings, methods: Methods, gradients: Gradients
     ]
 
 
-def _tradeoffs(settings: ComparisonSettings, gradients: Gradients, done: Comparison) -> list[Task]:
+def _tradeoffs(settings: ComparisonSettings, done: Comparison) -> list[Task]:
     """Return runs of all methods at the further densities, with as many workers as the figures show."""
     return [
         Task(
             f"{name} at density {density:g}",
-            partial(trial, name, reducer, gradients, settings.figure_world_size),
+            partial(trial, name, reducer, world_size=settings.figure_world_size),
             lambda result: done.tradeoffs.append(result[0]),
         )
         for density in settings.densities
@@ -179,35 +208,38 @@ def _tradeoffs(settings: ComparisonSettings, gradients: Gradients, done: Compari
     ]
 
 
-def _matches(settings: ComparisonSettings, gradients: Gradients, done: Comparison) -> list[Task]:
+def _matches(settings: ComparisonSettings, gradients: Callable[[], Gradients], done: Comparison) -> list[Task]:
     """Return searches for the density at which each method sends as much as the reference at the target density."""
     reference, world_size = settings.equal_bytes, settings.figure_world_size
     if reference is None:
         return []
     (reducer,) = build_methods([reference], settings.density).values()
-    bytes_share = trial(reference, reducer, gradients, world_size)[0]["bytes_share"]
+    bytes_share = trial(reference, reducer, gradients(), world_size)[0]["bytes_share"]
     return [
         Task(
             f"{name} with the bytes of {reference}",
-            partial(match_bytes, [name], bytes_share, settings.density, gradients, world_size),
-            lambda found: done.matches.extend(asdict(match) for match in found),
+            partial(_matching_rows, name, bytes_share, settings.density, world_size=world_size),
+            done.matches.extend,
         )
         for name in settings.methods
     ]
 
 
-def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int, done: Comparison) -> list[Task]:
-    gradient = timing_gradient(numel, settings.density)
-    for name, seconds in reference_times(gradient, settings.density).items():
-        done.times.append({"method": name, "numel": numel, "select_s": seconds})
+def _matching_rows(
+    method: str, bytes_share: float, density: float, gradients: Gradients, *, world_size: int
+) -> list[Row]:
+    """Return the row of a method's density of equal bytes; none where its bytes do not follow the density."""
+    return [asdict(match) for match in match_bytes([method], bytes_share, density, gradients, world_size)]
 
+
+def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int, done: Comparison) -> list[Task]:
     def keep(name: str, seconds: float) -> None:
         done.times.append({"method": name, "numel": numel, "select_s": seconds})
 
     return [
         Task(
             f"selection of {name}, d = {numel:,}",
-            partial(time_selection, reducer, gradient, settings.repeats),
+            partial(time_selection, reducer, repeats=settings.repeats),
             partial(keep, name),
         )
         for name, reducer in methods.items()
