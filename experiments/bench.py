@@ -64,6 +64,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _run(options: argparse.Namespace, words: list[str]) -> int:
     check_folder(options.out)
+    options.words = words
     console = Console() if sys.stdout.isatty() else Console(width=140)
     try:
         if getattr(options, "against", None) is None:
@@ -83,7 +84,12 @@ def parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
     for benchmark in (step, select, threads, ranks, transform, bare, loop, start, loading, rules, network, gpu):
-        command = commands.add_parser(benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0])
+        command = commands.add_parser(
+            benchmark.NAME,
+            help=(benchmark.__doc__ or "").splitlines()[0],
+            description=benchmark.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)

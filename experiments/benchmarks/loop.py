@@ -1,15 +1,20 @@
 """A training step of the harness against a bare PyTorch loop with DDP, both dense.
 
-Both train the same model on the same batches in the same processes, step by step in turn, so that a machine that slows
-down slows both. What the harness adds is its hook, its statistics and a record per step.
+Both train the same model on the same batches in the same processes, a few steps of one, then as many of the other, so
+that a machine that slows down slows both; which comes first changes from pair to pair. What the harness adds is its
+hook, its statistics and a record per step. Beside the time of the slowest rank stands the processor's: user and system
+seconds of a rank's process, which other programs on the machine change little.
+
+With the defaults it takes one to two minutes on two idle cores; more where ranks share cores.
 """
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -21,7 +26,7 @@ from experiments.config.command_line import add_settings
 from experiments.config.option_types import whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.config.schema import TrainConfig
-from experiments.launching.measurements import Row, Settings, measure, own_device, slowest
+from experiments.launching.measurements import Row, own_device, ranks_of_measurement
 from experiments.reports.csv_files import write_csv
 from experiments.reports.output import write_or_rescue
 from experiments.runs.run_folder import RunFolder
@@ -32,7 +37,8 @@ from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import load_task
 
 NAME = "loop"
-WARMUP = 3
+BLOCK = 5  # steps of one loop before the other's turn: caches are as warm as in a training, nearly
+FEWEST_PAIRS, WARMUP_PAIRS, PAIRS_BETWEEN_LINES = 2, 1, 5
 DEFAULTS = [  # images of CIFAR's size that need no file
     "model=resnet20",
     "dataset=synthetic",
@@ -40,12 +46,16 @@ DEFAULTS = [  # images of CIFAR's size that need no file
     "batch_size=32",
 ]
 FIXED = ["sparsifier=dense", "epochs=1000", "output=unused", "checkpoint.every_s=0", "checkpoint.every_steps=0"]
+Block = tuple[float, float]  # seconds and processor seconds of a step, as the mean over a block
+Step = Callable[[int, int], float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     parser.add_argument("--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks")
-    parser.add_argument("--steps", type=whole_number(), default=40, help="pairs of steps that count, after a warm-up")
+    parser.add_argument(
+        "--steps", type=whole_number(), default=200, help="of each loop that count, after a warm-up (%(default)s)"
+    )
     add_settings(parser, help="model, dataset and so on, as for train; ResNet-20 on 32 x 32 images when none is given")
 
 
@@ -54,47 +64,101 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     (config,) = prepare_runs(
         [[*(arguments.overrides or DEFAULTS), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]]
     )
-    with tempfile.TemporaryDirectory(prefix="micro-loop-") as folder:
-        settings = {"config": config, "folder": folder, "steps": arguments.steps}
-        (row,) = measure(work, settings, arguments.nproc)
+    num_pairs = max(FEWEST_PAIRS, math.ceil(arguments.steps / BLOCK))
+    pairs: list[tuple[Block, Block]] = []
+    with tempfile.TemporaryDirectory(prefix="micro-loop-") as folder, ranks_of_measurement(arguments.nproc) as ranks:
+        ranks.call(begin_loops, config, folder)
+        for number in range(num_pairs):
+            pairs.append(over_ranks(ranks.call(take_pair)))
+            if (number + 1) % PAIRS_BETWEEN_LINES == 0 and number + 1 < num_pairs:
+                row = summary(pairs)
+                console.print(f"{(number + 1) * BLOCK} of {num_pairs * BLOCK} steps: ratio {row['ratio']:.3f}")
+    row = summary(pairs)
     name = f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks"
     console.print(
         f"{name}: harness {1e3 * row['harness_s']:.2f} ms, bare DDP {1e3 * row['bare_s']:.2f} ms a step; "
-        f"ratio {row['ratio']:.3f} (quartiles {row['ratio_q1']:.3f} to {row['ratio_q3']:.3f}, {arguments.steps} pairs)"
+        f"ratio {row['ratio']:.3f} (95 % between {row['ratio_low']:.3f} and {row['ratio_high']:.3f}; {num_pairs} pairs "
+        f"of {BLOCK} steps each)\nprocessor: {1e3 * row['harness_cpu_s']:.2f} and {1e3 * row['bare_cpu_s']:.2f} ms a "
+        f"step and rank, {1e3 * row['added_cpu_s']:+.2f} ms"
     )
     frame = pd.DataFrame([row]).assign(run=name)
     write_or_rescue(lambda out: [write_csv(frame, out / "loop.csv")], arguments.out)
 
 
-def work(settings: Settings) -> list[Row]:
-    """Time pairs of steps and return one row of medians."""
-    config: TrainConfig = settings["config"]
-    device, folder = own_device(), RunFolder(Path(settings["folder"]))
-    workers = DdpWorkers(config, load_task(config, device))
-    harness, bare = Trainer(config, workers, folder), _BareLoop(config, device)
-    pairs = []
-    index = epoch = 0
-    for pair in range(WARMUP + settings["steps"]):
-        if index == 0:
-            workers.start_epoch(epoch)
-            bare.start_epoch(epoch)
-        order = (harness.step, bare.step) if pair % 2 else (bare.step, harness.step)
-        times = {step: _timed(step, epoch, index, device) for step in order}
-        pairs.append((times[harness.step], times[bare.step]))
-        index = (index + 1) % workers.num_steps
-        epoch += index == 0
-    counted = pairs[WARMUP:]
-    ratios = sorted(ours / theirs for ours, theirs in counted)
-    quartiles = statistics.quantiles(ratios, n=4)
-    return [
-        {
-            "harness_s": statistics.median(ours for ours, _ in counted),
-            "bare_s": statistics.median(theirs for _, theirs in counted),
-            "ratio": statistics.median(ratios),
-            "ratio_q1": quartiles[0],
-            "ratio_q3": quartiles[2],
-        }
-    ]
+def over_ranks(answers: Sequence[tuple[Block, Block]]) -> tuple[Block, Block]:
+    """Return a pair of blocks over ranks: the seconds of the slowest, the mean of the processor's."""
+    ours, theirs = (
+        (max(seconds for seconds, _ in blocks), statistics.fmean(cpu for _, cpu in blocks))
+        for blocks in zip(*answers, strict=True)
+    )
+    return ours, theirs
+
+
+def summary(pairs: Sequence[tuple[Block, Block]]) -> Row:
+    """Return medians over pairs, and between which ratios the true median is with 95 %, by their ranks."""
+    ratios = sorted(ours[0] / theirs[0] for ours, theirs in pairs)
+    reach = math.ceil(0.98 * math.sqrt(len(ratios)))  # 1.96 standard deviations of a fair coin's heads
+    low, high = max(0, len(ratios) // 2 - reach), min(len(ratios) - 1, (len(ratios) - 1) // 2 + reach)
+    (ours_s, ours_cpu), (theirs_s, theirs_cpu) = (zip(*blocks, strict=True) for blocks in zip(*pairs, strict=True))
+    return {
+        "harness_s": statistics.median(ours_s),
+        "bare_s": statistics.median(theirs_s),
+        "ratio": statistics.median(ratios),
+        "ratio_low": ratios[low],
+        "ratio_high": ratios[high],
+        "harness_cpu_s": statistics.median(ours_cpu),
+        "bare_cpu_s": statistics.median(theirs_cpu),
+        "added_cpu_s": statistics.median(mine - its for mine, its in zip(ours_cpu, theirs_cpu, strict=True)),
+    }
+
+
+class _Loops:
+    """Both loops on this rank, at the same step."""
+
+    def __init__(self, config: TrainConfig, folder: str) -> None:
+        self._device = own_device()
+        self._workers = DdpWorkers(config, load_task(config, self._device))
+        self._harness = Trainer(config, self._workers, RunFolder(Path(folder)))
+        self._bare = _BareLoop(config, self._device)
+        self._num_pairs = self._num_steps = 0
+
+    def take_pair(self) -> tuple[Block, Block]:
+        """Take a block of steps of each; return what the harness's took, then what the bare loop's took."""
+        numbers = range(self._num_steps, self._num_steps + BLOCK)
+        loops = [(self._harness.step, self._workers.start_epoch), (self._bare.step, self._bare.start_epoch)]
+        turns = range(2) if self._num_pairs % 2 else (1, 0)
+        found = {turn: self._block(*loops[turn], numbers) for turn in turns}
+        self._num_pairs, self._num_steps = self._num_pairs + 1, numbers.stop
+        return found[0], found[1]
+
+    def _block(self, step: Step, start_epoch: Callable[[int], None], numbers: Sequence[int]) -> Block:
+        dist.barrier()
+        started, cpu = time.perf_counter(), time.process_time()
+        for number in numbers:
+            epoch, index = divmod(number, self._workers.num_steps)
+            if index == 0:
+                start_epoch(epoch)
+            step(epoch, index)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return (time.perf_counter() - started) / len(numbers), (time.process_time() - cpu) / len(numbers)
+
+
+_loops: _Loops | None = None  # of this rank: it lasts from one call to the next
+
+
+def begin_loops(config: TrainConfig, folder: str) -> None:
+    """Make both loops on this rank, and warm them up."""
+    global _loops
+    _loops = _Loops(config, folder)
+    for _ in range(WARMUP_PAIRS):
+        _loops.take_pair()
+
+
+def take_pair() -> tuple[Block, Block]:
+    """Take a block of steps of each loop on this rank."""
+    assert _loops
+    return _loops.take_pair()
 
 
 class _BareLoop:
@@ -117,12 +181,3 @@ class _BareLoop:
         loss.backward()
         self._optimizer.step()
         return float(loss.detach())
-
-
-def _timed(step: Any, epoch: int, index: int, device: torch.device) -> float:
-    dist.barrier()
-    started = time.perf_counter()
-    step(epoch, index)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return slowest(time.perf_counter() - started, device)

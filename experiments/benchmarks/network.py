@@ -3,41 +3,46 @@
 Reports a step's time beside what no step can be faster than (the larger of its computation, measured without
 communication on the same hosts, and of its bytes at the rate of the link), what the kernel counted on the links beside
 what each method counts itself, and the time that the planner predicts from profiles taken on the same hosts in the
-same run. Needs root on Linux.
+same run; and where a step goes that is longer than its bound. Needs root on Linux.
+
+Each rate takes --link-seconds, and each method there at most about --seconds and one step; profiles of the model and of
+the methods take one to three minutes before. With the defaults a run ends within twenty minutes on two idle cores. A
+line tells each method as it is done. A run that is stopped writes what it has.
 """
 
 import argparse
-import math
+import shlex
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 from rich.console import Console
-from rich.table import Table
 
 from experiments.benchmarks.network_prediction import Prediction, measure_link, take_profiles
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
+from experiments.benchmarks.network_tables import compared, draw, page, print_tables
 from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, begin_training, train_steps
 from experiments.config.command_line import add_settings, comma_list
-from experiments.config.option_types import to_density, to_positive, whole_number
+from experiments.config.option_types import to_density, to_path, to_positive, whole_number
 from experiments.launching.measurements import Row
 from experiments.launching.namespaces import Hosts, bits_per_s
+from experiments.launching.process_lifetime import exit_at_termination
 from experiments.launching.rank_group import RankGroup
-from experiments.reports.figure_parts import head, new_figure, save
-from experiments.reports.output import write_or_rescue
-from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, style
+from experiments.reports.figure_parts import save
+from experiments.reports.output import check_folder, write_file, write_or_rescue
 
 NAME = "network"
 WARMUP = 4  # DDP settles its buckets after the first step, PowerSGD starts after the second
+FEWEST_STEPS = 2
 CHOICES = (
     "ddp,dense:layerwise,dense:single,dense:mgwfbp,dense:exact,"
     "micro,micro:sparse_exact,cltk,topk,oktopk,torch_fp16,torch_powersgd"
 )
-TICKS = [digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)]
 FRAME = 1514 / 1448  # bytes on the wire for those of a full segment: Ethernet, IP and TCP headers with time stamps
+PARTS = ("forward_s", "backward_s", "update_s", "cpu_s", "kernel_s", "select_s", "exchange_s", "rest_s", "exposed_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rates", type=comma_list(str), default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)"
     )
     parser.add_argument("--hosts", type=whole_number(2), default=4, help="with one rank each (%(default)s)")
-    parser.add_argument("--steps", type=whole_number(), default=5, help="that count, after a warm-up (%(default)s)")
+    parser.add_argument("--steps", type=whole_number(), default=20, help="that count, after a warm-up (%(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=to_positive,
+        default=30.0,
+        help=f"time of each method at each rate, kept to by fewer steps, at least {FEWEST_STEPS} (%(default)s)",
+    )
+    parser.add_argument("--page", type=to_path, metavar="FILE", help="also write the tables as a page of Markdown")
     parser.add_argument("--density", type=to_density, default=0.01, help="target of the sparse methods (%(default)s)")
     parser.add_argument(
         "--methods",
@@ -63,28 +75,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Measure, print and write the table and the figure.
+    """Measure, print and write the tables and the figure; a run that is stopped writes what is finished.
 
     Raises:
         UserError: a mistake, or a machine that can have no hosts; nothing is started then.
         RankFailure: a rank failed.
     """
     settings = NetworkSettings.of(arguments)
+    if arguments.page is not None:
+        check_folder(arguments.page.parent, "--page")
+    rows: list[Row] = []
+    try:
+        with exit_at_termination():
+            for row in _measured(settings, console):
+                rows.append(row)
+    finally:
+        if rows:
+            _report(pd.DataFrame(rows), settings, arguments, console)
+
+
+def _report(rows: pd.DataFrame, settings: NetworkSettings, arguments: argparse.Namespace, console: Console) -> None:
+    frame = compared(rows, DDP)
+    print_tables(frame, settings.title, console)
+    paths = write_or_rescue(lambda out: save(draw(frame, settings.title), frame, out / NAME), arguments.out)
+    if arguments.page is not None:
+        command = f"python -m experiments.bench {shlex.join(arguments.words)}"
+        paths.append(write_file(Path(arguments.page), page(frame, settings.title, command)))
+    for path in paths:
+        console.print(f"wrote {path}")
+
+
+def _measured(settings: NetworkSettings, console: Console) -> Iterator[Row]:
+    """Yield the row of each method at each rate, and print a line for it."""
+    started = time.monotonic()
     with Hosts(settings.num_hosts) as hosts, RankGroup(settings.num_hosts, prefixes=hosts.prefixes()) as ranks:
-        with console.status("profiling the model and the methods"):
-            profiles = take_profiles(settings, ranks)
-        rows = []
+        console.print("profiling the model and the methods")
+        profiles = take_profiles(settings, ranks)
         for rate in settings.rates:
             hosts.shape(rate)
-            with console.status(f"{rate}: measuring the link"):
-                network = measure_link(settings, ranks, rate)
+            console.print(f"{time.monotonic() - started:.0f} s: {rate}: measuring the link")
+            network = measure_link(settings, ranks, rate)
             for setup in settings.setups:
-                with console.status(f"{rate}: {setup.name}"):
-                    rows.append(_measure(settings, setup, Prediction(profiles, network), hosts, ranks, rate))
-    frame = _compared(pd.DataFrame(rows))
-    console.print(_table(frame, settings))
-    for path in write_or_rescue(lambda out: save(_draw(frame, settings.title), frame, out / NAME), arguments.out):
-        console.print(f"wrote {path}")
+                row = _measure(settings, setup, Prediction(profiles, network), hosts, ranks, rate)
+                yield row
+                console.print(
+                    f"{time.monotonic() - started:.0f} s: {rate}: {setup.title}: {row['step_s']:.4g} s a step, "
+                    f"{row['predicted_s']:.4g} s predicted"
+                )
 
 
 def _measure(
@@ -96,87 +133,44 @@ def _measure(
     if setup.schedule and setup.schedule.is_planned:
         assert problem
         plan = setup.schedule.plan(problem)
+    started = time.monotonic()
     ranks.call(begin_training, setup.method, setup.overrides, plan)
-    ranks.call(train_steps, WARMUP)
+    warm = ranks.call(train_steps, WARMUP)
+    pair_s = sum(max(answer[kind][-1]["step_s"] for answer in warm) for kind in ("steps", "compute"))
+    affordable = int((settings.seconds - (time.monotonic() - started)) / pair_s)
+    num_steps = max(FEWEST_STEPS, min(settings.steps, affordable))
     before = hosts.counters()
-    answers = ranks.call(train_steps, settings.steps)
+    answers = ranks.call(train_steps, num_steps)
     sent = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
-    slowest, compute_s = (
-        [max(seconds) for seconds in zip(*(answer[key] for answer in answers), strict=True)]
-        for key in ("seconds", "compute")
-    )
+    slowest, compute_s = (_slowest([answer[kind] for answer in answers]) for kind in ("steps", "compute"))
+    link_bytes = statistics.fmean(one.payload_bytes for one in sent) / num_steps
     return {
         "rate": rate,
         "method": setup.name,
         "title": setup.title,
-        "step_s": statistics.fmean(slowest),
+        "num_steps": num_steps,
+        "step_s": statistics.median(slowest),
         "least_s": min(slowest),
         "most_s": max(slowest),
-        "samples_per_s": settings.num_hosts * setup.config.batch_size / statistics.fmean(slowest),
-        "link_bytes": statistics.fmean(one.payload_bytes for one in sent) / settings.steps,
+        "samples_per_s": settings.num_hosts * setup.config.batch_size / statistics.median(slowest),
+        "link_bytes": link_bytes,
         "counted_bytes": statistics.fmean(statistics.fmean(answer["bytes"]) for answer in answers),
-        "predicted_s": prediction.step_s(setup, compute_s=statistics.fmean(compute_s)),
-        "compute_s": statistics.fmean(compute_s),
-        "wire_s": FRAME * 8 * statistics.fmean(one.payload_bytes for one in sent) / settings.steps / bits_per_s(rate),
+        **prediction.step(setup, compute_s=statistics.median(compute_s)),
+        "compute_s": statistics.median(compute_s),
+        "wire_s": FRAME * 8 * link_bytes / bits_per_s(rate),
+        **_parts("", [answer["steps"] for answer in answers]),
+        **_parts("alone_", [answer["compute"] for answer in answers]),
     }
 
 
-def _compared(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add what follows from the numbers: how much faster than DDP, and how well bytes and predictions agree."""
-    dense = frame[frame["method"] == DDP].set_index("rate")["step_s"]
-    return frame.assign(
-        times_ddp=frame["rate"].map(dense) / frame["step_s"],
-        link_share=frame["link_bytes"] / frame["counted_bytes"],
-        predicted_share=frame["predicted_s"] / frame["step_s"],
-        over_bound=frame["step_s"] / frame[["compute_s", "wire_s"]].max(axis="columns"),
-    )
+def _slowest(steps: Sequence[Sequence[dict[str, float]]]) -> list[float]:
+    """Return the seconds of each step on its slowest rank."""
+    return [max(parts["step_s"] for parts in together) for together in zip(*steps, strict=True)]
 
 
-def _table(frame: pd.DataFrame, settings: NetworkSettings) -> Table:
-    table = Table(title=f"{settings.title}; means of {settings.steps} steps")
-    columns = {
-        "step s": ("step_s", "{:.4g}"),
-        "compute": ("compute_s", "{:.3g}"),
-        "wire": ("wire_s", "{:.3g}"),
-        "step / max": ("over_bound", "{:.2f}"),
-        "samples / s": ("samples_per_s", "{:.4g}"),
-        "times DDP": ("times_ddp", "{:.2f}"),
-        "link MB": ("link_bytes", "{:.4g}"),
-        "counted MB": ("counted_bytes", "{:.4g}"),
-        "link / ours": ("link_share", "{:.3f}"),
-        "predicted": ("predicted_s", "{:.4g}"),
-        "pred. / step": ("predicted_share", "{:.2f}"),
-    }
-    table.add_column("link")
-    table.add_column("method")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in frame.to_dict("records"):
-        numbers = [(row[key] / 1e6 if name.endswith("MB") else row[key], form) for name, (key, form) in columns.items()]
-        table.add_row(row["rate"], row["title"], *("-" if math.isnan(x) else form.format(x) for x, form in numbers))
-    return table
-
-
-@style()
-def _draw(frame: pd.DataFrame, title: str) -> Figure:
-    """A step's time by method, measured (from the fastest to the slowest step) and predicted, a panel per rate."""
-    rates = list(dict.fromkeys(frame["rate"]))
-    names = list(dict.fromkeys(frame["title"]))
-    figure = new_figure(PAGE_INCHES, 1.2 + 0.26 * len(names))
-    panels: Sequence[Any] = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
-    for axes, rate in zip(panels, rates, strict=True):
-        rows = frame[frame["rate"] == rate]
-        places = [names.index(name) for name in rows["title"]]
-        axes.hlines(places, rows["least_s"], rows["most_s"], color=BLUE, linewidth=2.5, alpha=0.5)
-        handles = [
-            axes.scatter(rows["step_s"], places, s=22, color=BLUE, zorder=3, label="measured"),
-            axes.scatter(rows["predicted_s"], places, s=34, marker="|", color=VERMILLION, zorder=4, label="predicted"),
-        ]
-        axes.set(xscale="log", xlabel=f"seconds of a step at {rate}", yticks=range(len(names)), yticklabels=names)
-        first, last = 0.8 * min(frame["least_s"].min(), frame["predicted_s"].min()), 1.25 * frame["most_s"].max()
-        ticks = [tick for tick in TICKS if first <= tick <= last]
-        axes.set(xlim=(first, last), xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
-        axes.xaxis.set_minor_locator(NullLocator())
-    panels[0].invert_yaxis()
-    head(figure, title, handles)
-    return figure
+def _parts(prefix: str, steps: Sequence[Sequence[dict[str, float]]]) -> dict[str, Any]:
+    """Return the seconds of each part that is known, as the median over steps and ranks; of the kernel's the mean."""
+    taken = [parts for of_rank in steps for parts in of_rank]
+    known = [part for part in PARTS if part in taken[0]]
+    middle = {part: statistics.fmean if part == "kernel_s" else statistics.median for part in known}
+    return {prefix + part: middle[part]([parts[part] for parts in taken]) for part in known}

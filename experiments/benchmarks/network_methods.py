@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,14 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 import micro
-from experiments.benchmarks.network_training import CPU, config_of
+from experiments.benchmarks.network_training import CPU, FP16, config_of
 from experiments.launching.measurements import Row, slowest
 from experiments.profiles import link
 from experiments.studies.gradient_sources import layered
 from experiments.studies.methods import build_methods
 from experiments.training.tasks import load_task
 from micro import kernels
-from micro.comm import GroupComm
+from micro.comm import Comm, GroupComm, Kind
+from micro.flat import Layout
 from micro.operations import Op
 from micro.planning.tables import LinkTable
 
@@ -40,7 +42,7 @@ class MethodProfile:
         lengths: of vectors, rising.
         seconds: beside the collectives, for each length.
         calls: the collectives in turn, each with its bytes at each length, as `LinkTable` counts them; of the rank
-            with the largest message.
+            with the largest message, those of a scatter in whichever direction is more.
     """
 
     lengths: Sequence[int]
@@ -55,6 +57,11 @@ class MethodProfile:
         """Return the seconds of the collectives on a link."""
         return sum(network.seconds(op, self._at(numel, sizes)) for op, sizes in self.calls)
 
+    def messages(self, numel: float, network: LinkTable) -> tuple[tuple[float, float], ...]:
+        """Return the latency and the transfer of each collective, in seconds."""
+        costs = [(network.seconds(op, 0.0), network.seconds(op, self._at(numel, sizes))) for op, sizes in self.calls]
+        return tuple((latency, max(0.0, seconds - latency)) for latency, seconds in costs)
+
     def slowed(self, factor: float) -> "MethodProfile":
         """Return the same with longer computation."""
         return replace(self, seconds=[factor * seconds for seconds in self.seconds])
@@ -63,15 +70,48 @@ class MethodProfile:
         return float(np.interp(numel, self.lengths, values))
 
 
+class BothWays(GroupComm):
+    """Counts a scatter by what this rank sends or receives, whichever is more: a link carries both at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._received_bytes = 0
+
+    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
+        numel = sum(received_sizes) - received_sizes[self.rank]
+        self._received_bytes = numel * received.element_size()
+        super()._exchange(received, sent, received_sizes, sent_sizes)
+
+    def _count(self, kind: Kind, op: Op, size: int) -> None:
+        super()._count(kind, op, max(size, self._received_bytes) if op == "scatter" else size)
+
+
+class HalfMean:
+    """What torch's fp16_compress_hook does with a bucket: the mean of half-precision gradients."""
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+        """Return no state."""
+
+    def reduce_(self, state: None, grad: Tensor, comm: Comm) -> None:
+        """Replace ``grad`` (numel,) by the mean over ranks."""
+        half = grad.to(torch.float16).div_(comm.world_size)
+        comm.all_reduce_(half)
+        grad.copy_(half)
+
+
 def profile_methods(methods: Sequence[str], density: float, overrides: list[str], steps: int) -> dict[str, Row]:
     """Return the fields of each method's profile; every rank calls this."""
     kernels.prepare()
     gradients = own_gradients(overrides)
     numel = gradients[0].numel()
     lengths = sorted({min(numel, 1024), max(1, numel // 16), numel})
+    own = [method for method in methods if method != FP16]
+    reducers: dict[str, micro.Reducer | HalfMean] = {**build_methods(own, density)} if own else {}
+    if FP16 in methods:
+        reducers[FP16] = HalfMean()
     measured = {
         method: [measure(reducer, gradients, length, steps) for length in lengths]
-        for method, reducer in build_methods(methods, density).items()
+        for method, reducer in reducers.items()
     }
     return {method: joined(lengths, found) for method, found in measured.items()}
 
@@ -89,15 +129,15 @@ def own_gradients(overrides: list[str]) -> list[Tensor]:
 
 
 def measure(
-    reducer: micro.Reducer, gradients: Sequence[Tensor], length: int, steps: int
+    reducer: micro.Reducer | HalfMean, gradients: Sequence[Tensor], length: int, steps: int
 ) -> tuple[float, list[tuple[Op, float]]]:
     """Return the seconds beside the collectives, and the collectives of a step, of the first ``length`` elements.
 
     Ranks wait for each other in every collective, so what a step takes beside them is more than any rank computes: it
     is the time of a step less that of the same collectives, called one after the other.
     """
-    comm = GroupComm()
-    state = reducer.start(layered(length), torch.float32, CPU)
+    comm = BothWays()
+    state: Any = reducer.start(layered(length), torch.float32, CPU)
     seconds: list[float] = []
     calls: list[list[tuple[Op, float]]] = []
     for step in range(SETTLING_STEPS + steps):

@@ -3,7 +3,8 @@
 import argparse
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from experiments.launching.measurements import Row, Settings
 from experiments.launching.rank_group import RankGroup
 from experiments.profiles import backward, link
 from experiments.studies.simulated_steps.trace_changes import rescaled
-from experiments.training.schedule_problem import problem_of
+from experiments.training.schedule_problem import one_round, problem_of
 from micro.planning.schedules.base import Problem, Schedule
 from micro.planning.tables import Curve, LinkTable
 from micro.planning.traces import Trace
@@ -26,7 +27,7 @@ LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """What was measured whatever the rate of the links is: of the model, and of each sparse method by name."""
+    """What was measured whatever the rate of the links is: of the model, and of each method that computes, by name."""
 
     trace: Trace
     methods: Mapping[str, MethodProfile]
@@ -54,24 +55,37 @@ class Prediction:
             return None
         profiles, n = self.profiles.slowed(slower), self.network.world_size
         if measured := profiles.methods.get(setup.method):
-            size = profiles.trace.element_bytes
-            return Problem(
-                profiles.trace,
-                exchange=lambda num_bytes: measured.exchange_s(num_bytes / size, self.network),
-                select=lambda num_bytes: measured.select_s(num_bytes / size),
-            )
-        problem = problem_of(profiles.trace, self.network, setup.reducer, n)
-        if setup.method == FP16:
-            return replace(problem, exchange=lambda num_bytes: self.network.seconds("all_reduce", num_bytes / 2))
-        return problem
+            return self._measured_problem(measured, profiles.trace, shares=setup.shares_rounds)
+        return problem_of(profiles.trace, self.network, setup.reducer, n)
+
+    def _measured_problem(self, measured: MethodProfile, trace: Trace, *, shares: bool) -> Problem:
+        """Return the problem of a method that was profiled.
+
+        Args:
+            shares: whether its buckets share rounds of messages, so that latencies are not in series.
+        """
+        size = trace.element_bytes
+
+        def messages(num_bytes: float) -> tuple[tuple[float, float], ...]:
+            return measured.messages(num_bytes / size, self.network)
+
+        def in_series(num_bytes: float) -> float:
+            return measured.exchange_s(num_bytes / size, self.network)
+
+        return Problem(
+            trace,
+            exchange=partial(one_round, messages) if shares else in_series,
+            select=lambda num_bytes: measured.select_s(num_bytes / size),
+            messages=messages if shares else None,
+        )
 
     def schedule(self, setup: Setup) -> Schedule:
         """Return the schedule that makes a method's buckets."""
         own = "ddp" if setup.config.sparsifier.is_dense else "single"
         return setup.schedule or micro.build(Schedule, own)
 
-    def step_s(self, setup: Setup, *, compute_s: float) -> float:
-        """Return the seconds of a step; NaN where they cannot be predicted.
+    def step(self, setup: Setup, *, compute_s: float) -> dict[str, float]:
+        """Return the seconds of a step, and its parts that can be compared; NaN where they cannot be predicted.
 
         Args:
             compute_s: what a step without communication took beside the steps that are predicted: the machine may have
@@ -79,9 +93,14 @@ class Prediction:
         """
         planned, now = self.problem(setup), self.problem(setup, slower=compute_s / self.profiles.trace.compute_s)
         if planned is None or now is None:
-            return math.nan
+            return dict.fromkeys(("predicted_s", "predicted_exposed_s", "predicted_select_s"), math.nan)
         schedule = self.schedule(setup)
-        return schedule.timeline(now, schedule.cut(planned)).step_s
+        found = schedule.timeline(now, schedule.cut(planned))
+        return {
+            "predicted_s": found.step_s,
+            "predicted_exposed_s": found.exposed_s,
+            "predicted_select_s": found.backward_s - now.trace.backward_s,
+        }
 
 
 def take_profiles(settings: NetworkSettings, ranks: RankGroup) -> Profiles:
@@ -90,10 +109,11 @@ def take_profiles(settings: NetworkSettings, ranks: RankGroup) -> Profiles:
     options = argparse.Namespace(steps=PROFILED_STEPS, overrides=words)
     rows = _profiled(ranks, backward, backward.prepare(options, settings.num_hosts))
     trace = backward.merge(rows)
-    sparse = list(dict.fromkeys(s.method for s in settings.setups if not s.config.sparsifier.is_dense))
-    if not sparse:
+    computing = [s.method for s in settings.setups if s.method == FP16 or not s.config.sparsifier.is_dense]
+    if not computing:
         return Profiles(trace, {})
-    found = ranks.call(profile_methods, sparse, settings.density, settings.overrides, PROFILED_STEPS)[0]
+    methods = list(dict.fromkeys(computing))
+    found = ranks.call(profile_methods, methods, settings.density, settings.overrides, PROFILED_STEPS)[0]
     return Profiles(trace, {name: MethodProfile(**fields) for name, fields in found.items()})
 
 

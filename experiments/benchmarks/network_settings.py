@@ -49,6 +49,11 @@ class Setup:
         return f"{base}, {self.schedule.name}" if self.schedule else base
 
     @property
+    def shares_rounds(self) -> bool:
+        """Whether buckets share rounds of messages; those of torch's hooks do not."""
+        return self.method not in OF_TORCH and self.reducer.shares_rounds
+
+    @property
     def reducer(self) -> micro.Reducer:
         """What reduces the gradients; dense stands for torch's own."""
         return build_reducer(self.config)
@@ -65,6 +70,7 @@ class NetworkSettings:
     setups: list[Setup]
     overrides: list[str]
     link_s: float
+    seconds: float
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "NetworkSettings":
@@ -85,7 +91,14 @@ class NetworkSettings:
         words = [*overrides, f"density={arguments.density!r}"]
         setups = [_setup(word, words, arguments.hosts) for word in dict.fromkeys(arguments.methods)]
         return cls(
-            rates, arguments.hosts, arguments.steps, arguments.density, setups, words, float(arguments.link_seconds)
+            rates=rates,
+            num_hosts=arguments.hosts,
+            steps=arguments.steps,
+            density=arguments.density,
+            setups=setups,
+            overrides=words,
+            link_s=float(arguments.link_seconds),
+            seconds=float(arguments.seconds),
         )
 
     @property

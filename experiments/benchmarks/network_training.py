@@ -1,9 +1,11 @@
 """Training by one method after another on a rank of ``experiments.bench network``."""
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import bucket_caps
+from experiments.training.optimizers import zero_gradients_
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import Batch, Task, load_task
 from micro import kernels
@@ -25,6 +28,7 @@ DDP, FP16, POWERSGD = "ddp", "torch_fp16", "torch_powersgd"  # torch's own; ever
 POWERSGD_RANK, POWERSGD_STARTS, POWERSGD_LEAST = 4, 2, 2  # as in micro's; the first step that hook may start at
 CPU = torch.device("cpu")
 BytesSent = Callable[[], float]  # by this rank in the last step
+Parts = dict[str, float]  # of a step, by name: seconds
 Wrapped = tuple[DistributedDataParallel, BytesSent, micro.Attachment | None]
 
 
@@ -41,30 +45,50 @@ class Training:
         wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
         self._ddp, self._bytes_sent, self._attachment = _wrapped(method, config, model, wrap, plan)
 
-    def step(self) -> tuple[float, float]:
-        """Train one step; return its seconds and the bytes that this rank sent, as its method counts them."""
-        return self._step(), self._bytes_sent()
+    def step(self) -> tuple[Parts, float]:
+        """Train one step; return its parts and the bytes that this rank sent, as its method counts them."""
+        return self._step() | self._reduction(), self._bytes_sent()
 
-    def compute(self) -> float:
-        """Take a step that sends nothing and leaves the weights as they are; return its seconds."""
+    def compute(self) -> Parts:
+        """Take a step that sends nothing and leaves the weights as they are; return its parts."""
         (group,) = self._optimizer.param_groups
         lr, group["lr"] = group["lr"], 0.0
         with self._ddp.no_sync():
-            elapsed_s = self._step()
+            parts = self._step()
         group["lr"] = lr
-        return elapsed_s
+        return parts
 
     def close(self) -> None:
         """Give back the thread and the process group of the method, if it has some."""
         if self._attachment is not None:
             self._attachment.close()
 
-    def _step(self) -> float:
-        started = time.perf_counter()
-        self._optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets
-        self._task.loss(self._ddp, next(self._batches))[0].backward()
+    def _step(self) -> Parts:
+        kernel_s, started = os.times().system, time.perf_counter()
+        cpu_s = time.process_time()
+        zero_gradients_(self._optimizer)
+        loss = self._task.loss(self._ddp, next(self._batches))[0]
+        forwarded = time.perf_counter()
+        loss.backward()
+        reduced = time.perf_counter()
         self._optimizer.step()
-        return time.perf_counter() - started
+        ended = time.perf_counter()
+        return {
+            "step_s": ended - started,
+            "forward_s": forwarded - started,
+            "backward_s": reduced - forwarded,
+            "update_s": ended - reduced,
+            "cpu_s": time.process_time() - cpu_s,
+            "kernel_s": os.times().system - kernel_s,
+        }
+
+    def _reduction(self) -> Parts:
+        """Return the parts of a reduction of ours: on its lane, and after backward; nothing of torch's own."""
+        if self._attachment is None:
+            return {}
+        stats = self._attachment.stats
+        sums = {key: sum(getattr(each, key) for each in stats) for key in ("select_s", "exchange_s", "rest_s")}
+        return {**sums, "exposed_s": self._attachment.exposed_s}
 
 
 def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig:
@@ -135,16 +159,16 @@ def begin_training(method: str, overrides: list[str], plan: Plan | None) -> None
     _training = Training(method, overrides, plan)
 
 
-def train_steps(number: int) -> dict[str, list[float]]:
-    """Train some steps, beside each one without communication; return the seconds of both, and the bytes sent."""
+def train_steps(number: int) -> dict[str, list[Any]]:
+    """Train some steps, beside each one without communication; return the parts of both, and the bytes sent."""
     assert _training
-    seconds, sent, compute = [], [], []
+    steps, sent, compute = [], [], []
     for _ in range(number):
         dist.barrier()
-        step_s, num_bytes = _training.step()
+        parts, num_bytes = _training.step()
         dist.barrier()
-        seconds.append(step_s)
+        steps.append(parts)
         sent.append(num_bytes)
         compute.append(_training.compute())
     dist.barrier()
-    return {"seconds": seconds, "bytes": sent, "compute": compute}
+    return {"steps": steps, "bytes": sent, "compute": compute}

@@ -71,7 +71,7 @@ def collect_manifest(
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "cpu": {"model": _cpu_model(), "num_cores": os.cpu_count()},
+        "cpu": {"model": cpu_model(), "num_cores": os.cpu_count()},
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
         "environment": _environment(),
@@ -119,7 +119,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
+    """Return the name of the processor, where the system tells it."""
     if sys.platform != "linux":
         return platform.processor() or None
     lines = Path("/proc/cpuinfo").read_text().splitlines()

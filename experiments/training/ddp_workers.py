@@ -101,7 +101,7 @@ class DdpWorkers(Workers):
                 loss, self._carries[0] = self.task.loss(self._ddp, batch, self._carries[0])
                 (loss if scale == 1 else loss * scale).backward()
             losses.append(loss.detach())
-        return torch.stack(losses).mean()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _rehearse(self) -> None:
         """Let DDP rebuild its buckets before the first step, so that a resumed run has the same ones.

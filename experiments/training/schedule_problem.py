@@ -69,10 +69,10 @@ def problem_of(
     selecting = no_time if select is None else selection
     if not reducer.shares_rounds:
         return Problem(trace, exchange, selecting)
-    return Problem(trace, partial(_one_round, messages), selecting, messages=messages)
+    return Problem(trace, partial(one_round, messages), selecting, messages=messages)
 
 
-def _one_round(messages: Messages, num_bytes: float) -> float:
+def one_round(messages: Messages, num_bytes: float) -> float:
     """Return what a group adds to a step whose groups share rounds: one latency, and all of its transfers."""
     costs = messages(num_bytes)
     return max((latency for latency, _ in costs), default=0.0) + sum(transfer for _, transfer in costs)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from experiments.config.schema import TrainConfig
-from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
+from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_, zero_gradients_
 from experiments.training.round_workers import RoundWorkers
 from experiments.training.workers import Reduced, Workers
 
@@ -42,7 +42,7 @@ class Steps:
         """
         lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
         set_lr_(self.optimizer, self._config.optimizer, lr)
-        self.optimizer.zero_grad(set_to_none=False)  # gradients stay views of DDP's buckets: nothing is copied
+        zero_gradients_(self.optimizer)
         reduced = self._workers.reduce(step, lr)
         if not any(stats.skipped for stats in reduced.stats):
             self._clip_update(lr)

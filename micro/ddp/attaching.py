@@ -74,7 +74,8 @@ def attach(
         lane: "thread" reduces in a thread of its own while backward goes on, over a group of its own. "caller" reduces
             in the thread of backward, over the model's own group: one thread and one communicator, so that all ranks
             launch all collectives in one order. "auto" is "caller" on GPUs where backward has collectives of its own
-            (find_unused_parameters, SyncBatchNorm), else "thread"; say "caller" on NCCL for others that it cannot see.
+            (find_unused_parameters, SyncBatchNorm), and on CPUs for the dense mean, which starts its all-reduce and
+            waits after backward, as DDP does; else "thread". Say "caller" on NCCL for others that it cannot see.
             The updates are the same. micro.drivers.lane says why.
         process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
             group is made for the thread, with the backend, the timeout and the options of the model's own, and
@@ -104,11 +105,11 @@ def attach(
         check_clip(clip, clip_norm)
         check_on_step(on_step)
         check_scaler(scaler, check_reducer(reducer))
-        lane = check_lane(lane, model)
-        check_group(process_group, model, lane=lane)
         trained = reduced_parameters(model)
         reducer = split_by(check_reducer(reducer), trained, only=only, dense=dense, start_step=start_step)
         reducer = scoped(reducer, scope)
+        lane = check_lane(lane, model, reducer)
+        check_group(process_group, model, lane=lane)
         check_parameters(trained, whole_model=scope == "model")
         Hook.check(model)
         settings |= {"reducer": reducer, "scope": scope, "clip": clip, "clip_norm": clip_norm, "lane": lane}

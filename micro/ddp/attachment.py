@@ -19,7 +19,7 @@ from micro.ddp.bucket import Bucket
 from micro.ddp.bucket_order import replay
 from micro.ddp.hook import Hook
 from micro.ddp.reduction import Reduction
-from micro.ddp.vectors import vectors_of
+from micro.ddp.vectors import BucketVectors
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.copied_attachment import CopiedAttachment
 from micro.drivers.discarded_gradients import DiscardedGradients
@@ -67,7 +67,7 @@ class Attachment:
         self.reducer = reducer
         self._model = ref(model)  # which holds this attachment, where no garbage collector looks
         self._scope = "model" if whole_model else "bucket"
-        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._vectors = BucketVectors({parameter: name for name, parameter in parameters.items()})
         self._finds_unused = bool(model.find_unused_parameters)
         self._is_rehearsing = False
         self._is_paused = False
@@ -94,7 +94,14 @@ class Attachment:
             clip_norm=clip_norm,
         )
         reduced = reduced_parameters(model)
-        self._backward = Backward(model, len(reduced), self._now, at_end=self._end_step, wait=self._reduction.wait)
+        self._backward = Backward(
+            model,
+            len(reduced),
+            self._now,
+            at_computed=self._reduction.finish,
+            at_end=self._end_step,
+            wait=self._reduction.wait,
+        )
         self._discarded = DiscardedGradients(list(reduced.values()))
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
@@ -261,9 +268,8 @@ class Attachment:
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Put one bucket of DDP on the lane, where it is reduced in place; DDP waits for the future."""
-        grad, parameters = bucket.buffer(), bucket.parameters()
-        named = {self._names[parameter]: parameter for parameter in parameters}
-        names = tuple(named)
+        grad = bucket.buffer()
+        names, vectors = self._vectors.of(bucket.parameters(), grad)
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
         if self._is_rehearsing or self._is_paused:
             if self._is_rehearsing:
@@ -274,9 +280,11 @@ class Attachment:
         if is_first:
             self._reduction.forget_errors()
             self._reduction.begin(has_inputs=self._backward.has_inputs(), counts_inputs=self._backward.counts_inputs())
-        self._put(vectors_of(named, grad), grad, future)
+        self._put(vectors, grad, future)
         if is_last:
-            self._reduction.end()
+            self._reduction.end(waits_at_once=self._backward.is_static)
+        self._reduction.hand_over()
+        if is_last:
             self._backward.await_end()
         return future
 

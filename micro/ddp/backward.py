@@ -11,11 +11,12 @@ NO_BACKWARD = -1  # what torch has for the number of the graph where none is com
 
 
 class Backward:
-    """Follows a model's backward from bucket to bucket, and calls ``at_end`` when DDP's own work is done.
+    """Follows a model's backward from bucket to bucket, and says when it has computed and when DDP's own work is done.
 
     Args:
         num_parameters: that DDP reduces.
         now: returns a time in seconds.
+        at_computed: called once all gradients are computed, before DDP waits for the buckets.
         at_end: is given the seconds for which backward waited after all gradients were computed. What it raises comes
             out of backward().
         wait: blocks until all buckets are reduced.
@@ -27,12 +28,14 @@ class Backward:
         num_parameters: int,
         now: Callable[[], float],
         *,
+        at_computed: Callable[[], None],
         at_end: Callable[[float], None],
         wait: Callable[[], None],
     ) -> None:
         self._model = ref(model)  # which holds the attachment, where no garbage collector looks
         self._num_parameters = num_parameters
         self._now = now
+        self._at_computed = at_computed
         self._at_end = at_end
         self._wait = wait
         self._received: set[str] = set()  # the parameters of the buckets so far
@@ -52,12 +55,14 @@ class Backward:
             self._received.clear()
             self._compute_end_s = None
         self._received.update(names)
-        is_last = bucket.is_last() or (self._is_static() and len(self._received) == self._num_parameters)
+        is_last = bucket.is_last() or (self.is_static and len(self._received) == self._num_parameters)
         if is_last:
             self._received.clear()
         return is_first, is_last
 
-    def _is_static(self) -> bool:
+    @property
+    def is_static(self) -> bool:
+        """Whether the model was wrapped with static_graph=True, so that its first backward ends in another way."""
         model = self._model()
         return model is not None and bool(model.static_graph)
 
@@ -83,12 +88,14 @@ class Backward:
             _at_end_of_backward(self._note_compute_end)
             return
         started = self._now()
+        self._at_computed()
         self._wait()
         self._at_end(self._now() - started)
 
     def _note_compute_end(self) -> None:
         """Note when DDP begins to wait."""
         self._compute_end_s = self._now()
+        self._at_computed()
         _at_end_of_backward(self._end)
 
     def _end(self) -> None:

@@ -14,6 +14,7 @@ from micro.checkpoints.description import describe, difference
 from micro.comm import gather_objects
 from micro.drivers.lane import LaneChoice
 from micro.flat import real
+from micro.reducers.base import Reducer
 
 
 @contextmanager
@@ -86,18 +87,16 @@ def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> 
         )
 
 
-def check_lane(lane: str, model: DistributedDataParallel) -> str:
+def check_lane(lane: str, model: DistributedDataParallel, reducer: Reducer) -> str:
     """Return "thread" or "caller"; see micro.attach."""
     if lane not in get_args(LaneChoice):
         raise ValueError(f"lane must be one of {', '.join(get_args(LaneChoice))}, got {lane!r}")
     if lane != "auto":
         return lane
-    device = next(model.module.parameters()).device
-    return (
-        "caller"
-        if device.type == "cuda" and has_collectives(model.module, finds_unused=model.find_unused_parameters)
-        else "thread"
-    )
+    also_sends = has_collectives(model.module, finds_unused=model.find_unused_parameters)
+    if next(model.module.parameters()).device.type == "cuda":
+        return "caller" if also_sends else "thread"
+    return "caller" if reducer.only_launches and not also_sends else "thread"
 
 
 def has_collectives(module: nn.Module, *, finds_unused: bool) -> bool:

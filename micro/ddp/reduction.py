@@ -41,7 +41,8 @@ class Reduction:
     are finite, and the step counts for all or for none. No overlap is lost by that. At its end a backward waits for the
     futures of all buckets anyway, and does nothing with one before.
 
-    The public methods are called by the thread of backward; all others run on the lane's.
+    The public methods are called by the thread of backward; all others run on the lane's. What a call of DDP's hook
+    brings is handed over at its end, in one piece: two threads that share the interpreter's lock hinder each other.
 
     Args:
         reducer, states, comm: what reduces, what it remembers, over which ranks.
@@ -84,6 +85,10 @@ class Reduction:
         self._errors: list[BaseException] = []
         self._has_failed = False
         self._backward_runs = False  # beside the lane, whose loops then leave the threads to it
+        self._parts: list[Callable[[], None]] = []  # of a backward, to be handed over
+        self._uses: list[Tensor] = []  # the memory that they use
+        self._ends_with_backward = not lane.is_beside and device.type == "cpu"
+        self._must_finish = False
 
     def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
         """Begin a backward; called before its first bucket is put.
@@ -93,16 +98,42 @@ class Reduction:
             counts_inputs: whether the mean is over the ranks that have some; the same on all ranks.
         """
         self._backward_runs = self._lane.is_beside
-        self._lane.put(partial(self._guarded, partial(self._begin, has_inputs, counts_inputs)))
+        self._must_finish = False
+        self._parts = [partial(self._begin, has_inputs, counts_inputs)]
 
     def put(self, bucket: Bucket) -> None:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
-        self._lane.put(partial(self._guarded, partial(self._receive, bucket)), uses=(bucket.grad, bucket.buffer))
+        self._uses += [bucket.grad, bucket.buffer]
+        self._parts.append(partial(self._receive, bucket))
 
-    def end(self) -> None:
-        """End a backward; called after its last bucket was put."""
+    def end(self, *, waits_at_once: bool) -> None:
+        """End a backward; called after its last bucket was put.
+
+        A lane in the thread of backward waits for the ends of collectives in ``finish`` alone, after all gradients are
+        computed: that wait is then counted as communication which backward did not hide.
+
+        Args:
+            waits_at_once: whether DDP waits for the buckets as soon as its hook returns, as in the first backward of a
+                static graph, where it calls the hook after all gradients are computed.
+        """
         self._backward_runs = False
-        self._lane.put(partial(self._guarded, partial(self._advance, is_last=True)))
+        if self._ends_with_backward and not waits_at_once:
+            self._must_finish = True
+        else:
+            self._parts.append(self._end)
+
+    def hand_over(self) -> None:
+        """Hand what was begun, put and ended since the last time to the lane."""
+        parts, uses = self._parts, self._uses
+        self._parts, self._uses = [], []
+        if parts:
+            self._lane.put(partial(self._run, parts), uses=uses)
+
+    def finish(self) -> None:
+        """Finish what a lane in the thread of backward left for the end; called when all gradients are computed."""
+        if self._must_finish:
+            self._must_finish = False
+            self._lane.put(partial(self._run, [self._end]))
 
     def wait(self) -> None:
         """Wait for all buckets that were put; on an accelerator the caller's stream waits for the lane's."""
@@ -132,6 +163,10 @@ class Reduction:
         """Drop the errors of a backward that is over; one after which nothing can be reduced stays."""
         if not self._has_failed:
             self._errors.clear()
+
+    def _run(self, parts: Sequence[Callable[[], None]]) -> None:
+        for part in parts:
+            self._guarded(part)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do a part of a backward: a task of the lane must not raise, backward does at its end."""
@@ -186,6 +221,9 @@ class Reduction:
             bucket.grad.mul_(self._weight)
         self._advance(is_last=False)
 
+    def _end(self) -> None:
+        self._advance(is_last=True)
+
     def _advance(self, *, is_last: bool) -> None:
         """Launch what can be launched; finish all but the last that was launched, at the end of a backward all."""
         if self._has_failed:
@@ -205,7 +243,12 @@ class Reduction:
             self._decide()
 
     def _may_finish(self) -> bool:
-        """Whether the first bucket can be finished before the last was launched; the same on all ranks."""
+        """Whether the first bucket can be finished before the last was launched; the same on all ranks.
+
+        Where that would only wait, in the thread of backward, it is left for the end.
+        """
+        if self._ends_with_backward and self._reducer.only_launches:
+            return False
         return len(self._running) > 1 and getattr(self._running[0].finish, "is_done", True)
 
     def _finish_first(self) -> None:

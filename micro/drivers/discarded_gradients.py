@@ -34,6 +34,7 @@ class DiscardedGradients:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
         self._watched = parameters[0]
+        self._has_shards = any(hasattr(parameter, "to_local") for parameter in parameters)
         self._ids = {id(parameter) for parameter in parameters}
         self._versions: int | None = None
         self._had_gradient = False
@@ -84,7 +85,9 @@ class DiscardedGradients:
             self._has_stepped, self._versions = True, None
 
     def _version(self) -> int:
-        return sum(map(_version, self._parameters))
+        if self._has_shards:
+            return sum(map(_version, self._parameters))
+        return sum([parameter._version for parameter in self._parameters])  # twice a step
 
     def look(self) -> None:
         """Look at the watched parameter before its gradient of this backward is added to what is there."""

@@ -129,6 +129,11 @@ class Reducer(Part, ABC):
     group: ClassVar[str] = "micro.reducers"
 
     @property
+    def only_launches(self) -> bool:
+        """Whether ``launch`` starts one collective and returns, so that nothing else can be done beside backward."""
+        return False
+
+    @property
     def shares_rounds(self) -> bool:
         """Whether all ranks call the same collectives for a bucket, so that buckets can share them (micro.rounds)."""
         return True

@@ -1,7 +1,7 @@
 """The benchmarks whose tables stand on the pages run, small, through their entry point."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments.bench import main
-from experiments.benchmarks import against, bare_training, goals, start, step_rows, step_work
+from experiments.benchmarks import against, bare_training, goals, loop, network, start, step_rows, step_work
 from experiments.benchmarks import step as step_benchmark
 from experiments.benchmarks.network_methods import MethodProfile, joined
 from experiments.benchmarks.passes import count_passes
@@ -21,7 +21,7 @@ from experiments.studies.methods import known_methods
 from micro import kernels
 from micro.planning.tables import Curve, LinkTable
 from tests.dist.processes import ranks
-from tests.dist.rank_functions import largest_messages
+from tests.dist.rank_functions import both_ways, largest_messages
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 MLP = ["model=mlp", "dataset=synthetic", "batch_size=4"]
@@ -36,7 +36,7 @@ def bench(folder: Path, *words: str) -> pd.DataFrame:
 def test_loop(tmp_path: Path) -> None:
     table = bench(tmp_path, "loop", "--steps", "2", *MLP)
     assert len(table) == 1
-    assert (table[["harness_s", "bare_s", "ratio"]] > 0).all(axis=None)
+    assert (table[["harness_s", "bare_s", "ratio", "harness_cpu_s", "bare_cpu_s"]] > 0).all(axis=None)
 
 
 def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +207,46 @@ def test_a_method_takes_its_own_messages_over_a_link() -> None:
     curves = {
         op: Curve(sizes=(0, 1000), seconds=(start, start + 1)) for op, start in (("scatter", 1), ("all_reduce", 2))
     }
-    network = LinkTable(world_size=2, collectives=curves)  # type: ignore[arg-type]
-    assert profile.exchange_s(100, network) == pytest.approx(1.06 + 2.4)
-    assert profile.exchange_s(10, network) == pytest.approx(1.006 + 2.04)  # searched there: in proportion
+    table = LinkTable(world_size=2, collectives=curves)  # type: ignore[arg-type]
+    assert profile.exchange_s(100, table) == pytest.approx(1.06 + 2.4)
+    assert profile.exchange_s(10, table) == pytest.approx(1.006 + 2.04)  # searched there: in proportion
     assert profile.slowed(2).select_s(55) == pytest.approx(1.1)
+    assert profile.messages(100, table) == (pytest.approx((1, 0.06)), pytest.approx((2, 0.4)))
+
+
+@pytest.mark.xdist_group("ranks")
+def test_a_scatter_counts_by_the_busier_direction_of_a_link() -> None:
+    assert ranks(2).run(both_ways) == [[("scatter", 20)]] * 2
+
+
+def test_the_loop_takes_medians_over_pairs_and_the_slowest_rank() -> None:
+    assert loop.over_ranks([((2.0, 1.0), (1.0, 1.0)), ((3.0, 2.0), (0.5, 3.0))]) == ((3.0, 1.5), (1.0, 2.0))
+    pairs = [((ratio, 4.0), (1.0, 3.5)) for ratio in (1.0, 9.0, 1.1, 1.2, 0.1)]
+    found = loop.summary(pairs)
+    assert (found["ratio"], found["ratio_low"], found["ratio_high"]) == (1.1, 0.1, 9.0)
+    assert (found["harness_s"], found["bare_s"], found["added_cpu_s"]) == (1.1, 1.0, 0.5)
+    many = [((float(ratio), 1.0), (1.0, 1.0)) for ratio in range(101)]
+    assert (loop.summary(many)["ratio_low"], loop.summary(many)["ratio_high"]) == (40.0, 60.0)
+
+
+def test_a_network_run_that_is_stopped_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = dict.fromkeys(("forward_s", "update_s", "backward_s", "cpu_s", "kernel_s"), 0.1)
+    both = {f"{prefix}{part}": value for part, value in known.items() for prefix in ("", "alone_")}
+    seconds = {"step_s": 0.5, "least_s": 0.4, "most_s": 0.6, "compute_s": 0.25, "wire_s": 0.2, "predicted_s": 0.45}
+    parts = {"predicted_exposed_s": 0.1, "predicted_select_s": 0.0, "samples_per_s": 9.0, "num_steps": 2}
+    row = {"rate": "1gbit", "method": "ddp", "title": "DDP", "link_bytes": 2e6, "counted_bytes": 1e6}
+
+    def measured(*_: object) -> Iterator[dict[str, object]]:
+        yield row | seconds | parts | both
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "_measured", measured)
+    written = tmp_path / "page.md"
+    with pytest.raises(SystemExit, match="130"):
+        main(["network", "--out", str(tmp_path), "--page", str(written), *MLP])
+    assert pd.read_csv(tmp_path / "network.csv")["over_bound"].tolist() == [2.0]
+    assert "above the larger of computation and wire: DDP 2.00. Predictions off" in written.read_text()
+    assert " 250.0 |" in written.read_text()  # ms above the bound
 
 
 @pytest.mark.net

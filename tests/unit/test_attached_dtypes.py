@@ -89,6 +89,7 @@ def test_a_bucket_that_does_not_fit_its_layout_is_refused_before_a_kernel_writes
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     grad = torch.ones(20)
     reduction.put(Bucket(layout, grad, (), grad, future))
+    reduction.hand_over()
     future.wait()
     with pytest.raises(ValueError, match="bucket of 'weight' holds 20 elements, its parameters 10"):
         raise reduction.take_error() or AssertionError

@@ -95,7 +95,9 @@ def backward(make: Callable[[torch.device], Lane], *, looks: bool = True) -> Rec
                 grad = torch.ones(4).as_subclass(Gradient)
                 grad.record, grad.label = record, name
                 reduction.put(Bucket(micro.Layout.flat(4, name), grad, (), grad, future))  # type: ignore[arg-type]
-            reduction.end()
+                if name == NAMES[-1]:
+                    reduction.end(waits_at_once=False)
+                reduction.hand_over()
             if looks:
                 reduction.wait()
                 for name in NAMES:

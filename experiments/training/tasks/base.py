@@ -1,6 +1,7 @@
 """The interface of a task: a model, its data, its loss and its quality measures."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -42,18 +43,21 @@ class Task(ABC):
             model: the task's model, or its DDP wrapper.
             carry: the state after the rank's previous batch, None at the start of an epoch.
         """
-        mixed = self.config.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+        with self._precision():
             return self.objective(model, batch, carry)
 
     @torch.no_grad()
     def evaluate(self, rank: int, world_size: int) -> Tensor:
         """Return (m,) float64 sums over a rank's share of the test set, the last of them the number of samples."""
         self.model.eval()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+        with self._precision():
             sums = self.test_sums(rank, world_size)
         self.model.train()
         return sums
+
+    def _precision(self) -> AbstractContextManager[object]:
+        mixed = self.config.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext()
 
     def zeros(self, num: int) -> Tensor:
         """Return (num,) float64 zeros to add up in."""
