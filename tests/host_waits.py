@@ -56,7 +56,7 @@ Waits = Counter[tuple[Way, str]]
 
 @cache
 def _group() -> SimulatedGroup:
-    return SimulatedGroup(WORLD_SIZE)
+    return SimulatedGroup(WORLD_SIZE, shares=False)  # every rank waits as it would in a process of its own
 
 
 def waits_of(method: str) -> Waits:

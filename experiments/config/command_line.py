@@ -157,6 +157,9 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
         code = work()
         sys.stdout.flush()
         return code
+    except stopping.Stopped as stop:
+        _print_stopped(stop.number, stopped)
+        return stopping.exit_code(stop.number)
     except SystemExit as end:  # of --help; of rich, too, where it meets a closed pipe
         if isinstance(end.__context__, BrokenPipeError) or _output_is_broken():
             return PIPE_CLOSED
@@ -177,8 +180,5 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
     except KeyboardInterrupt:
         _print_stopped(signal.SIGINT, stopped)
         return INTERRUPTED
-    except stopping.Stopped as stop:
-        _print_stopped(stop.number, stopped)
-        return stopping.exit_code(stop.number)
     finally:
         collect_as_usual()

@@ -73,13 +73,15 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
 
 
 def test_nohup_holds_for_the_ranks() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup themselves
+    # The tests may run under nohup themselves, or as a background job of a script.
+    before = [(each, signal.signal(each, signal.SIG_DFL)) for each in (signal.SIGHUP, signal.SIGQUIT)]
     try:
         assert _agent_signals() == [signal.SIGHUP, signal.SIGQUIT]
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert _agent_signals() == [signal.SIGQUIT]
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for each, handler in before:
+            signal.signal(each, handler)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
