@@ -497,7 +497,7 @@ WRONG: dict[str, str] = {
     "profile backward sparsifier=topk": "'sparsifier=topk': nothing is communicated or written as a run here, l",
     # experiments.reproduce
     "reproduce": "the following arguments are required: paper, KEY=VALUE",
-    "reproduce nope": "paper must be one of demo, diloco, fft, gaussiank, mgwfbp, micro, oktopk, sparseloco, got 'nope'",
+    "reproduce nope": "paper must be one of demo, diloco, ... micro, oktopk, sparseloco, got 'nope'",
     "reproduce micr": "paper must be one of ... got 'micr'; did you mean 'micro'?",
     "reproduce micro --scale big": "scale must be one of paper, small, got 'big'",
     "reproduce micro --scale": "--scale expected one argument",
