@@ -22,9 +22,10 @@ def words(*parts: int) -> tuple[int, int]:
 def bits(words: tuple[int, int], count: int, device: torch.device) -> Tensor:
     """Return 32 random bits for each place (count,) int32: the same on every device, and in the compiled loops.
 
-    They are counted, not drawn: the bits of a place follow from it and from the two words by two multiplications. Four
-    million of them are barely told from even and independent ones, which rounding does not need. Words have to differ
-    in both halves, as those of `words` do.
+    They are counted, not drawn: the bits of a place follow from it and from the two words by two multiplications.
+    That is enough for rounding, not for cryptography or for long simulations: in four million of them tests of evenness
+    and of correlation see slight faults. Two pairs of words whose first words are equal, and whose second ones differ
+    by little, give bits that are correlated; those of `words` are digests, so that such pairs are improbable.
 
     Source: the integer hash "lowbias32" of Wellons, which was found by a search for the least bias. Differences: one
     word joins the place before it, the other between its two rounds.
