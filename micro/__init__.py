@@ -107,6 +107,7 @@ from micro.selectors.reused import Reused
 from micro.selectors.reused_published import PublishedReused
 from micro.selectors.sage import Sage
 from micro.selectors.sage_published import PublishedSage
+from micro.selectors.scaled import Scaled
 from micro.selectors.sidco import Sidco
 from micro.selectors.sidco_published import PublishedSidco
 from micro.selectors.threshold import Threshold
@@ -210,6 +211,7 @@ __all__ = [
     "RoundStats",
     "Rule",
     "Sage",
+    "Scaled",
     "Scope",
     "Selection",
     "Selector",

@@ -80,6 +80,11 @@ def agreed_by_tensor(outcome: Outcome, rank: int) -> float:
     return rows(128 * NUM_LAYERS * (1 + outcome.num_extra))(outcome, rank) + histograms
 
 
+def scaled_counts(outcome: Outcome, rank: int) -> float:
+    """MiCRO's counts, and the mean squares of each parameter."""
+    return agreed_counts(outcome, rank) + all_reduce(8 * NUM_LAYERS, outcome.world_size)
+
+
 ROWS: tuple[Row, ...] = (
     Row(
         name="per_tensor+topk+gather",
@@ -123,6 +128,16 @@ ROWS: tuple[Row, ...] = (
         values=union_values,
         num_collectives=2,
         by_tensor=True,
+    ),
+    Row(
+        name="scaled+micro+agreed",
+        make=sparse(micro.Scaled(selector=micro.Micro())),
+        band=EXACT,
+        counts=scaled_counts,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=4,
+        rule="agreed",
     ),
     Row(
         name="in_pieces+topk+gather",

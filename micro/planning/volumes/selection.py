@@ -12,6 +12,7 @@ from micro.planning.volumes.calls import COUNT_BYTES, Calls
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.one_message import message_bytes, room_for
 from micro.selectors.per_tensor import PerTensor
+from micro.selectors.scaled import Scaled
 
 _RULES: Mapping[str, Calls] = {
     "agreed": (("gather_rows", COUNT_BYTES * NUM_BINS),),
@@ -29,6 +30,9 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
         calls = [calls_of_selector(selector.selector, density, alone, world_size) for alone in parameters]
         asked = sum(size for alone in calls for _, size in alone)  # each gathers one row at most: all are one message
         return (("gather_rows", asked),) if asked else ()
+    if isinstance(selector, Scaled):
+        mean_squares: Calls = (("all_reduce", 8 * len(layout.names)),) if selector.shares_scale else ()  # as float64
+        return mean_squares + calls_of_selector(selector.selector, density, layout, world_size)
     takes_all = has_slices(selector) and selector.rule_name != "published"
     if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
         return ()
@@ -55,11 +59,11 @@ def _candidate_bytes(selector: Selector[Any], density: float, layout: Layout, wo
 
 def has_slices(selector: Selector[Any]) -> bool:
     """Return whether each rank searches one slice of its own."""
-    return selector.name in _WITH_SLICES
+    return selector.name in _WITH_SLICES or (isinstance(selector, Scaled) and has_slices(selector.selector))
 
 
 def knows_counts(selector: Selector[Any]) -> bool:
     """Return whether all ranks know every rank's count after the selection."""
-    if isinstance(selector, PerTensor):
+    if isinstance(selector, PerTensor | Scaled):
         return knows_counts(selector.selector)
     return selector.name in _KNOWING_COUNTS or (selector.name == "deft" and selector.rule_name == "repaired")

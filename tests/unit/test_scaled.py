@@ -1,0 +1,77 @@
+"""Magnitudes in units of each parameter's scale: what is selected, and what is refused."""
+
+from contextlib import closing
+
+import pytest
+import torch
+from torch import Tensor
+
+import micro
+from micro.selectors.scaled import Scaled
+
+LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
+DENSITY, STEPS = 0.1, 8
+
+
+def gradients(world_size: int, step: int) -> Tensor:
+    drawn = torch.randn(world_size, LAYOUT.numel, generator=torch.Generator().manual_seed(step))
+    drawn[:, 100:] *= 1e-4
+    return drawn
+
+
+def updated(reducer: micro.SparseReducer) -> dict[str, int]:
+    """Return how many elements of each parameter any of a few steps updated."""
+    seen = torch.zeros(LAYOUT.numel, dtype=torch.bool)
+    with closing(micro.Simulation(reducer, LAYOUT, 3)) as simulation:
+        for step in range(STEPS):
+            seen |= simulation.step(gradients(3, step)).update != 0
+    return {name: int(seen[place].sum()) for name, place in LAYOUT.slices()}
+
+
+@pytest.mark.parametrize("selector", [micro.Micro(), micro.TopK(), micro.Leader()], ids=lambda each: each.name)
+def test_a_parameter_of_small_gradients_is_served_like_one_of_large(selector: micro.Selector) -> None:
+    assert updated(micro.SparseReducer(selector, DENSITY))["small"] == 0
+    served = updated(micro.SparseReducer(Scaled(selector=selector), DENSITY))
+    assert served["small"] == pytest.approx(served["large"], rel=0.3)
+
+
+def test_ranks_that_share_a_threshold_share_the_scale() -> None:
+    reducer = micro.SparseReducer(Scaled(selector=micro.Micro(), memory=0.5), DENSITY)
+    first, second = gradients(3, 0), torch.zeros(3, LAYOUT.numel)
+    with closing(micro.Simulation(reducer, LAYOUT, 3)) as simulation:
+        simulation.step(first)
+        saved = [rank["selector"]["squares"] for rank in simulation.state_dict()["ranks"]]
+        assert saved[0] == saved[1] == saved[2]
+        assert saved[0]["large"] == pytest.approx(float(first[:, :100].double().square().mean()))
+        left = torch.stack(simulation.residuals())[:, :100].double().square().mean()
+        simulation.step(second)
+        now = simulation.state_dict()["ranks"][0]["selector"]["squares"]["large"]
+    assert now == pytest.approx(0.5 * saved[0]["large"] + 0.5 * float(left))
+
+
+def test_scales_follow_their_parameters_into_other_buckets() -> None:
+    reducer = micro.SparseReducer(Scaled(selector=micro.Micro()), DENSITY)
+    old = reducer.start(LAYOUT, torch.float32, torch.device("cpu"))
+    old.selector.squares = {"large": 4.0, "small": 9.0}
+    for name, square in (("large", 4.0), ("small", 9.0)):
+        alone = reducer.rebuild(micro.Layout((name,), ((100,),)), [old], torch.float32, torch.device("cpu"))
+        assert alone.selector.squares == {name: square}
+
+
+@pytest.mark.parametrize(
+    ("selector", "why"),
+    [
+        (micro.TopK(scope="layer"), "selector topk weighs each parameter itself already: use it without scaled"),
+        (micro.Deft(), "selector deft weighs each parameter itself already"),
+        (micro.RandomK(), "selector randomk does not look at magnitudes"),
+        (micro.GaussianK(), "selector gaussiank fits a law to the accumulator as it is"),
+    ],
+)
+def test_selectors_to_which_a_scale_says_nothing_are_refused(selector: micro.Selector, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Scaled(selector=selector)
+
+
+def test_a_memory_that_never_learns_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"memory of scaled must be in \[0, 1\), got 1"):
+        Scaled(selector=micro.Micro(), memory=1.0)
