@@ -6,7 +6,6 @@ of b bytes per rank, ``2 b (n-1)/n`` for an all-reduce, ``b (n-1)/n`` for a broa
 
 import ctypes
 import pickle
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor
 from micro.operations import Op, bytes_sent, travels_padded
 from micro.peer_failures import PeerFailures, Pending, Watched
 from micro.pending import pending
+from micro.spans import Seconds, now
 
 if TYPE_CHECKING:
     from micro.rounds import Rounds
@@ -35,7 +35,7 @@ class Traffic:
 
     Attributes:
         num_bytes: bytes sent, by kind.
-        elapsed_s: seconds spent inside collectives.
+        elapsed: seconds spent inside collectives.
         calls: each operation in turn, with its size as micro.planning.tables.LinkTable counts it.
         local_bytes: the part of num_bytes that stayed within a node, where ranks are of two levels.
         local_calls: the operations within a node, with their sizes.
@@ -43,7 +43,7 @@ class Traffic:
     """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})
-    elapsed_s: float = 0.0
+    elapsed: Seconds = 0.0
     calls: list[tuple[Op, float]] = field(default_factory=list)
     local_bytes: float = 0.0
     local_calls: list[tuple[Op, float]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Traffic:
         """Add what the collectives within a node cost."""
         for kind, sent in local.num_bytes.items():
             self.num_bytes[kind] += sent
-        self.elapsed_s += local.elapsed_s
+        self.elapsed += local.elapsed
         self.local_bytes += sum(local.num_bytes.values())
         self.local_calls += local.calls
 
@@ -120,11 +120,9 @@ class Comm(ABC):
         """Start the counts of a new step."""
         self.traffic = Traffic()
 
-    def now(self, device: torch.device) -> float:
-        """Return a time in seconds; where this group is timed, an accelerator first ends the current stream's work."""
-        if self.timed and device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
-        return time.perf_counter()
+    def now(self, device: torch.device) -> Seconds:
+        """Return a time; where this group is timed, that of an accelerator's current stream. The host does not wait."""
+        return now(device, timed=self.timed)
 
     def alike(self, work: Callable[[], T]) -> T:
         """Return what ``work`` makes of values that all ranks hold alike; nobody may change it.
@@ -256,7 +254,7 @@ class Comm(ABC):
     def _counted(self, kind: Kind, device: torch.device, op: Op, size: int) -> Iterator[None]:
         started = self.now(device)
         yield
-        self.traffic.elapsed_s += self.now(device) - started
+        self.traffic.elapsed += self.now(device) - started
         self._count(kind, op, size)
 
     def _count(self, kind: Kind, op: Op, size: int) -> None:

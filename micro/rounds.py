@@ -11,7 +11,6 @@ at a time.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -23,6 +22,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.kernels.threads import busy_of_caller, one_while
 from micro.shared_messages import Copies, Done, Message, Parts, Rows, Sum, start_together
+from micro.spans import Seconds
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -109,16 +109,16 @@ class _InterruptedComm(Comm):
         self.traffic = comm.traffic
         self._comm = comm
         self._owner = owner
-        self._away_s = 0.0
+        self._away: Seconds = 0.0
 
-    def now(self, device: torch.device) -> float:
-        """Return a time in seconds, without those in which other reductions ran; see Comm."""
-        return super().now(device) - self._away_s
+    def now(self, device: torch.device) -> Seconds:
+        """Return a time, without those in which other reductions ran; see Comm."""
+        return super().now(device) - self._away
 
     def _send(self, message: Message) -> None:
-        left = time.perf_counter()
+        left = message.now()
         self._owner.send(message)
-        self._away_s += time.perf_counter() - left - message.waited_s
+        self._away += message.now() - left - message.waited
         self.traffic.num_shared += message.is_shared
 
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
@@ -148,6 +148,7 @@ class Rounds:
         self._under_way: list[Interrupted[Any]] = []
         self._sent: Sequence[Interrupted[Any]] = ()
         self._wait: Done = _nothing
+        self._took: Seconds = 0.0  # to start what was sent
 
     def begin(self, work: Callable[[Comm], T], comm: Comm) -> "Begun[T]":
         """Run ``work`` up to its first collective; it goes on with the rounds that follow."""
@@ -164,7 +165,9 @@ class Rounds:
         messages = [each.message for each in self._sent if each.message is not None]
         if messages:
             self.num_rounds += 1
+            started = messages[0].now()
             self._wait = start_together(messages)
+            self._took = messages[0].now() - started
 
     def abandon(self) -> None:
         """End all reductions where they are: nothing more is sent."""
@@ -174,12 +177,15 @@ class Rounds:
             each.abandon()
 
     def _receive(self) -> None:
-        sent, wait, started = self._sent, self._wait, time.perf_counter()
+        messages = [each.message for each in self._sent if each.message is not None]
+        if not messages:
+            return
+        sent, wait, started = self._sent, self._wait, messages[0].now()
         self._sent, self._wait = (), _nothing
         wait()
-        for each in sent:
-            assert each.message is not None
-            each.message.waited_s = (time.perf_counter() - started) / len(sent)
+        took = self._took + messages[0].now() - started
+        for message in messages:
+            message.waited = took * (1 / len(messages))
         for each in sent:
             each.go_on()
 

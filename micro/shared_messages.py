@@ -11,6 +11,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.operations import Op
+from micro.spans import Seconds
 
 LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective
 
@@ -24,17 +25,26 @@ class Message(ABC):
     Attributes:
         comm: over which ranks.
         is_shared: it travels in the collective of another bucket's message.
-        waited_s: seconds that were waited for it, its part where others travelled with it.
+        waited: seconds that it took, its part where others travelled with it.
     """
 
     comm: Comm
     is_shared: bool = False
-    waited_s: float = 0.0
+    waited: Seconds = 0.0
 
     @property
     @abstractmethod
     def op(self) -> Op:
         """The operation."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where it is."""
+
+    def now(self) -> Seconds:
+        """Return a time of where it is."""
+        return self.comm.now(self.device)
 
     @property
     def kind(self) -> Hashable:
@@ -62,6 +72,11 @@ class Rows(Message):
     def op(self) -> Op:
         """The operation."""
         return "gather_rows"
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.row.device
 
     def call(self) -> None:
         """Call the collective for this message alone."""
@@ -95,6 +110,11 @@ class Parts(Message):
     def op(self) -> Op:
         """The operation."""
         return "scatter"
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.sent.device
 
     def call(self) -> None:
         """Call the collective for this message alone."""
@@ -133,6 +153,11 @@ class Sum(Message):
         return "all_reduce"
 
     @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.x.device
+
+    @property
     def kind(self) -> Hashable:
         """Sums of one dtype travel together, unless they are large."""
         return ("all_reduce", self.x.dtype, id(self) if self.x.nbytes >= LARGE_BYTES else None)
@@ -165,6 +190,11 @@ class Copies(Message):
     def op(self) -> Op:
         """The operation."""
         return "broadcast"
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.x.device
 
     @property
     def kind(self) -> Hashable:

@@ -1,9 +1,12 @@
 """What one step reports, computed in one place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from micro.comm import Traffic
+import torch
+
+from micro.comm import Comm, Traffic
 from micro.operations import Op
+from micro.spans import Seconds, Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +26,8 @@ class StepStats:
         calls: the collectives called, each with its size as micro.planning.tables.LinkTable counts it.
         local_bytes: the part of these bytes that stayed within a node, where ranks are of two levels.
         local_calls: the collectives called within a node, with their sizes; ``calls`` are then those between nodes.
-        select_s, exchange_s, rest_s: seconds choosing, inside collectives (waiting included), and in everything else of
-            the reduction.
+        spans: where the time of the reduction went; of an accelerator it is known later, and ``select_s``,
+            ``exchange_s`` and ``rest_s`` wait for it.
         skipped: True where a gradient or the update held NaN or Inf, in this bucket or in another of the same step: the
             update of all buckets is zero then, on all ranks, and nothing left the residuals.
         relative_error: L2 norm of what this rank's sending lost of its accumulator, over the accumulator's norm, where
@@ -52,10 +55,8 @@ class StepStats:
     indices_bytes: float
     values_bytes: float
     calls: tuple[tuple[Op, float], ...]
-    select_s: float
-    exchange_s: float
-    rest_s: float
     skipped: bool
+    spans: Spans = field(default_factory=Spans)
     relative_error: float | None = None
     forgotten: float | None = None
     num_bins: int | None = None
@@ -64,6 +65,21 @@ class StepStats:
     dense_numel: int = 0
     local_bytes: float = 0.0
     local_calls: tuple[tuple[Op, float], ...] = ()
+
+    @property
+    def select_s(self) -> float:
+        """Seconds choosing."""
+        return float(self.spans.select)
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds inside collectives, waiting included."""
+        return float(self.spans.exchange)
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds in everything else of the reduction."""
+        return float(self.spans.rest)
 
     @property
     def num_collectives(self) -> int:
@@ -117,3 +133,21 @@ def traffic_fields(traffic: Traffic) -> dict[str, object]:
     sent: dict[str, object] = {f"{kind}_bytes": num_bytes for kind, num_bytes in traffic.num_bytes.items()}
     local = {"local_bytes": traffic.local_bytes, "local_calls": tuple(traffic.local_calls)}
     return sent | local | {"calls": tuple(traffic.calls), "num_shared": traffic.num_shared}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """When a reduction began, and how long its step had been in collectives by then."""
+
+    at: Seconds
+    waited: Seconds
+
+    @classmethod
+    def of(cls, comm: Comm, device: torch.device) -> "Start":
+        """Return the present."""
+        return cls(comm.now(device), comm.traffic.elapsed)
+
+    def spans(self, comm: Comm, device: torch.device, select: Seconds = 0.0) -> Spans:
+        """Return where the time went since; choosing took ``select`` of it."""
+        exchange = comm.traffic.elapsed - self.waited
+        return Spans(select=select, exchange=exchange, rest=comm.now(device) - self.at - select - exchange)

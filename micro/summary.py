@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from micro.spans import Seconds
 from micro.stats import StepStats
 
 
@@ -12,11 +13,11 @@ class StepSummary:
 
     Attributes:
         buckets: the statistics of each reduced vector, in the order in which they were reduced; at least one.
-        exposed_s: seconds of the backward after all gradients were computed: the communication it did not hide.
+        exposed: seconds of the backward after all gradients were computed: the communication it did not hide.
     """
 
     buckets: tuple[StepStats, ...]
-    exposed_s: float = 0.0
+    exposed: Seconds = 0.0
 
     @property
     def step(self) -> int:
@@ -84,6 +85,11 @@ class StepSummary:
     def exchange_s(self) -> float:
         """Seconds inside collectives, waiting included; see select_s."""
         return self._sum(lambda bucket: bucket.exchange_s)
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of the communication that backward did not hide; see select_s."""
+        return float(self.exposed)
 
     @property
     def rest_s(self) -> float:

@@ -28,10 +28,14 @@ class Record:
 class RecordedEvent:
     """An event: it is recorded on a stream, and waited for."""
 
-    def __init__(self, record: Record, stream: str) -> None:
+    def __init__(self, record: Record) -> None:
         self._record, self.number = record, next(record.names)
-        record.note("record", stream, self.number)
-        self._stream = stream
+        self._stream = ""
+
+    def record(self, stream: "RecordedStream") -> None:
+        """Note that it is recorded on a stream."""
+        self._stream = stream.name
+        self._record.note("record", stream.name, self.number)
 
     def synchronize(self) -> None:
         """Note that the host waits."""
@@ -50,7 +54,9 @@ class RecordedStream:
 
     def record_event(self, event: object = None) -> RecordedEvent:
         """Return an event that was recorded here."""
-        return RecordedEvent(self._record, self.name)
+        made = RecordedEvent(self._record)
+        made.record(self)
+        return made
 
     def wait_event(self, event: RecordedEvent) -> None:
         """Note that what comes later waits for ``event``."""
@@ -87,6 +93,7 @@ def recorded_streams() -> Iterator[Record]:
 
     with (
         patch.object(torch.cuda, "Stream", lambda *_, **__: RecordedStream(record, next(sides))),
+        patch.object(torch.cuda, "Event", lambda **_: RecordedEvent(record)),
         patch.object(torch.cuda, "current_stream", current),
         patch.object(torch.cuda, "set_stream", set_stream),
         patch.object(torch.cuda, "stream", on),

@@ -92,7 +92,7 @@ def _reduction(method: str, density: float, numel: int, device: torch.device) ->
         comm.begin_step()
         started = comm.now(device)
         stats = reducer.reduce_(state, grad, comm)
-        total_s = comm.now(device) - started
+        total_s = float(comm.now(device) - started)
         return {
             "select_s": stats.select_s,
             "rest_s": stats.rest_s,
@@ -114,7 +114,7 @@ def _topk_alone(gradient: Tensor, k: int) -> tuple[Callable[[Tensor], float], St
     def step(grad: Tensor) -> dict[str, float]:
         started = comm.now(gradient.device)
         torch.topk(gradient.abs(), k, sorted=False)
-        elapsed_s = comm.now(gradient.device) - started
+        elapsed_s = float(comm.now(gradient.device) - started)
         return {"select_s": elapsed_s, "total_s": elapsed_s, **dict.fromkeys(none, 0.0)}
 
     return lambda grad: count_passes(lambda: step(grad), gradient.numel()), step
@@ -148,4 +148,4 @@ def _floor(residual: Tensor, gradient: Tensor, grad: Tensor, comm: GroupComm) ->
     residual.add_(gradient)
     residual[first:stop].sum()
     grad.zero_()
-    return comm.now(residual.device) - started
+    return float(comm.now(residual.device) - started)

@@ -215,7 +215,7 @@ def _timed(call: Callable[[], object], comm: GroupComm, device: torch.device) ->
     dist.barrier()
     started = comm.now(device)
     call()
-    return slowest(comm.now(device) - started, device)
+    return slowest(float(comm.now(device) - started), device)
 
 
 def _table(found: LinkTable) -> Table:

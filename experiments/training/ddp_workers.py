@@ -65,10 +65,10 @@ class DdpWorkers(Workers):
         load_s = time.perf_counter() - started
         seed_step(self._config.seed, step, self.rank, self.task.device)
         self._attachment.clip = self._clip(lr)
-        started = self._comm.now(self.task.device)
+        began = self._comm.now(self.task.device)
         loss = self._backward(batches, self._scale(lr))
-        elapsed_s = self._comm.now(self.task.device) - started
-        exposed_s = self._attachment.exposed_s
+        ended = self._comm.now(self.task.device)
+        elapsed_s, exposed_s = float(ended - began), self._attachment.exposed_s  # host sync: the record of the step
         return Reduced(loss, self._attachment.stats, elapsed_s - exposed_s, exposed_s, load_s)
 
     def evaluate(self) -> Tensor:

@@ -30,6 +30,7 @@ from micro.nonfinite import NonFiniteGradient
 from micro.peer_failures import PeerFailures
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
+from micro.spans import Seconds
 from micro.stats import StepStats
 from micro.summary import StepSummary
 from micro.wrappers import plain_parameters, reduced_parameters
@@ -144,7 +145,7 @@ class Attachment:
         """
         if not self.stats:
             raise ValueError("there is no step yet to be summarized: call backward first")
-        return StepSummary(self.stats, self.exposed_s)
+        return StepSummary(self.stats, self._reduction.last_step.exposed)
 
     @property
     def bucket_names(self) -> list[tuple[str, ...]]:
@@ -154,7 +155,7 @@ class Attachment:
     @property
     def exposed_s(self) -> float:
         """Seconds of the last backward after all gradients were computed: the communication it did not hide."""
-        return self._reduction.last_step.exposed_s
+        return float(self._reduction.last_step.exposed)
 
     @property
     def clip(self) -> float | None:
@@ -303,12 +304,12 @@ class Attachment:
             self.bucket_names.clear()
         self.bucket_names.append(names)
 
-    def _now(self) -> float:
+    def _now(self) -> Seconds:
         return self.comm.now(self._device)
 
-    def _end_step(self, exposed_s: float) -> None:
+    def _end_step(self, exposed: Seconds) -> None:
         """Raise what went wrong in this step, or report it."""
-        self._reduction.last_step.exposed_s = exposed_s
+        self._reduction.last_step.exposed = exposed
         error = self._reduction.take_error()
         if error is None:
             self._report()

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from micro.spans import Seconds
+
 NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
 
 
@@ -15,7 +17,7 @@ class Backward:
 
     Args:
         num_parameters: that DDP reduces.
-        now: returns a time in seconds.
+        now: returns a time.
         at_computed: called once all gradients are computed, before DDP waits for the buckets.
         at_end: is given the seconds for which backward waited after all gradients were computed. What it raises comes
             out of backward().
@@ -26,10 +28,10 @@ class Backward:
         self,
         model: DistributedDataParallel,
         num_parameters: int,
-        now: Callable[[], float],
+        now: Callable[[], Seconds],
         *,
         at_computed: Callable[[], None],
-        at_end: Callable[[float], None],
+        at_end: Callable[[Seconds], None],
         wait: Callable[[], None],
     ) -> None:
         self._model = ref(model)  # which holds the attachment, where no garbage collector looks
@@ -39,7 +41,7 @@ class Backward:
         self._at_end = at_end
         self._wait = wait
         self._received: set[str] = set()  # the parameters of the buckets so far
-        self._compute_end_s: float | None = None
+        self._compute_end: Seconds | None = None
 
     def place(self, bucket: dist.GradBucket, names: tuple[str, ...]) -> tuple[bool, bool]:
         """Return whether a bucket is the first and whether it is the last of its backward.
@@ -53,7 +55,7 @@ class Backward:
         is_first = bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names))
         if is_first:
             self._received.clear()
-            self._compute_end_s = None
+            self._compute_end = None
         self._received.update(names)
         is_last = bucket.is_last() or (self.is_static and len(self._received) == self._num_parameters)
         if is_last:
@@ -94,15 +96,15 @@ class Backward:
 
     def _note_compute_end(self) -> None:
         """Note when DDP begins to wait."""
-        self._compute_end_s = self._now()
+        self._compute_end = self._now()
         self._at_computed()
         _at_end_of_backward(self._end)
 
     def _end(self) -> None:
-        assert self._compute_end_s is not None
-        exposed_s = self._now() - self._compute_end_s
-        self._compute_end_s = None
-        self._at_end(exposed_s)
+        assert self._compute_end is not None
+        exposed = self._now() - self._compute_end
+        self._compute_end = None
+        self._at_end(exposed)
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:

@@ -1,5 +1,6 @@
 """What the last step reports, gathered bucket by bucket."""
 
+from micro.spans import Seconds
 from micro.stats import StepStats
 
 
@@ -9,13 +10,13 @@ class LastStep:
     Attributes:
         stats: one per reduced vector, in the order in which they were reduced.
         bucket_names: the parameters of each of DDP's buckets, in the same order.
-        exposed_s: seconds of the last backward after all gradients were computed: the communication it did not hide.
+        exposed: seconds of the last backward after all gradients were computed: the communication it did not hide.
     """
 
     def __init__(self) -> None:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
-        self.exposed_s = 0.0
+        self.exposed: Seconds = 0.0
 
     @property
     def skipped(self) -> bool:

@@ -111,7 +111,7 @@ class ShardedAttachment:
         """
         if not self.stats:
             raise ValueError("there is no step yet to be summarized: call backward first")
-        return StepSummary(self.stats, self.exposed_s)
+        return StepSummary(self.stats, self._exchange.last_step.exposed)
 
     @property
     def bucket_names(self) -> list[tuple[str, ...]]:
@@ -121,7 +121,7 @@ class ShardedAttachment:
     @property
     def exposed_s(self) -> float:
         """Seconds of the last backward after FSDP had ended it: the whole exchange between nodes."""
-        return self._exchange.last_step.exposed_s
+        return float(self._exchange.last_step.exposed)
 
     @property
     def clip(self) -> float | None:
@@ -231,7 +231,7 @@ class ShardedAttachment:
             return
         started = self.comm.now(self._groups[0].device)
         error = self._exchange.run()
-        self._exchange.last_step.exposed_s = self.comm.now(self._groups[0].device) - started
+        self._exchange.last_step.exposed = self.comm.now(self._groups[0].device) - started
         if error is None:
             self._report()
             return

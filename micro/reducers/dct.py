@@ -28,7 +28,7 @@ from micro.reducers.tiles import Tiling, tiling_of
 from micro.selectors.chunks import shares
 from micro.selectors.pieces import largest_of_each
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
-from micro.stats import StepStats, traffic_fields
+from micro.stats import Start, StepStats, traffic_fields
 
 Transform = Literal["dct", "none"]
 
@@ -115,7 +115,7 @@ class DCTReducer(Reducer):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
-        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         target = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         step = Step(state.step, target.count, self.seed, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
@@ -125,7 +125,7 @@ class DCTReducer(Reducer):
         tiled = tiling.forward(acc)
         pieces = tiling.pieces(acc.device)
         chosen = largest_of_each(tiled, pieces, shares(pieces, target.count))
-        select_s = comm.now(grad.device) - before
+        select = comm.now(grad.device) - before
         exchanged = self._exchange(tiled, chosen, step, comm, is_finite=is_finite_by(bad, grad.numel()))
         state.step += 1
         keeps = self.feedback.name == "residual"
@@ -142,7 +142,6 @@ class DCTReducer(Reducer):
             undo()
             undo = nothing_to_undo
             cut_(acc, slice(None), comm.world_size * grad.numel())
-        exchange_s = comm.traffic.elapsed_s - waited
         stats = StepStats(
             step=step.index,
             numel=grad.numel(),
@@ -153,10 +152,8 @@ class DCTReducer(Reducer):
             local_count=exchanged.counts[comm.rank],
             global_count=int(exchanged.num_updated),  # host sync: a number of the record
             threshold=None,
-            select_s=select_s,
-            exchange_s=exchange_s,
-            rest_s=comm.now(grad.device) - started - select_s - exchange_s,
             skipped=False,
+            spans=start.spans(comm, grad.device, select),
             relative_error=error,
             forgotten=forgotten,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]

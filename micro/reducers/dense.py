@@ -1,6 +1,5 @@
 """The dense mean: every gradient, by one all-reduce."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +13,8 @@ from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
-from micro.stats import StepStats, traffic_fields
+from micro.spans import Spans
+from micro.stats import Start, StepStats, traffic_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +46,27 @@ class DenseReducer(Reducer):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean over ranks; nothing is kept, so there is nothing to undo."""
-        started = comm.now(grad.device)
-        waited = comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         _divide_half_(grad, comm)
         comm.all_reduce_(grad)
-        exchange_s = comm.traffic.elapsed_s - waited
         bad = _divide_(grad, comm)
-        rest_s = comm.now(grad.device) - started - exchange_s
-        return self._attempt(state, grad, comm.traffic, comm, bad=bad, exchange_s=exchange_s, rest_s=rest_s)
+        return self._attempt(state, grad, comm.traffic, comm, bad=bad, spans=start.spans(comm, grad.device))
 
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
         """Start the all-reduce of a bucket and let backward go on, as DDP itself does without a hook.
 
-        Only the wait after backward, which nothing hides, is reported as exchange_s.
+        Only the wait after backward, which nothing hides, is reported as an exchange.
         """
-        if grad.is_cuda and comm.timed:  # times on a device need the host to wait
-            return super(DenseReducer, self).launch(state, grad, comm)
         _divide_half_(grad, comm)
         work, traffic = comm.all_reduce_async(grad), comm.traffic
 
         def finish() -> Attempt:
-            started = time.perf_counter()
+            started = comm.now(grad.device)
             work.wait()
-            exchange_s = time.perf_counter() - started
+            ended = comm.now(grad.device)
             bad = _divide_(grad, comm)
-            rest_s = time.perf_counter() - started - exchange_s
-            return self._attempt(state, grad, traffic, comm, bad=bad, exchange_s=exchange_s, rest_s=rest_s)
+            spans = Spans(exchange=ended - started, rest=comm.now(grad.device) - ended)
+            return self._attempt(state, grad, traffic, comm, bad=bad, spans=spans)
 
         return finish
 
@@ -83,8 +78,7 @@ class DenseReducer(Reducer):
         comm: Comm,
         *,
         bad: int | None,
-        exchange_s: float,
-        rest_s: float,
+        spans: Spans,
     ) -> Attempt:
         numel = grad.numel()
         state.step += 1
@@ -98,10 +92,8 @@ class DenseReducer(Reducer):
             local_count=numel,
             global_count=numel,
             threshold=None,
-            select_s=0.0,
-            exchange_s=exchange_s,
-            rest_s=rest_s,
             skipped=False,
+            spans=spans,
             **traffic_fields(traffic),  # type: ignore[arg-type]
         )
         findings = () if bad is None else (Finding(state.layout, None, bad),)

@@ -25,7 +25,7 @@ from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.rounding import write_
 from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
-from micro.stats import StepStats, traffic_fields
+from micro.stats import Start, StepStats, traffic_fields
 from micro.transforms import to_spectrum
 
 
@@ -128,7 +128,7 @@ class FFTReducer(Reducer):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
-        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         step, numel = state.step, grad.numel()
         target = self.density_policy.target(state.density, grad, step, state.layout, comm)
         forgotten = self.feedback.forgotten(state.memory)
@@ -136,7 +136,7 @@ class FFTReducer(Reducer):
         before = comm.now(grad.device)
         spectrum = to_spectrum(acc)
         kept, dropped = strongest(spectrum, target_count(target.density, spectrum.numel()))
-        select_s = comm.now(grad.device) - before
+        select = comm.now(grad.device) - before
         gathered = self._gather(
             kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=is_finite_by(bad, numel)
         )
@@ -158,7 +158,7 @@ class FFTReducer(Reducer):
                 undo()
                 undo = nothing_to_undo
                 cut_(acc, slice(None), comm.world_size * numel)
-        count, exchange_s = kept.indices.numel(), comm.traffic.elapsed_s - waited
+        count = kept.indices.numel()
         stats = StepStats(
             step=step,
             numel=numel,
@@ -169,10 +169,8 @@ class FFTReducer(Reducer):
             local_count=count,
             global_count=outcome.num_updated,
             threshold=None,
-            select_s=select_s,
-            exchange_s=exchange_s,
-            rest_s=comm.now(grad.device) - started - select_s - exchange_s,
             skipped=False,
+            spans=start.spans(comm, grad.device, select),
             forgotten=forgotten,
             relative_error=outcome.relative_error,
             num_bins=spectrum.numel(),

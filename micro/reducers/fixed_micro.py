@@ -24,7 +24,7 @@ from micro.reducers.fixed_cut import cut_at, first_place, next_place
 from micro.reducers.late_attempt import LateAttempt, News, Verdict
 from micro.reducers.rounding import rounded
 from micro.selectors.histogram import magnitude_bins
-from micro.stats import traffic_fields
+from micro.stats import Start, traffic_fields
 
 FEEDBACK = ErrorFeedback()
 LOCAL = 2  # candidates that a rank looks at, per candidate in its message
@@ -139,7 +139,7 @@ class FixedMicro(Reducer):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean update; what undoes it are the values at what was sent."""
-        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         own: FixedState = state.selector
         self._hear(own, comm, grad.device)
         target = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
@@ -154,7 +154,6 @@ class FixedMicro(Reducer):
         is_bad = rows[:, NUM_BINS].any()
         indices = _kept(rows[:, NUM_BINS + 1 :], cut.taken, min(k, capacity * comm.world_size), grad.numel())
         sent = _exchanged(state.residual, grad, indices, is_bad, comm)
-        exchange_s = comm.traffic.elapsed_s - waited
         verdict = Verdict(
             layout=state.layout,
             facts={
@@ -163,9 +162,7 @@ class FixedMicro(Reducer):
                 "rule": self.rule_name,
                 "target_density": target.density,
                 "target_count": k,
-                "select_s": 0.0,
-                "exchange_s": exchange_s,
-                "rest_s": comm.now(grad.device) - started - exchange_s,
+                "spans": start.spans(comm, grad.device),
                 **traffic_fields(comm.traffic),
             },
             rank=comm.rank,

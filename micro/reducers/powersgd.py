@@ -19,7 +19,7 @@ from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.matrices import Batch, batches_of, copied, rest_of
 from micro.reducers.rounding import rounded, rounding, write_
-from micro.stats import StepStats, traffic_fields
+from micro.stats import Start, StepStats, traffic_fields
 
 FEEDBACK = ErrorFeedback()
 
@@ -83,7 +83,7 @@ class PowerSGD(Reducer):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean update; what undoes it are the matrices, which are copies already."""
-        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         batches = batches_of(state.layout, self.rank, self.min_compression)
         acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
         state.spare = memory = _memory(state.spare, acc)
@@ -116,7 +116,7 @@ class PowerSGD(Reducer):
         is_sound = is_finite and bad_update is None
         findings = () if is_sound else (Finding(state.layout, index_of(bad, grad.numel()), bad_update),)
         return Attempt(
-            stats=self._stats(state, comm, started, waited, device=grad.device), grad=grad, findings=findings, undo=undo
+            stats=self._stats(state, comm, start, device=grad.device), grad=grad, findings=findings, undo=undo
         )
 
     def _apply_(
@@ -142,10 +142,8 @@ class PowerSGD(Reducer):
                 if unsent is not None:
                     kept += unsent
 
-    def _stats(
-        self, state: BucketState, comm: Comm, started: float, waited: float, *, device: torch.device
-    ) -> StepStats:
-        numel, exchange_s = state.layout.numel, comm.traffic.elapsed_s - waited
+    def _stats(self, state: BucketState, comm: Comm, start: Start, *, device: torch.device) -> StepStats:
+        numel = state.layout.numel
         return StepStats(
             step=state.step - 1,
             numel=numel,
@@ -156,10 +154,8 @@ class PowerSGD(Reducer):
             local_count=numel,
             global_count=numel,
             threshold=None,
-            select_s=0.0,
-            exchange_s=exchange_s,
-            rest_s=comm.now(device) - started - exchange_s,
             skipped=False,
+            spans=start.spans(comm, device),
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
 

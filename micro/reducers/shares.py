@@ -85,8 +85,11 @@ def together(dense: StepStats, sparse: StepStats, numel: int, comm: Comm) -> Ste
         counts=tuple(dense.numel + chosen for chosen in sparse.counts),
         local_count=dense.numel + sparse.local_count,
         global_count=dense.numel + sparse.global_count,
-        exchange_s=dense.exchange_s + sparse.exchange_s,
-        rest_s=dense.rest_s + sparse.rest_s,
+        spans=replace(
+            sparse.spans,
+            exchange=dense.spans.exchange + sparse.spans.exchange,
+            rest=dense.spans.rest + sparse.spans.rest,
+        ),
         num_bins=dense.numel + sparse.num_bins if sparse.num_bins else None,
         dense_numel=dense.numel,
         **traffic_fields(comm.traffic),  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
-from micro.stats import StepStats, traffic_fields
+from micro.stats import Start, StepStats, traffic_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,7 @@ class SparseReducer(Reducer):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the sparse mean update; what undoes it are the values at what was sent."""
-        started = comm.now(grad.device)
-        waited = comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.effective_target(wanted, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
@@ -118,7 +117,6 @@ class SparseReducer(Reducer):
             state.spare = state.wire = None
             sent = self._send(at_work, state, acc, grad, step, comm, is_finite=is_finite)
         state.step += 1
-        exchange_s = comm.traffic.elapsed_s - waited
         stats = StepStats(
             step=step.index,
             numel=grad.numel(),
@@ -129,10 +127,8 @@ class SparseReducer(Reducer):
             local_count=sent.counts[comm.rank],
             global_count=sent.num_updated,
             threshold=sent.threshold,
-            select_s=sent.select_s,
-            exchange_s=exchange_s,
-            rest_s=comm.now(grad.device) - started - sent.select_s - exchange_s,
             skipped=False,
+            spans=start.spans(comm, grad.device, sent.select),
             forgotten=forgotten,
             overfull=sent.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
@@ -183,10 +179,10 @@ class SparseReducer(Reducer):
         is_finite: Finite,
     ) -> Sent:
         """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
-        before = comm.now(grad.device), comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         is_usual = at_work is self
         selection = at_work.selector.select(state.selector if is_usual else at_work.selector.start(), acc, step, comm)
-        select_s = comm.now(grad.device) - before[0] - (comm.traffic.elapsed_s - before[1])
+        select = start.spans(comm, grad.device).rest
         exchanged = at_work.exchange.exchange(
             state.exchange if is_usual else at_work.exchange.start(),
             acc,
@@ -207,7 +203,7 @@ class SparseReducer(Reducer):
             is_finite=bool(exchanged.is_finite),
             in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
-            select_s=select_s,
+            select=select,
             overfull=selection.overfull or exchanged.overfull,
         )
 

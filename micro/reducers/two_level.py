@@ -20,7 +20,7 @@ from micro.reducers.powersgd import PowerSGD
 from micro.reducers.rounding import rounded, rounding
 from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.sparse import SparseValues
-from micro.stats import StepStats, traffic_fields
+from micro.stats import Start, StepStats, traffic_fields
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class TwoLevel(WrappingReducer):
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is what undoes the exchange of this shard."""
         assert isinstance(state, TwoLevelState)
-        started, waited = comm.now(grad.device), comm.traffic.elapsed_s
+        start = Start.of(comm, grad.device)
         levels = comm.levels(self.ranks_per_node, grad.device)
         levels.within.traffic, levels.between.traffic = Traffic(), comm.traffic
         shards = self._begin(state, levels.within.rank, grad)
@@ -140,11 +140,8 @@ class TwoLevel(WrappingReducer):
         comm.traffic.add_local(levels.within.traffic)
         state.step += 1
         stats = self._stats(state, inner, header, comm)
-        exchange_s = comm.traffic.elapsed_s - waited
-        rest_s = comm.now(grad.device) - started - stats.select_s - exchange_s
-        return Attempt(
-            stats=replace(stats, exchange_s=exchange_s, rest_s=rest_s), grad=grad, findings=findings, undo=undo
-        )
+        spans = start.spans(comm, grad.device, inner.stats.spans.select if inner else 0.0)
+        return Attempt(stats=replace(stats, spans=spans), grad=grad, findings=findings, undo=undo)
 
     def _rounded(
         self, state: TwoLevelState, update: Tensor, indices: Tensor, dtype: torch.dtype, undo: Undo
@@ -193,9 +190,6 @@ class TwoLevel(WrappingReducer):
             local_count=header.counts[comm.rank],
             global_count=header.global_count,
             threshold=inner.stats.threshold if inner else None,
-            select_s=inner.stats.select_s if inner else 0.0,
-            exchange_s=0.0,
-            rest_s=0.0,
             skipped=False,
             forgotten=inner.stats.forgotten if inner else None,
             overfull=inner is not None and inner.stats.overfull,

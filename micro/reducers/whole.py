@@ -13,6 +13,7 @@ from micro.health import Finite, flag_of, is_number, is_zero, read
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
+from micro.spans import Seconds
 from micro.sparse import AllBut, AllValues
 
 
@@ -27,7 +28,7 @@ class Sent:
         is_finite: whether all gradients and the update were.
         in_update: index of the first sum of finite gradients that overflowed, None where there is none.
         threshold: the cut on abs(acc), where there was one.
-        select_s: seconds choosing.
+        select: seconds choosing.
         first_bad: index of this rank's first sum that was left out, where the gradient was added while it was sent.
         overfull: whether a message of fixed capacity did not hold what was chosen.
     """
@@ -38,7 +39,7 @@ class Sent:
     is_finite: bool
     in_update: int | None
     threshold: float | None = None
-    select_s: float = 0.0
+    select: Seconds = 0.0
     overfull: bool = False
     first_bad: int | None = None
 

@@ -1,0 +1,99 @@
+"""Times of a step on a device: events are recorded in it, and the host waits for them where a number is read."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import micro
+from micro.comm import Comm
+from micro.flat import Layout
+from micro.rounds import all_together
+from micro.spans import now
+from micro.thread_ranks import SimulatedGroup
+from tests.fake_device import DEVICE, DeviceTensor, fake_device
+from tests.recorded_streams import Record, recorded_streams
+
+NUMEL = 60
+
+
+@pytest.fixture
+def record() -> Iterator[Record]:
+    with recorded_streams() as found:
+        yield found
+
+
+def waits(record: Record) -> int:
+    return [what for what, *_ in record.calls].count("host waits")
+
+
+def read(seconds: micro.spans.Seconds) -> float:
+    """Return the number of events that lie in a span: a stand-in of an event says that each takes a millisecond."""
+    return round(1e3 * float(seconds), 6)
+
+
+def test_spans_add_up_and_wait_once_for_their_events(record: Record) -> None:
+    first, second, third, fourth = (now(DEVICE, timed=True) for _ in range(4))
+    outer, inner = fourth - first, third - second
+    rest = 0.5 + outer - 2 * inner - 0.25
+    assert waits(record) == 0
+    assert (read(outer), read(inner), read(rest)) == (3, 1, 251)
+    waited = waits(record)
+    assert waited == 2 + 2 + 4
+    assert read(rest) == 251
+    assert waits(record) == waited
+    with pytest.raises(AssertionError, match="subtract another"):
+        float(first)
+
+
+def test_the_clock_of_the_host_is_used_where_nothing_is_timed(record: Record) -> None:
+    assert isinstance(now(DEVICE, timed=False), float)
+    assert isinstance(now(torch.device("cpu"), timed=True), float)
+    assert not record.calls
+
+
+def step(reducer: micro.Reducer, comm: Comm) -> micro.StepStats:
+    state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)
+    grad = torch.randn(NUMEL, generator=torch.Generator().manual_seed(comm.rank))
+    return reducer.reduce_(state, DeviceTensor(grad), comm)
+
+
+@pytest.mark.parametrize("reducer", [micro.SparseReducer(micro.TopK(), 0.1), micro.DenseReducer()])
+def test_a_timed_step_waits_as_often_as_one_that_is_not(reducer: micro.Reducer, record: Record) -> None:
+    def steps(comm: Comm) -> tuple[list[dict[object, int]], int, micro.StepStats]:
+        found = []
+        with torch.no_grad(), fake_device() as counted:
+            for comm.timed in (False, True):
+                counted.seen.clear()
+                comm.begin_step()
+                stats = step(reducer, comm)
+                found.append(dict(counted.seen))
+        return found, waits(record), stats
+
+    (untimed, timed), waited, stats = SimulatedGroup(2, shares=False).run(steps)[0]
+    assert untimed == timed
+    assert waited == 0
+    assert stats.exchange_s > 0
+    assert stats.rest_s > 0
+    assert waits(record) > 0
+
+
+def test_reductions_that_share_rounds_are_timed_without_each_other(record: Record) -> None:
+    def steps(comm: Comm) -> tuple[list[micro.StepStats], int, float]:
+        reducer = micro.SparseReducer(micro.TopK(), 0.1)
+
+        def work(part: Comm) -> micro.StepStats:
+            with fake_device():  # in a thread of its own
+                return step(reducer, part)
+
+        with torch.no_grad(), fake_device():
+            began = comm.now(DEVICE)
+            stats = all_together([work] * 3, iter([comm] * 3))
+            return stats, waits(record), comm.now(DEVICE) - began
+
+    stats, waited, whole = SimulatedGroup(2, shares=False).run(steps)[0]
+    assert waited == 0
+    parts = [read(each.select_s + each.exchange_s + each.rest_s) for each in stats]
+    assert all(part > 0 for part in parts)
+    assert all(each.exchange_s > 0 for each in stats)
+    assert sum(parts) <= read(whole)
