@@ -115,6 +115,7 @@ from micro.selectors.topk import TopK
 from micro.sign_sgd import SignSGD
 from micro.simulate import SimulatedStep, Simulation
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.staleness import Staleness, Waits
 from micro.stats import StepStats
 from micro.summary import StepSummary
 from micro.thread_ranks import SimulatedGroup
@@ -227,6 +228,7 @@ __all__ = [
     "SparseReducer",
     "SparseValues",
     "Split",
+    "Staleness",
     "StatefulPart",
     "Step",
     "StepStats",
@@ -239,6 +241,7 @@ __all__ = [
     "TwoLevel",
     "TwoMeans",
     "Union",
+    "Waits",
     "WarmUp",
     "Wire",
     "__version__",

@@ -89,6 +89,10 @@ class Training:
                 f"learning rate (lr_shape={self._config.lr_shape}) is 0: lower the steps, or raise epochs"
             )
 
+    def update(self) -> Tensor:
+        """Return the update (numel,) of the last step, not copied."""
+        return self._workers.update
+
     def residual(self) -> Tensor:
         """Return rank 0's residual (numel,), not copied."""
         return self._workers.residuals()[0]

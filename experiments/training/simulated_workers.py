@@ -84,6 +84,11 @@ class SimulatedWorkers(Workers):
         """Return rank 0's residual."""
         return self._simulation.residuals()[:1]
 
+    @property
+    def update(self) -> Tensor:
+        """The last step's update (numel,), in the order of ``layout``; not copied."""
+        return self._rows[0]
+
     def states(self) -> list[dict[str, Any]]:
         """Return every rank's state."""
         ranks = self._simulation.state_dict()["ranks"]

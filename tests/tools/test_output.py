@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments import advise, bench, compare, figures, profile, reproduce, simulate, theory
+from experiments import advise, bench, compare, figures, profile, reproduce, simulate, staleness, theory
 from experiments.config.errors import OutputError, UserError
 from experiments.reports import output
 from experiments.reports.csv_files import write_csv
@@ -21,6 +21,7 @@ from tests.small_disks import BreakingDisk, MemoryDisk, mounted
 COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "advise": (advise.main, ["--link-mbit", "1"]),
     "simulate": (simulate.main, []),
+    "staleness": (staleness.main, []),
     "theory": (theory.main, []),
     "compare": (compare.main, []),
     "figures": (figures.main, []),

@@ -1,0 +1,1 @@
+"""How long elements wait between two updates, per parameter and method."""

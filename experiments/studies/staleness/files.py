@@ -1,0 +1,78 @@
+"""The table of waits between updates, its numbers, and the figure."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.reports.csv_files import write_csv
+from experiments.reports.figure_parts import head, new_figure, plain_log, save
+from experiments.reports.markdown import table
+from experiments.reports.names import label
+from experiments.reports.output import write_file
+from experiments.reports.plot_style import PAGE_INCHES, look, plain, style
+
+HOW_TO_READ = """\
+For each parameter and method: *steps per update* of the element in the middle, and of the one that a tenth of the
+elements wait longer than (*90 %*), then the share of elements that no step updated. "never": that element had no
+update. Dense shows what there is to update: elements without a gradient (rows of a table whose user, item or word did
+not occur) are updated by no method. Parameters are in the order in which backward makes their gradients.
+"""
+
+
+def report(rows: pd.DataFrame, opening: str) -> str:
+    """Write the rows of ``measured`` as a table: a row per parameter and the whole model, a column per method."""
+    methods = list(dict.fromkeys(rows["method"]))
+    by_parameter = [
+        [f"`{name}`", f"{own['numel'].iloc[0]:,}", *_cells(own.set_index("method"), methods)]
+        for name, own in rows.groupby("parameter", sort=False)
+    ]
+    numel = int(rows.loc[rows["method"] == methods[0], "numel"].sum())
+    whole = ["all", f"{numel:,}", *(f"{100 * _never(rows, method):.1f} %" for method in methods)]
+    columns = ["parameter", "elements", *map(label, methods)]
+    return "\n".join([opening, HOW_TO_READ, table(columns, [*by_parameter, whole]), ""])
+
+
+def write(rows: pd.DataFrame, out: Path, opening: str, title: str) -> list[Path]:
+    """Write staleness.md, staleness.csv and the figure; return the paths."""
+    written = [write_csv(rows, out / "staleness.csv"), write_file(out / "staleness.md", report(rows, opening))]
+    return written + save(draw(rows, title), rows, out / "staleness")
+
+
+@style()
+def draw(rows: pd.DataFrame, title: str) -> Figure:
+    """A line per parameter and method: from the median to 90 % of the waits; beside it what was never updated."""
+    methods, names = list(dict.fromkeys(rows["method"])), list(dict.fromkeys(rows["parameter"]))
+    figure = new_figure(PAGE_INCHES, 1.2 + 0.05 * len(names) * (len(methods) + 2))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for number, method in enumerate(methods):
+        own, color = rows[rows["method"] == method].set_index("parameter").loc[names], look(method).color
+        heights = [place + 0.8 * ((number + 0.5) / len(methods) - 0.5) for place in range(len(names))]
+        seen = own["median"] < math.inf
+        ends = own["tail"].where(own["tail"] < math.inf, rows.loc[rows["tail"] < math.inf, "tail"].max())
+        left.hlines(heights, own["median"].where(seen, math.nan), ends.where(seen, math.nan), color=color, linewidth=1)
+        left.plot(own["median"].where(seen), heights, color=color, linestyle="none", marker="o", markersize=2)
+        right.barh(heights, 100 * own["never"], 0.8 / len(methods), color=color)
+    left.set_yticks(range(len(names)), [plain(name) for name in names])
+    left.set_ylim(len(names) - 0.5, -0.5)
+    left.set_xlabel("steps per update: median to 90 %")
+    right.set_xlabel("never updated, % of elements")
+    plain_log(left.xaxis)
+    head(figure, title, [Line2D([], [], label=label(method), color=look(method).color) for method in methods])
+    return figure
+
+
+def _cells(own: pd.DataFrame, methods: list[str]) -> list[str]:
+    columns = own.loc[methods, ["median", "tail", "never"]].itertuples(index=False)
+    return [f"{_steps(median)} / {_steps(tail)} / {100 * never:.0f} %" for median, tail, never in columns]
+
+
+def _steps(wait: float) -> str:
+    return f"{wait:.3g}" if wait < math.inf else "never"
+
+
+def _never(rows: pd.DataFrame, method: str) -> float:
+    own = rows[rows["method"] == method]
+    return float((own["never"] * own["numel"]).sum() / own["numel"].sum())
