@@ -39,6 +39,7 @@ from experiments.benchmarks import (
     select,
     start,
     step,
+    step_against,
     threads,
     transform,
 )
@@ -47,8 +48,7 @@ from experiments.config.option_types import to_path
 from experiments.launching.failures import RankFailure
 from experiments.reports.output import check_folder
 
-COMPARED = {  # what --against compares
-    step.NAME: against.Compared(("method", "numel", "density"), ("floors", "total_s", "bytes_sent")),
+COMPARED = {  # what --against compares by whole runs of both revisions
     ranks.NAME: against.Compared(("method", "numel", "ranks"), ("ms",)),
     loop.NAME: against.Compared(("run",), ("ratio", "harness_s")),
 }
@@ -69,6 +69,8 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
     try:
         if getattr(options, "against", None) is None:
             options.run(options, console)
+        elif options.benchmark == step.NAME:
+            step_against.run(options, console)
         else:
             against.run(options.benchmark, options.compared, words, options, console)
     except RankFailure as error:
@@ -93,7 +95,9 @@ def parser() -> Parser:
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)
-        if compared := COMPARED.get(benchmark.NAME):
+        if benchmark is step:
+            against.add_arguments(command, pairs=step_against.PAIRS, turns="turns of each, of --steps in all")
+        elif compared := COMPARED.get(benchmark.NAME):
             against.add_arguments(command)
             command.set_defaults(compared=compared)
     return parser

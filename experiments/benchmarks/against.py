@@ -43,10 +43,10 @@ class Compared:
     values: tuple[str, ...]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, pairs: int = 3, turns: str = "runs of each") -> None:
     """Declare the options of a comparison with an older revision."""
     parser.add_argument("--against", metavar="REVISION", help="compare with an older revision of the code, in turn")
-    parser.add_argument("--pairs", type=whole_number(), default=3, help="with --against: runs of each (%(default)s)")
+    parser.add_argument("--pairs", type=whole_number(), default=pairs, help=f"with --against: {turns} (%(default)s)")
 
 
 def run(name: str, compared: Compared, words: Sequence[str], options: argparse.Namespace, console: Console) -> None:
@@ -74,9 +74,7 @@ def run(name: str, compared: Compared, words: Sequence[str], options: argparse.N
 @contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
     """Yield a temporary folder with the code of a revision. Raises: UserError: there is none of that name."""
-    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    if commit is None:
-        raise UserError(f"--against must be a revision of the repository {ROOT}, got '{revision}'")
+    commit = commit_of(revision)
     with tempfile.TemporaryDirectory(prefix="micro-revision-") as folder:
         tree = Path(folder) / "code"
         if _git("worktree", "add", "--detach", str(tree), commit) is None:
@@ -85,6 +83,14 @@ def checked_out(revision: str) -> Iterator[Path]:
             yield tree
         finally:
             _git("worktree", "remove", "--force", str(tree))
+
+
+def commit_of(revision: str) -> str:
+    """Return the commit that a revision names. Raises: UserError: there is none of that name."""
+    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if commit is None:
+        raise UserError(f"--against must be a revision of the repository {ROOT}, got '{revision}'")
+    return commit
 
 
 def _git(*words: str) -> str | None:

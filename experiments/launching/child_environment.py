@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from experiments.config.paths import ROOT
 
 
-def child_environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment with ``variables``, for a child that imports this repository's packages."""
-    return with_python_path({**os.environ, **variables})
+def child_environment(code: Path = ROOT, /, **variables: str) -> dict[str, str]:
+    """Return this process's environment with ``variables``, for a child that imports the packages in ``code``."""
+    return with_python_path({**os.environ, **variables}, code)
 
 
-def with_python_path(environment: Mapping[str, str]) -> dict[str, str]:
+def with_python_path(environment: Mapping[str, str], code: Path = ROOT) -> dict[str, str]:
     """Return ``environment`` with the repository before its other import paths, whatever the working directory is."""
-    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    paths = [str(code), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -1,8 +1,9 @@
 """Helpers of measurements on several ranks: start them, choose a rank's device, take the slowest rank's time."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,10 +29,10 @@ def measure(work: Callable[[Settings], list[Row]], settings: Settings, nproc: in
 
 
 @contextmanager
-def ranks_of_measurement(nproc: int) -> Iterator[RankGroup]:
-    """Yield ``nproc`` ranks, on GPUs if each can have one, that end with this process."""
+def ranks_of_measurement(nproc: int, code: Path | None = None) -> Iterator[RankGroup]:
+    """Yield ``nproc`` ranks, on GPUs if each can have one, that end with this process; ``code`` as in RankGroup."""
     backend = "nccl" if torch.cuda.device_count() >= nproc else "gloo"
-    with exit_at_termination(), RankGroup(nproc, backend=backend) as ranks:
+    with exit_at_termination(), RankGroup(nproc, backend=backend, code=code) as ranks:
         yield ranks
 
 
@@ -44,11 +45,5 @@ def own_device() -> torch.device:
 
 def slowest(value: float, device: torch.device) -> float:
     """Return the largest value of all ranks: a step lasts until its slowest rank is done."""
-    return slowest_of_each({"": value}, device)[""]
-
-
-def slowest_of_each(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
-    """Return the largest of all ranks for each of the values, which have the same names everywhere."""
-    mine = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
-    largest = GroupComm(timed=False).gather_rows(mine).amax(0)
-    return dict(zip(values, largest.tolist(), strict=True))
+    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    return float(GroupComm(timed=False).gather_rows(mine).max())

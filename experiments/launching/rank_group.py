@@ -32,6 +32,7 @@ class RankGroup:
         env: Environment variables of the ranks. If OMP_NUM_THREADS is neither in it nor in this process's environment,
             each rank gets an equal share of the cores.
         collective_s: Time limit of a collective in seconds.
+        code: The folder of another revision of this repository, whose code the ranks run.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RankGroup:
         prefixes: Sequence[Sequence[str]] = (),
         env: Mapping[str, str] | None = None,
         collective_s: float = COLLECTIVE_S,
+        code: Path | None = None,
     ) -> None:
         self.world_size = world_size
         self._backend = backend
@@ -49,6 +51,7 @@ class RankGroup:
         self._one_host = not prefixes
         self._env = env or {}
         self._collective_s = collective_s
+        self._code = code
         self._workers: list[WorkerProcess] = []
 
     def __enter__(self) -> Self:
@@ -59,7 +62,7 @@ class RankGroup:
             self._have_met = self._has_failed = False
             for rank, prefix in enumerate(self._prefixes):
                 log = self._folder / f"rank{rank}.log"
-                self._workers.append(WorkerProcess(log, env=self._variables(rank), prefix=prefix))
+                self._workers.append(WorkerProcess(log, env=self._variables(rank), prefix=prefix, code=self._code))
                 self._workers[rank].send(_join, self._backend, self._folder / "store", self._collective_s)
             self._undo = undo.pop_all()
         return self

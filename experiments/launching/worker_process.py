@@ -11,6 +11,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from experiments.config.paths import ROOT
 from experiments.launching.child_environment import child_environment
 from experiments.launching.failures import Kind, describe_exit, kind_of_exit
 from experiments.launching.worker_main import ErrorReport
@@ -54,6 +55,7 @@ class WorkerProcess:
         env: Environment variables added to those of this process.
         prefix: Words before the command, such as those that enter a network namespace; they must ``exec`` it.
         at_parent_death: The signal that ends it when this process dies.
+        code: The folder of another revision of this repository, in which it runs with that revision's code.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class WorkerProcess:
         env: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         at_parent_death: signal.Signals = signal.SIGKILL,
+        code: Path | None = None,
     ) -> None:
         self.log = log
         self.connection, child = Pipe()
@@ -70,7 +73,8 @@ class WorkerProcess:
         with child, log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, "-u", "-m", "experiments.launching.worker_main", *words],
-                env=child_environment(**(env or {})),
+                env=child_environment(code or ROOT, **(env or {})),
+                cwd=code,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from experiments.bench import main
-from experiments.benchmarks import against, bare_training, goals, loop, network, start, step_rows, step_work
+from experiments.benchmarks import (
+    against,
+    bare_training,
+    goals,
+    loop,
+    network,
+    start,
+    step_rows,
+    step_turns,
+)
 from experiments.benchmarks import step as step_benchmark
 from experiments.benchmarks.network_methods import MethodProfile, joined
 from experiments.benchmarks.passes import count_passes
@@ -58,8 +67,9 @@ def test_the_bare_training_learns_as_long_as_ours(tmp_path: Path) -> None:
 class SharedRanks:
     """Stands for a RankGroup: the ranks that tests share."""
 
-    def __init__(self, world_size: int, *, backend: str) -> None:
+    def __init__(self, world_size: int, *, backend: str, code: Path | None = None) -> None:
         self._ranks = ranks(world_size, backend)
+        self.code = code
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +79,12 @@ class SharedRanks:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self._ranks.run(function, *arguments)
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._sent = function, *arguments
+
+    def receive(self) -> list[Any]:
+        return self.call(*self._sent)
 
 
 STEP = ("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2", "--limit", "0.01")
@@ -103,6 +119,39 @@ def test_step_goes_on_where_it_was_stopped(
     assert ((table["floors_q1"] <= table["floors"]) & (table["floors"] <= table["floors_q3"])).all()
 
 
+@pytest.mark.xdist_group("ranks")
+def test_steps_of_an_older_revision_and_of_this_code_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    took: list[tuple[bool, str]] = []
+
+    class Side(SharedRanks):
+        def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+            if self.code:  # what measures there is this code's
+                older = self.code / "experiments/benchmarks/step_turns.py"
+                assert older.read_text() == Path(step_turns.__file__).read_text()
+            took.append((self.code is not None, function.__name__))
+            if len(took) == 12:  # amid the second method
+                raise KeyboardInterrupt
+            found = super().call(function, *arguments)
+            return [{**found[0], "floors": 4.0 if self.code else 2.0}] if function is step_turns.turn else found
+
+    monkeypatch.setattr(measurements, "RankGroup", Side)
+    words = ("step", *STEP, "--against", "HEAD", "--pairs", "2", "--out", str(tmp_path))
+    with pytest.raises(SystemExit, match="130"):
+        main(words)
+    first = [(True, "turn"), (False, "turn")]  # to warm up
+    assert took[4:10] == [*first, *reversed(first), *first]
+    capsys.readouterr()
+    main(words)
+    assert "(kept from before)" in capsys.readouterr().out.splitlines()[0]
+    table = pd.read_csv(tmp_path / "step-against.csv")
+    assert table["method"].tolist() == ["micro", "topk"]
+    assert table[["floors", "old_floors", "new_floors"]].to_numpy().tolist() == [[0.5, 4.0, 2.0]] * 2
+    assert table["bytes_sent"].tolist() == pytest.approx([1.0, 1.0], abs=0.1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-against.csv"]
+
+
 def test_rows_of_other_settings_or_other_code_are_measured_again(tmp_path: Path) -> None:
     kept = step_rows.KeptRows(tmp_path / "rows.jsonl")
     settings = {"method": "micro", "numel": 2000, "density": 0.01}
@@ -115,10 +164,10 @@ def test_rows_of_other_settings_or_other_code_are_measured_again(tmp_path: Path)
 
 
 def test_a_slow_method_takes_fewer_steps() -> None:
-    assert step_work.counts(0.01, steps=15, limit_s=7.0) == (40, 15)
-    assert step_work.counts(0.2, steps=15, limit_s=7.0) == (27, 8)
-    assert step_work.counts(9.0, steps=15, limit_s=7.0) == (10, 5)
-    assert step_work.counts(9.0, steps=2, limit_s=7.0) == (10, 2)
+    assert step_turns.counts(0.01, steps=15, limit_s=7.0) == (40, 15)
+    assert step_turns.counts(0.2, steps=15, limit_s=7.0) == (27, 8)
+    assert step_turns.counts(9.0, steps=15, limit_s=7.0) == (10, 5)
+    assert step_turns.counts(9.0, steps=2, limit_s=7.0) == (10, 2)
 
 
 def test_passes_count_operations_and_compiled_loops() -> None:
