@@ -209,6 +209,24 @@ class Comm(ABC):
             self._exchange(received.view(-1), mine, [own] * self.world_size, list(sizes))
         return received
 
+    def scatter_to_others(self, mine: Tensor, sizes: Sequence[int], kind: Kind) -> Tensor:
+        """Send each other rank j its part of ``mine`` (``sizes[j]`` elements), in rank order, without one of this rank.
+
+        Returns:
+            (world_size - 1, own size) the parts received, in rank order.
+        """
+        own, ranks = sizes[self.rank], range(self.world_size)
+        received = mine.new_empty((self.world_size - 1, own))
+        if self.world_size > 1:
+            with self._counted(kind, mine.device, "scatter", _num_bytes(mine)):
+                if sum(sizes):  # known everywhere, so all ranks skip together
+                    received_sizes, sent_sizes = (
+                        [0 if rank == self.rank else size for rank, size in zip(ranks, given, strict=True)]
+                        for given in ([own] * self.world_size, sizes)
+                    )
+                    self._exchange(received.view(-1), mine, received_sizes, sent_sizes)
+        return received
+
     def scatter_lists(self, pieces: Sequence[Tensor], received_sizes: Sequence[int], kind: Kind) -> list[Tensor]:
         """Send list j of ``pieces`` to rank j, unpadded; return the list received from each rank, in rank order.
 

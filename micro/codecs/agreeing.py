@@ -60,7 +60,7 @@ def pairs(codec: "FusedCodec", values: Tensor, device: torch.device, loops: Modu
     if None in (*encodings, *readers):
         return []
     for encoding in encodings:
-        loops.encode(encoding, loops.Values.of(source, left, 0.0, None))
+        loops.encode(encoding, loops.Values.of(source, left, None))
     messages[2:] = messages[1]
     is_finite = torch.as_tensor(loops.decode(readers[0], decoded))
     loops.decode(readers[1], mean)

@@ -44,20 +44,12 @@ class Codec(Part, ABC):
         """Return what ``encode`` made of ``count`` values as finite numbers (count,) of ``dtype``."""
 
     def encode_into_(
-        self,
-        values: Tensor,
-        key: Key,
-        wire: Tensor,
-        rest: Tensor | None = None,
-        *,
-        weight: float = 0.0,
-        grad: Tensor | None = None,
+        self, values: Tensor, key: Key, wire: Tensor, rest: Tensor | None = None, *, grad: Tensor | None = None
     ) -> int | None:
         """Fill ``wire`` (num_bytes,) with what ``encode`` returns, and ``rest`` with what is left of the values.
 
         Args:
-            rest: (count,) becomes ``values - decoded``, or has ``weight`` times that added where it is not zero; it may
-                be the values' own memory.
+            rest: (count,) becomes ``values - decoded``; it may be the values' own memory.
             grad: (count,) is added to the values first, as `micro.kernels.absorb_` does; it is used up.
 
         Returns:
@@ -66,8 +58,7 @@ class Codec(Part, ABC):
         first_bad = None if grad is None else kernels.absorb_(values, grad)
         wire.copy_(self.encode(values, key))
         if rest is not None:
-            left = values - self.decode(wire, values.numel(), values.dtype)
-            rest.add_(left, alpha=weight) if weight else rest.copy_(left)
+            torch.sub(values, self.decode(wire, values.numel(), values.dtype), out=rest)
         return first_bad
 
     def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> Finite:
@@ -91,22 +82,36 @@ class Codec(Part, ABC):
 
     def encode_mean_into_(
         self,
+        values: Tensor,
         wires: Tensor,
-        divisor: float,
         key: Key,
         wire: Tensor,
-        memory: Tensor,
+        mean: Tensor,
         rest: Tensor | None = None,
         *,
-        weight: float = 0.0,
-    ) -> None:
-        """Fill ``wire`` and ``rest`` as ``encode_into_`` does, with the values that ``decode_mean_into_`` gives.
+        grad: Tensor | None = None,
+    ) -> tuple[Finite, int | None]:
+        """Fill ``wire`` (num_bytes,) with the mean of the values and of what R messages hold.
 
         Args:
-            memory: (count,) for those values, which are not returned.
+            values: (count,) have ``grad`` added, as in ``encode_into_``.
+            wires: (R, num_bytes) uint8; R may be 0.
+            mean: (count,) becomes that mean as ``wire`` says it; it may be the gradient's memory, not the values'.
+            rest: (count,) becomes R + 1 times what the mean lost by that.
+
+        Returns:
+            whether ``mean`` is finite, and what ``encode_into_`` returns.
         """
-        self.decode_mean_into_(wires, memory, divisor)
-        self.encode_into_(memory, key, wire, rest, weight=weight)
+        first_bad = None if grad is None else kernels.absorb_(values, grad)
+        if len(wires):
+            self.decode_mean_into_(wires, mean)
+            mean.add_(values).div_(len(wires) + 1)
+        else:
+            mean.copy_(values)
+        self.encode_into_(mean, key, wire, rest)
+        if rest is not None:
+            rest.mul_(len(wires) + 1)
+        return self.decode_mean_into_(wire[None], mean), first_bad
 
 
 def to_bytes(x: Tensor) -> Tensor:

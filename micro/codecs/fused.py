@@ -51,29 +51,26 @@ class FusedCodec(Codec):
         encoding = self.encoding(loops, wire, values.numel(), key)
         if encoding is None:
             return self.encode_in_torch(values, key)
-        loops.encode(encoding, loops.Values.of(values, None, 0.0, None))
+        loops.encode(encoding, loops.Values.of(values, None, None))
         return wire
 
     def encode_into_(
-        self,
-        values: Tensor,
-        key: Key,
-        wire: Tensor,
-        rest: Tensor | None = None,
-        *,
-        weight: float = 0.0,
-        grad: Tensor | None = None,
+        self, values: Tensor, key: Key, wire: Tensor, rest: Tensor | None = None, *, grad: Tensor | None = None
     ) -> int | None:
         """Fill ``wire`` and ``rest``; see Codec."""
         loops = serving(self, values, *([] if rest is None else [rest]))
         encoding = self.encoding(loops, wire, values.numel(), key) if loops is not None and values.numel() else None
         if loops is None or encoding is None:
-            return super().encode_into_(values, key, wire, rest, weight=weight, grad=grad)
-        first_bad = None
-        if grad is not None and serving(self, grad) is None:
-            first_bad, grad = kernels.absorb_(values, grad), None
-        found: int | None = loops.encode(encoding, loops.Values.of(values, rest, weight, grad))
-        return found if grad is not None else first_bad
+            return super().encode_into_(values, key, wire, rest, grad=grad)
+        first_bad, grad = self._added(values, grad)
+        found: int | None = loops.encode(encoding, loops.Values.of(values, rest, grad))
+        return first_bad if grad is None else found
+
+    def _added(self, values: Tensor, grad: Tensor | None) -> tuple[int | None, Tensor | None]:
+        """Return what `micro.kernels.absorb_` does of a gradient that no code adds on its way, and one to be added."""
+        if grad is None or serving(self, grad) is not None:
+            return None, grad
+        return kernels.absorb_(values, grad), None
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the values that were sent; see Codec."""
@@ -100,21 +97,22 @@ class FusedCodec(Codec):
 
     def encode_mean_into_(
         self,
+        values: Tensor,
         wires: Tensor,
-        divisor: float,
         key: Key,
         wire: Tensor,
-        memory: Tensor,
+        mean: Tensor,
         rest: Tensor | None = None,
         *,
-        weight: float = 0.0,
-    ) -> None:
-        """Fill ``wire`` and ``rest``; see Codec. Most codecs leave ``memory`` alone."""
-        count, loops = memory.numel(), serving(self, memory, *([] if rest is None else [rest]))
-        forms = None
-        if loops is not None and count:
-            forms = self.decoding(loops, wires, count, divisor), self.encoding(loops, wire, count, key)
-        if loops is None or forms is None or None in forms:
-            super().encode_mean_into_(wires, divisor, key, wire, memory, rest, weight=weight)
-        else:
-            loops.recode(*forms, memory, rest, weight)
+        grad: Tensor | None = None,
+    ) -> tuple[Finite, int | None]:
+        """Fill ``wire``, ``mean`` and ``rest``; see Codec. On a CPU it is one pass."""
+        count, vectors = values.numel(), (values, mean) if rest is None else (values, mean, rest)
+        loops = serving(self, *vectors) if count and values.device.type == "cpu" else None
+        if loops is None:
+            return super().encode_mean_into_(values, wires, key, wire, mean, rest, grad=grad)
+        first_bad, grad = self._added(values, grad)
+        encoding = self.encoding(loops, wire, count, key)
+        decoding, given = self.decoding(loops, wires, count, len(wires) + 1), loops.Values.of(values, rest, grad)
+        is_finite, found = loops.encode_mean(encoding, decoding, given, mean, len(wires) + 1)
+        return is_finite, first_bad if grad is None else found

@@ -263,8 +263,9 @@ def mean_encoded_(
     """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
-    a part, adds it up in rank order, and counts the rounding of the mean as not sent, so that it stays in its residual.
-    The bytes are those of an all-reduce of the encoded values.
+    a part, adds what the others sent of it in rank order to its own values, which need no code, and counts the rounding
+    of the mean as not sent, so that it stays in its residual. The bytes are those of an all-reduce of the encoded
+    values.
 
     Args:
         values: (k,) may be the memory of ``mean``.
@@ -273,54 +274,38 @@ def mean_encoded_(
         memory: (at least `message_bytes`,) uint8 for the messages.
         grad: (k,) is added to the values while they are encoded, and used up; it may be the memory of ``mean``.
     """
-    n, rank, dtype = comm.world_size, comm.rank, values.dtype
-    counts = equal_sizes(values.numel(), n)
-    sizes = [codec.num_bytes(count, dtype) for count in counts]
-    flagged_sizes = [size + 1 for size in sizes]
-    length = sum(flagged_sizes)
-    message = torch.empty(length, dtype=torch.uint8, device=values.device) if memory is None else memory[:length]
-    pieces, rests = message.split(flagged_sizes), _parts_of(rest, counts)
-    first_bad = _encode_parts(codec, key, values.split(counts), pieces, rests, _parts_of(grad, counts))
-    if first_bad is not None:
-        is_finite = False
-    for piece in pieces:
-        piece[-1] = is_finite
-    if n == 1:
-        return Averaged(is_finite, codec.decode_mean_into_(message[None], mean), first_bad)
-    received = comm.scatter_parts(message, flagged_sizes, "values")
-    own, encoded = mean.split(counts)[rank], message[: sizes[rank]]
-    codec.encode_mean_into_(received, n, (*key, n), encoded, own, rests[rank], weight=n)
-    wires = comm.gather_joined(encoded, sizes, "values")
-    fits = comm.fill_alike_(mean, lambda: _decode_parts(codec, wires.split(sizes), mean.split(counts)))
-    return Averaged(soonest(received[:, -1].all()), fits, first_bad)
+    n, rank, counts = comm.world_size, comm.rank, equal_sizes(values.numel(), comm.world_size)
+    sizes = [codec.num_bytes(count, values.dtype) for count in counts]
+    memory = torch.empty(sum(sizes) + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
+    leaving, flagged = memory[: sum(sizes) + 1].split([sum(sizes) - sizes[rank], sizes[rank] + 1])
+    parts, rests, grads = values.split(counts), _parts_of(rest, counts), _parts_of(grad, counts)
+    pieces = iter(leaving.split(sizes[:rank] + sizes[rank + 1 :]))
+    bads: list[int | None] = [None] * n
+    for place in (*range(rank), *range(rank + 1, n)):
+        bads[place] = codec.encode_into_(parts[place], (*key, place), next(pieces), rests[place], grad=grads[place])
+    received = comm.scatter_to_others(leaving, sizes, "values")
+    means, mine = mean.split(counts), parts[rank]
+    if mine.data_ptr() == means[rank].data_ptr():
+        mine = mine.clone()
+    fits, bads[rank] = codec.encode_mean_into_(
+        mine, received, (*key, n), flagged[:-1], means[rank], rests[rank], grad=grads[rank]
+    )
+    first_bad = next((sum(counts[:place]) + bad for place, bad in enumerate(bads) if bad is not None), None)
+    flagged[-1] = is_finite if first_bad is None else False
+    wires = comm.gather_joined(flagged, [size + 1 for size in sizes], "values").split([size + 1 for size in sizes])
 
+    def decode_others() -> tuple[Finite, Finite]:
+        others = [place for place in range(n) if place != rank]
+        decoded = [codec.decode_mean_into_(wires[place][None, :-1], means[place]) for place in others]
+        return soonest(torch.stack([wire[-1] for wire in wires]).all()), all_finite([fits, *decoded])
 
-def _decode_parts(codec: Codec, wires: Sequence[Tensor], parts: Sequence[Tensor]) -> Finite:
-    """Decode each rank's part of a mean; return whether all of it is finite."""
-    return all_finite([codec.decode_mean_into_(wire[None], part) for wire, part in zip(wires, parts, strict=True)])
+    return Averaged(*comm.fill_alike_(mean, decode_others), first_bad)
 
 
 def _parts_of(vector: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:
     return [None] * len(counts) if vector is None else vector.split(list(counts))
 
 
-def _encode_parts(
-    codec: Codec,
-    key: Key,
-    parts: Sequence[Tensor],
-    pieces: Sequence[Tensor],
-    rests: Sequence[Tensor | None],
-    grads: Sequence[Tensor | None],
-) -> int | None:
-    """Encode each rank's part into its piece of the message; return the index of the first bad sum of all parts."""
-    first_bad, start = None, 0
-    for place, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
-        bad = codec.encode_into_(part, (*key, place), piece[:-1], rests[place], grad=grads[place])
-        first_bad = start + bad if first_bad is None and bad is not None else first_bad
-        start += part.numel()
-    return first_bad
-
-
 def message_bytes(numel: int, codec: Codec, dtype: torch.dtype, comm: Comm) -> int:
-    """Return the bytes of the longest message that `mean_encoded_` sends of ``numel`` values."""
-    return sum(codec.num_bytes(count, dtype) + 1 for count in equal_sizes(numel, comm.world_size))
+    """Return the bytes of the messages that `mean_encoded_` sends of ``numel`` values."""
+    return sum(codec.num_bytes(count, dtype) for count in equal_sizes(numel, comm.world_size)) + 1

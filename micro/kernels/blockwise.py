@@ -14,7 +14,7 @@ import numpy as np
 from micro.kernels.jit import as_bits, as_float, get32, jitted, put32
 from micro.kernels.noise import uniform
 from micro.kernels.packing import pack_codes, pack_ternary, unpack_codes, unpack_ternary
-from micro.kernels.tiles import NEAR, absorb_part, divide, highest_bits, leave
+from micro.kernels.tiles import NEAR, absorb_part, finish, highest_bits, leave, outcome
 from micro.kernels.tree_sums import factor, sum_of_products
 
 LARGEST = np.float32(2.0**127)
@@ -98,11 +98,11 @@ def encode_int8(
             else:
                 for i in range(x.size):
                     target[i] = np.int8(np.int32(cut(np.rint(x[i] / divisor), highest)))
-            if rest.size:
+            if rest.size or weight:
                 for i in range(x.size):
                     decoded[i] = np.float32(target[i]) * step
                 leave(rest[start : start + x.size], x, decoded, weight)
-    return first_bad
+    return outcome(bits, first_bad, weight)
 
 
 @jitted
@@ -156,12 +156,12 @@ def encode_levels(
             worth = factor(share, level, term) if is_least_squares else np.float32(scale / highest)
             scale = np.float32(cut(np.float32(worth * largest), np.float32(LARGEST / highest)))
             put_scale(header, start // block, scale)
-            if rest.size:
+            if rest.size or weight:
                 for i in range(x.size):
                     level[i] *= scale
                 leave(rest[start : start + x.size], x, level, weight)
         pack_codes(codes[: end - first], width, packed[first * width // 8 :])
-    return first_bad
+    return outcome(bits, first_bad, weight)
 
 
 @jitted
@@ -213,12 +213,12 @@ def encode_ternary(
             worth = factor(share, level, term) if is_least_squares else limit
             scale = np.float32(cut(np.float32(worth * largest), LARGEST))
             put_scale(header, start // block, scale)
-            if rest.size:
+            if rest.size or weight:
                 for i in range(x.size):
                     level[i] *= scale
                 leave(rest[start : start + x.size], x, level, weight)
         pack_ternary(codes[: end - first], packed[first // 5 :])
-    return first_bad
+    return outcome(bits, first_bad, weight)
 
 
 @jitted
@@ -233,14 +233,15 @@ def _scaled(codes: Any, lowest: Any, scale: Any, out: Any, is_first: Any) -> Any
 
 
 @jitted
-def decode_int8(wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
+def decode_int8(own: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
     """Fill ``out`` with the sum over R messages (R, bytes) of codes times their block's scale, divided.
 
     The codes of a message begin at byte ``skip``, int8.
     """
-    highest = np.int32(0)
+    highest, first_bad = np.int32(0), -1
     for first in range(0, out.size, group):
         end = min(first + group, out.size)
+        first_bad = absorb_part(*own, first, end, first_bad)
         for row in range(wires.shape[0]):
             wire = wires[row]
             for start in range(first, end, block):
@@ -248,19 +249,20 @@ def decode_int8(wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group
                 begin = skip + place + start
                 scale = get_scale(wire, (place + start) // block)
                 _scaled(wire[begin : begin + target.size].view(np.int8), np.int32(0), scale, target, row == 0)
-        highest = max(highest, divide(out[first:end], divisor))
-    return highest
+        highest = max(highest, finish(out[first:end], own[0][first:end], divisor, wires.shape[0] == 0))
+    return np.int64(first_bad) if own[0].size else np.int64(highest)
 
 
 @jitted
 def decode_levels(
-    wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any, width: Any, lowest: Any
+    own: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any, width: Any, lowest: Any
 ) -> Any:
     """Fill ``out`` as `decode_int8` does, with codes of ``width`` bits from ``lowest`` on."""
-    highest = np.int32(0)
+    highest, first_bad = np.int32(0), -1
     codes = np.empty(min(group, out.size), np.int32)
     for first in range(0, out.size, group):
         end = min(first + group, out.size)
+        first_bad = absorb_part(*own, first, end, first_bad)
         for row in range(wires.shape[0]):
             wire = wires[row]
             unpack_codes(wire[skip + (place + first) * width // 8 :], width, codes[: end - first])
@@ -268,17 +270,18 @@ def decode_levels(
                 target = out[start : min(start + block, end)]
                 scale = get_scale(wire, (place + start) // block)
                 _scaled(codes[start - first :], lowest, scale, target, row == 0)
-        highest = max(highest, divide(out[first:end], divisor))
-    return highest
+        highest = max(highest, finish(out[first:end], own[0][first:end], divisor, wires.shape[0] == 0))
+    return np.int64(first_bad) if own[0].size else np.int64(highest)
 
 
 @jitted
-def decode_ternary(wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
+def decode_ternary(own: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
     """Fill ``out`` as `decode_int8` does, with codes -1, 0 and 1, five to a byte."""
-    highest = np.int32(0)
+    highest, first_bad = np.int32(0), -1
     codes = np.empty(min(group, out.size) + SLACK, np.uint8)
     for first in range(0, out.size, group):
         end = min(first + group, out.size)
+        first_bad = absorb_part(*own, first, end, first_bad)
         for row in range(wires.shape[0]):
             wire = wires[row]
             unpack_ternary(wire[skip + (place + first) // 5 :], end - first, codes)
@@ -286,5 +289,5 @@ def decode_ternary(wires: Any, skip: Any, out: Any, divisor: Any, block: Any, gr
                 target = out[start : min(start + block, end)]
                 scale = get_scale(wire, (place + start) // block)
                 _scaled(codes[start - first :], np.int32(-1), scale, target, row == 0)
-        highest = max(highest, divide(out[first:end], divisor))
-    return highest
+        highest = max(highest, finish(out[first:end], own[0][first:end], divisor, wires.shape[0] == 0))
+    return np.int64(first_bad) if own[0].size else np.int64(highest)

@@ -2,8 +2,10 @@
 
 Wires are bytes at any address. ``grad``, where it is not empty, is added to the values first, as `absorb_tile` does;
 the loop returns the place of the first sum that is too large, or -1. ``rest`` is what a code leaves of its values: it
-becomes ``values - decoded``, or, with a weight other than zero, has weight times that added; an empty one is left
-alone. Values and rest may be one vector. Decoding returns the bit pattern of the largest magnitude.
+becomes ``values - decoded``; an empty one is left alone. With a ``weight`` other than zero it becomes that many times
+it, the values become what is decoded, and the bit pattern of its largest magnitude is returned. Decoding returns that
+of the sum; given values of its ``own``, and their gradient, each as numbers and as bits, it adds them and returns the
+place as encoding does.
 """
 
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 from micro.kernels.floats import of_bfloat16, of_half, to_bfloat16, to_half
 from micro.kernels.jit import MAGNITUDE_BITS, as_float, get16, jitted, put16
 from micro.kernels.noise import noise
-from micro.kernels.tiles import NEAR, absorb_part, divide, highest_bits, leave
+from micro.kernels.tiles import NEAR, absorb_part, finish, highest_bits, leave, outcome
 
 MANTISSA = 23
 NUM_POWERS = 127
@@ -42,17 +44,18 @@ def encode_cast(
                 code = to_bfloat16(source[i])
                 put16(codes, i, np.uint64(code))
                 decoded[i] = of_bfloat16(code)
-        if rest.size:
+        if rest.size or weight:
             leave(rest[start:end], source, decoded, weight)
-    return first_bad
+    return outcome(bits, first_bad, weight)
 
 
 @jitted
-def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any, place: Any) -> Any:
+def decode_cast(own: Any, wires: Any, out: Any, divisor: Any, is_half: Any, place: Any) -> Any:
     """Fill ``out`` with the sum over ``wires`` (R, bytes) of what they hold from value ``place`` on, divided."""
-    highest = np.int32(0)
+    highest, first_bad = np.int32(0), -1
     for start in range(0, out.size, NEAR):
-        target = out[start : start + NEAR]
+        target, end = out[start : start + NEAR], min(start + NEAR, out.size)
+        first_bad = absorb_part(*own, start, end, first_bad)
         for row in range(wires.shape[0]):
             codes = wires[row, 2 * (place + start) :]
             if row == 0:
@@ -68,8 +71,8 @@ def decode_cast(wires: Any, out: Any, divisor: Any, is_half: Any, place: Any) ->
             else:
                 for i in range(target.size):
                     target[i] += of_bfloat16(np.int32(get16(codes, i)))
-        highest = max(highest, divide(target, divisor))
-    return highest
+        highest = max(highest, finish(target, own[0][start:end], divisor, wires.shape[0] == 0))
+    return np.int64(first_bad) if own[0].size else np.int64(highest)
 
 
 @jitted
@@ -141,18 +144,20 @@ def encode_natural(
         else:
             for i in range(source.size):
                 target[i] = _natural(source[i], np.int32(HALF_WAY), below)
-        if rest.size:
+        if rest.size or weight:
             for i in range(source.size):
                 decoded[i] = _of_natural(target[i], below)
             leave(rest[start : start + NEAR], values[start : start + NEAR], decoded, weight)
+    return outcome(bits, -1, weight)
 
 
 @jitted
-def decode_natural(belows: Any, wires: Any, skip: Any, out: Any, divisor: Any) -> Any:
+def decode_natural(own: Any, belows: Any, wires: Any, skip: Any, out: Any, divisor: Any) -> Any:
     """Fill ``out`` with the sum over R rows of what ``wires`` (R, bytes) hold from byte ``skip`` on, divided."""
-    highest = np.int32(0)
+    highest, first_bad = np.int32(0), -1
     for start in range(0, out.size, NEAR):
-        target = out[start : start + NEAR]
+        target, end = out[start : start + NEAR], min(start + NEAR, out.size)
+        first_bad = absorb_part(*own, start, end, first_bad)
         for row in range(wires.shape[0]):
             source, below = wires[row, skip + start :], belows[row]
             if row == 0:
@@ -161,5 +166,5 @@ def decode_natural(belows: Any, wires: Any, skip: Any, out: Any, divisor: Any) -
             else:
                 for i in range(target.size):
                     target[i] += _of_natural(source[i], below)
-        highest = max(highest, divide(target, divisor))
-    return highest
+        highest = max(highest, finish(target, own[0][start:end], divisor, wires.shape[0] == 0))
+    return np.int64(first_bad) if own[0].size else np.int64(highest)

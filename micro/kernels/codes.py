@@ -1,11 +1,11 @@
 """The compiled codes as functions of tensors: contiguous float32 values on a CPU, bytes of the wire at any address.
 
 A codec gives an `Encoding` of a message, or a `Decoding` of R messages, ``wires`` (R, bytes). `encode`, `decode` and
-`recode` run them in one pass over the values, on the threads that the rank has. ``words`` are the two that
+`encode_mean` run them in one pass over the values, on the threads that the rank has. ``words`` are the two that
 `micro.randomness.words` makes of a key; None: nothing is random.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,23 +21,26 @@ from micro.kernels.tiles import NEAR
 Words = tuple[int, int]
 Array = Any  # np.ndarray, whose types numba does not know
 CHUNK = 1 << 16  # values that are decoded and encoded again while they are in a near cache
-_NOTHING = np.empty(0, np.float32)
+_NOTHING, _PLAIN = np.empty(0, np.float32), np.float32(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A part of a message's values: a slice of each vector, the gradient and the rest empty where there are none."""
+    """A part of a message's values: a slice of each vector, the gradient and the rest empty where there are none.
+
+    ``weight`` is that of `micro.kernels.casts`.
+    """
 
     x: Array
     grad: Array
     rest: Array
-    weight: Any
+    weight: Any = _PLAIN
 
     @classmethod
-    def of(cls, values: Tensor, rest: Tensor | None, weight: float, grad: Tensor | None) -> "Values":
+    def of(cls, values: Tensor, rest: Tensor | None, grad: Tensor | None) -> "Values":
         """Return all values of a message; see `micro.codecs.base.Codec.encode_into_`."""
         x, added, left = (_NOTHING if v is None else v.detach().numpy() for v in (values, grad, rest))
-        return cls(x, added, left, np.float32(weight))
+        return cls(x, added, left)
 
     def part(self, start: int, stop: int) -> "Values":
         """Return the values from ``start`` to ``stop``."""
@@ -54,13 +57,17 @@ class Values:
         return *self.summands, self.rest, self.weight
 
 
+_NONE = Values(_NOTHING, _NOTHING, _NOTHING)
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """How a message is made.
 
     Attributes:
         run: encodes a part of the values, which begins at a multiple of ``unit``; returns the place in the part of the
-            first sum with the gradient that is too large, or -1.
+            first sum with the gradient that is too large, or -1. With a weight it returns the bit pattern of the
+            largest magnitude that is decoded.
         look: sees all parts before ``run`` does, and adds the gradient in its place; returns that and what it found.
         settle: gets what ``look`` found of all parts.
     """
@@ -76,12 +83,12 @@ class Decoding:
     """How the sum of messages is read, divided.
 
     Attributes:
-        run: fills a part of the values, an array, which begins at a multiple of ``unit``; returns the bit pattern of
-            the largest magnitude.
+        run: fills a part of an array, which begins at a multiple of ``unit``; returns the bit pattern of the largest
+            magnitude. With values of this part that were not sent, it adds them, and returns as for an Encoding.
     """
 
     unit: int
-    run: Callable[[Array, int], int]
+    run: Callable[[Array, int, Values], int]
 
 
 def encode(encoding: Encoding, values: Values) -> int | None:
@@ -100,27 +107,50 @@ def encode(encoding: Encoding, values: Values) -> int | None:
 def decode(decoding: Decoding, out: Tensor) -> bool:
     """Fill ``out``; return whether all of it is finite."""
     target = out.detach().numpy()
-    highest = in_parts(lambda a, b: int(decoding.run(target[a:b], a)), target.size, unit=decoding.unit)
+    highest = in_parts(lambda a, b: int(decoding.run(target[a:b], a, _NONE)), target.size, unit=decoding.unit)
     return max(highest) < INFINITY_BITS
 
 
-def recode(decoding: Decoding, encoding: Encoding, memory: Tensor, rest: Tensor | None, weight: float) -> None:
-    """Encode what ``decoding`` gives; it is written to ``memory`` (count,) only where it has to be seen twice."""
-    if encoding.look is not None:
-        decode(decoding, memory)
-        encode(encoding, Values.of(memory, rest, weight, None))
-        return
-    left = _NOTHING if rest is None else rest.detach().numpy()
-    size = encoding.unit * max(1, CHUNK // encoding.unit)
+def encode_mean(
+    encoding: Encoding, decoding: Decoding, values: Values, mean: Tensor, count: int
+) -> tuple[bool, int | None]:
+    """Make a message of the mean that ``decoding`` reads with the values, which is of ``count`` vectors.
 
-    def work(start: int, stop: int) -> None:
-        mean = np.empty(min(size, stop - start), np.float32)
+    Args:
+        values: their rest becomes ``count`` times what the message lacks of the mean.
+        mean: (numel,) becomes what the message stands for; it may be the gradient's memory.
+
+    Returns:
+        whether that is finite; the index of the first sum with the gradient that is too large, None where none is.
+    """
+    target, weight, numel = mean.detach().numpy(), np.float32(count), mean.numel()
+
+    def add_up(start: int, stop: int) -> int:
+        bad = int(decoding.run(target[start:stop], start, values.part(start, stop)))
+        return start + bad if bad >= 0 else numel
+
+    def settled(start: int, stop: int) -> Values:
+        return Values(target[start:stop], _NOTHING, values.rest[start:stop], weight)
+
+    def work(start: int, stop: int) -> tuple[int, int]:
+        bad, highest = numel, 0
         for a in range(start, stop, size):
             b = min(a + size, stop)
-            decoding.run(mean[: b - a], a)
-            encoding.run(Values(mean[: b - a], _NOTHING, left[a:b], np.float32(weight)), a)
+            bad = min(bad, add_up(a, b))
+            highest = max(highest, int(encoding.run(settled(a, b), a)))
+        return bad, highest
 
-    in_parts(work, memory.numel(), unit=encoding.unit)
+    size = encoding.unit * max(1, CHUNK // encoding.unit)
+    bads: Sequence[int]
+    found: Sequence[int]
+    if encoding.look is None or encoding.settle is None:
+        bads, found = zip(*in_parts(work, numel, unit=encoding.unit), strict=True)
+    else:
+        look = encoding.look
+        bads = in_parts(add_up, numel, unit=encoding.unit)
+        encoding.settle(in_parts(lambda a, b: look(settled(a, b), a)[1], numel, unit=encoding.unit))
+        found = in_parts(lambda a, b: int(encoding.run(settled(a, b), a)), numel, unit=encoding.unit)
+    return max(found) < INFINITY_BITS, min(bads) if min(bads) < numel else None
 
 
 def encode_cast(wire: Tensor, *, is_half: bool) -> Encoding:
@@ -136,7 +166,8 @@ def encode_cast(wire: Tensor, *, is_half: bool) -> Encoding:
 def decode_cast(wires: Tensor, divisor: float, *, is_half: bool) -> Decoding:
     """Return how they are read."""
     codes = wires.numpy()
-    return Decoding(NEAR, lambda out, start: casts.decode_cast(codes, out, np.float32(divisor), is_half, start))
+    settings = np.float32(divisor), is_half
+    return Decoding(NEAR, lambda out, start, own: casts.decode_cast(own.summands, codes, out, *settings, start))
 
 
 def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
@@ -154,8 +185,7 @@ def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
 
     def run(values: Values, start: int) -> int:
         vectors = (values.x, values.x.view(np.int32), values.rest, values.weight)
-        casts.encode_natural(*vectors, codes[start : start + values.x.size], below[0], *noise, start)
-        return -1
+        return int(casts.encode_natural(*vectors, codes[start : start + values.x.size], below[0], *noise, start))
 
     return Encoding(NEAR, run, look, settle)
 
@@ -163,8 +193,10 @@ def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
 def decode_natural(wires: Tensor, divisor: float) -> Decoding:
     """Return how it is read."""
     belows = wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()
-    codes = wires.numpy()
-    return Decoding(NEAR, lambda out, start: casts.decode_natural(belows, codes, 4 + start, out, np.float32(divisor)))
+    codes, count = wires.numpy(), np.float32(divisor)
+    return Decoding(
+        NEAR, lambda out, start, own: casts.decode_natural(own.summands, belows, codes, 4 + start, out, count)
+    )
 
 
 def encode_int8(wire: Tensor, count: int, words: Words | None, *, block: int) -> Encoding:
@@ -184,7 +216,9 @@ def decode_int8(wires: Tensor, count: int, divisor: float, *, block: int) -> Dec
     codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
     return Decoding(
         group,
-        lambda out, start: blockwise.decode_int8(codes, skip, out, np.float32(divisor), block, group, start),
+        lambda out, start, own: blockwise.decode_int8(
+            own.summands, codes, skip, out, np.float32(divisor), block, group, start
+        ),
     )
 
 
@@ -206,8 +240,9 @@ def decode_levels(wires: Tensor, count: int, divisor: float, *, block: int, bits
     codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block, blockwise.BITS)
     lowest = np.int32(1 - (1 << (bits - 1)))
 
-    def run(out: Array, start: int) -> int:
-        return int(blockwise.decode_levels(codes, skip, out, np.float32(divisor), block, group, start, bits, lowest))
+    def run(out: Array, start: int, own: Values) -> int:
+        settings = np.float32(divisor), block, group, start, bits, lowest
+        return int(blockwise.decode_levels(own.summands, codes, skip, out, *settings))
 
     return Decoding(group, run)
 
@@ -231,7 +266,9 @@ def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> 
     codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block, blockwise.DIGITS)
     return Decoding(
         group,
-        lambda out, start: blockwise.decode_ternary(codes, skip, out, np.float32(divisor), block, group, start),
+        lambda out, start, own: blockwise.decode_ternary(
+            own.summands, codes, skip, out, np.float32(divisor), block, group, start
+        ),
     )
 
 
@@ -253,8 +290,8 @@ def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_t
     codes, num_blocks, group = wires.numpy(), -(-count // block), blockwise.group_size(block, blockwise.BITS)
     return Decoding(
         group,
-        lambda out, start: signs.decode_signs(
-            codes, num_blocks, out, np.float32(divisor), block, group, start, has_two
+        lambda out, start, own: signs.decode_signs(
+            own.summands, codes, num_blocks, out, np.float32(divisor), block, group, start, has_two
         ),
     )
 

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from micro.kernels.blockwise import LARGEST, cut, get_scale, put_scale
 from micro.kernels.jit import get64, jitted, put64
-from micro.kernels.tiles import absorb_part, divide, leave
+from micro.kernels.tiles import absorb_part, finish, leave, outcome
 from micro.kernels.tree_sums import total
 
 LANES = 64
@@ -129,11 +129,11 @@ def encode_signs(
                 upper = np.float32(cut(total(term), LARGEST))
                 lower = np.float32(-upper)
             put_scale(header, start // block, upper)
-            if rest.size:
+            if rest.size or weight:
                 for i in range(x.size):
                     term[i] = lower if x[i] < 0 else upper
                 leave(rest[start : start + x.size], x, term, weight)
-    return first_bad
+    return outcome(bits, first_bad, weight)
 
 
 @jitted
@@ -154,13 +154,14 @@ def _spread(packed: Any, begin: Any, upper: Any, lower: Any, out: Any, is_first:
 
 @jitted
 def decode_signs(
-    wires: Any, num_blocks: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any, has_two: Any
+    own: Any, wires: Any, num_blocks: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any, has_two: Any
 ) -> Any:
     """Fill ``out`` with the sum over R messages (R, bytes) of what the signs stand for, divided."""
-    highest = np.int32(0)
+    highest, first_bad = np.int32(0), -1
     skip = 4 * num_blocks * (2 if has_two else 1)
     for first in range(0, out.size, group):
         end = min(first + group, out.size)
+        first_bad = absorb_part(*own, first, end, first_bad)
         for row in range(wires.shape[0]):
             wire = wires[row]
             packed = wire[skip + (place + first) // 8 :]
@@ -169,5 +170,5 @@ def decode_signs(
                 upper = get_scale(wire, number)
                 lower = get_scale(wire, num_blocks + number) if has_two else np.float32(-upper)
                 _spread(packed, start - first, upper, lower, out[start : min(start + block, end)], row == 0)
-        highest = max(highest, divide(out[first:end], divisor))
-    return highest
+        highest = max(highest, finish(out[first:end], own[0][first:end], divisor, wires.shape[0] == 0))
+    return np.int64(first_bad) if own[0].size else np.int64(highest)

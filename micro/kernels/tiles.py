@@ -61,13 +61,18 @@ def absorb_part(values: Any, bits: Any, grad: Any, grad_bits: Any, start: Any, e
 
 @jitted
 def leave(rest: Any, values: Any, decoded: Any, weight: Any) -> Any:
-    """Write into ``rest`` what ``decoded`` lacks of ``values``, or add ``weight`` times that."""
+    """Write into ``rest``, where there is one, what ``decoded`` lacks of ``values``.
+
+    With a weight other than zero write that many times it, and ``decoded`` into ``values``.
+    """
     if weight == 0:
-        for i in range(values.size):
+        for i in range(rest.size):
             rest[i] = values[i] - decoded[i]
     else:
+        for i in range(rest.size):
+            rest[i] = weight * (values[i] - decoded[i])
         for i in range(values.size):
-            rest[i] += weight * (values[i] - decoded[i])
+            values[i] = decoded[i]
 
 
 @jitted
@@ -81,3 +86,21 @@ def divide(values: Any, divisor: Any) -> Any:
         for i in range(values.size):
             values[i] /= divisor
     return highest_bits(values.view(np.int32))
+
+
+@jitted
+def finish(total: Any, values: Any, divisor: Any, is_empty: Any) -> Any:
+    """Add the values, where there are any, to the sum of messages, or of none; divide it as `divide` does."""
+    if is_empty:
+        for i in range(values.size):
+            total[i] = values[i]
+    else:
+        for i in range(values.size):
+            total[i] += values[i]
+    return divide(total, divisor)
+
+
+@jitted
+def outcome(bits: Any, first_bad: Any, weight: Any) -> Any:
+    """Return what encoding returns: the first bad sum, or with a weight the largest magnitude of what is decoded."""
+    return np.int64(first_bad) if weight == 0 else np.int64(highest_bits(bits))

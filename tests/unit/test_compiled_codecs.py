@@ -79,8 +79,8 @@ def test_wires_and_values_are_the_bits_that_torch_gives(name: str, kind: str, co
         assert torch.equal(wide, expected.double()), "the same numbers, of double precision"
 
 
-@grid(name=CODECS, weight=[0.0, 3.0], in_place=[False, True])
-def test_what_is_left_and_means_of_messages(name: str, weight: float, in_place: bool) -> None:
+@grid(name=CODECS, in_place=[False, True])
+def test_what_is_left_and_means_of_messages(name: str, in_place: bool) -> None:
     codec, count = CODECS[name], 2100
     size = codec.num_bytes(count, torch.float32)
     wires = torch.zeros(3, size + 1, dtype=torch.uint8)  # every other message begins at an odd address
@@ -89,11 +89,9 @@ def test_what_is_left_and_means_of_messages(name: str, weight: float, in_place: 
         values = normal(count, seed=row)
         before = values.clone()
         rest = values if in_place else torch.ones(count)
-        expected = rest.clone()
-        codec.encode_into_(values, KEY, wire[:size], rest, weight=weight)
+        codec.encode_into_(values, KEY, wire[:size], rest)
         decoded.append(codec.decode_in_torch(wire[:size], count, torch.float32))
-        left = before - decoded[-1]
-        assert torch.equal(rest, expected + weight * left if weight else left)
+        assert torch.equal(rest, before - decoded[-1])
     mean = torch.full((count,), math.nan)
     codec.decode_mean_into_(wires, mean, 3)
     assert torch.equal(mean, (decoded[0] + decoded[1] + decoded[2]) / 3)
@@ -116,27 +114,33 @@ def test_a_gradient_is_added_on_the_way_as_absorb_does(name: str, bad: float | N
     assert torch.equal(rest, left)
 
 
-@grid(name=CODECS, num_threads=[1, 3])
-def test_a_mean_is_encoded_again_as_if_it_had_been_written(name: str, num_threads: int) -> None:
+@grid(name=CODECS, num_threads=[1, 3], others=[0, 2], bad=[None, math.nan])
+def test_a_mean_is_encoded_in_one_pass_as_in_several(
+    name: str, num_threads: int, others: int, bad: float | None
+) -> None:
     codec, count, before = CODECS[name], 70_001, torch.get_num_threads()
-    size = codec.num_bytes(count, torch.float32)
-    wires = torch.stack([codec.encode(normal(count, seed=row), KEY) for row in range(3)])
-    mean, expected, wire = (
-        torch.empty(count),
-        torch.empty(size, dtype=torch.uint8),
-        torch.empty(size, dtype=torch.uint8),
-    )
-    left, rest = torch.ones(count), torch.ones(count)
-    assert codec.decode_mean_into_(wires, mean, 3)
-    codec.encode_into_(mean, KEY, expected, left, weight=3)
+    size, grad = codec.num_bytes(count, torch.float32), normal(count, seed=5)
+    if bad is not None:
+        grad[[66_000, 66_001]] = bad
+    wires = torch.stack([codec.encode(normal(count, seed=row), KEY) for row in range(3)])[:others]
+    acc, values = normal(count, seed=9), normal(count, seed=9)
+    first_bad = kernels.absorb_(acc, grad.clone())
+    total, left = torch.zeros(count), torch.empty(count)
+    if others:
+        codec.decode_mean_into_(wires, total)
+    wire, expected = torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+    codec.encode_into_((total + acc) / (others + 1), KEY, expected, left)
+    rest = torch.ones(count)
     torch.set_num_threads(num_threads)
     with patch.object(threads, "LEAST", 1 << 10):
-        codec.encode_mean_into_(wires, 3, KEY, wire, torch.empty(count), rest, weight=3)
-        decoded = codec.decode(wire, count, torch.float32)
+        found = codec.encode_mean_into_(values, wires, KEY, wire, grad, rest, grad=grad)  # the mean in its memory
     torch.set_num_threads(before)
+    assert found == (True, first_bad)
+    assert first_bad == (None if bad is None else 66_000)
     assert torch.equal(wire, expected)
-    assert torch.equal(rest, left)
-    assert torch.equal(decoded, codec.decode_in_torch(wire, count, torch.float32))
+    assert torch.equal(rest, (others + 1) * left)
+    assert torch.equal(grad, codec.decode_in_torch(wire, count, torch.float32))
+    assert torch.equal(values, acc)
 
 
 def test_a_mean_that_is_not_finite_is_found() -> None:

@@ -52,13 +52,12 @@ class Values:
 
     x: Tensor
     rest: Tensor | None
-    weight: float
     grad: Tensor | None
 
     @classmethod
-    def of(cls, values: Tensor, rest: Tensor | None, weight: float, grad: Tensor | None) -> "Values":
+    def of(cls, values: Tensor, rest: Tensor | None, grad: Tensor | None) -> "Values":
         """Return all values of a message."""
-        return cls(values.detach(), rest, weight, grad)
+        return cls(values.detach(), rest, grad)
 
 
 def encode(encoding: Encoding, values: Values) -> int | None:
@@ -70,22 +69,13 @@ def encode(encoding: Encoding, values: Values) -> int | None:
     if message is not wire:
         wire.copy_(message)
     if values.rest is not None and encoding.inverse is not None:
-        left = torch.empty_like(values.x) if values.weight else values.rest
-        encoding.inverse.run(left, values.x)
-        if values.weight:
-            values.rest.add_(left, alpha=values.weight)
+        encoding.inverse.run(values.rest, values.x)
     return first_bad
 
 
 def decode(decoding: Decoding, out: Tensor) -> Tensor:
     """Fill ``out``; return whether all of it is finite, () bool."""
     return decoding.run(out, None)
-
-
-def recode(decoding: Decoding, encoding: Encoding, memory: Tensor, rest: Tensor | None, weight: float) -> None:
-    """Encode what ``decoding`` gives, which is written to ``memory`` (count,)."""
-    decode(decoding, memory)
-    encode(encoding, Values(memory, rest, weight, None))
 
 
 def encode_cast(wire: Tensor, *, is_half: bool) -> Encoding:

@@ -78,7 +78,7 @@ def _of_mean(step: SparseStep) -> Calls:
     if step.reducer.codec.lossless:
         return (("all_reduce", (round(step.total) + 1) * step.dtype.itemsize),)
     part = step.values(step.total / n)
-    return ("scatter", (n - 1) * (part + 1)), ("gather_lists", part)
+    return ("scatter", (n - 1) * part), ("gather_lists", part + 1)
 
 
 def _of_gather(step: SparseStep) -> Calls:
