@@ -45,7 +45,7 @@ demo: $(READY) ## train a small ResNet with five methods on four workers; table 
 figures: $(READY) ## redraw tables and figures from the run folders alone
 	@$(RUN) -m experiments.figures
 
-reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp|diloco|sparseloco|demo SCALE=small|paper
+reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp|diloco|sparseloco|demo SCALE=small|medium|paper
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
 
 long: $(READY) ## long runs on real data, days of a core: ROOT=DIR; the same command resumes

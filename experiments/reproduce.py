@@ -1,6 +1,7 @@
-"""Run a paper's study and draw its figures: ``python -m experiments.reproduce PAPER --scale small|paper``.
+"""Run a paper's study and draw its figures: ``python -m experiments.reproduce PAPER --scale small|medium|paper``.
 
-A paper is a file of conf/paper: commands in their order, for a laptop (small) and as published (paper). Runs that are
+A paper is a file of conf/paper: commands in their order, for a laptop (small), as published (paper), and for some small
+models on real data for as long as they learn (medium). Runs that are
 finished are not run again, nor is a part whose command and inputs did not change. All that is found is collected in
 one page, index.html, which opens without a network.
 
@@ -17,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.checks import SCALES
 from experiments.config.command_line import Parser, add_settings, run_command
 from experiments.config.errors import OutputError, UserError
 from experiments.config.option_types import to_path
@@ -25,7 +25,7 @@ from experiments.config.schema import TrainConfig
 from experiments.reports.output import check_folder
 from experiments.runs.atomic_files import DiskError
 from experiments.studies.paper_reproduction.page import write_paper_page
-from experiments.studies.paper_reproduction.papers import Part, known_papers, load_paper
+from experiments.studies.paper_reproduction.papers import SCALES, Part, known_papers, load_paper
 from experiments.studies.paper_reproduction.parts import Commands, check, reproduce
 from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import prepare_runs
@@ -105,7 +105,7 @@ def parser() -> Parser:
     )
     parser.add_argument("paper", help=f"one of {', '.join(known_papers())}")
     add_settings(parser, help="settings for every run of its studies")
-    parser.add_argument("--scale", default="small", help=f"{' or '.join(SCALES)}: as published, or for a laptop")
+    parser.add_argument("--scale", default="small", help=f"one of {', '.join(SCALES)} (%(default)s)")
     parser.add_argument("--root", type=to_path, metavar="DIR", help=f"folder of the data sets ({DATA})")
     parser.add_argument("--out", type=to_path, metavar="DIR", help="results/papers/PAPER-SCALE by default")
     parser.add_argument("--again", action="store_true", help="redo tables and figures that did not change, too")

@@ -83,6 +83,18 @@ def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_p
             reproduce.check_command(part)
 
 
+def test_long_runs_are_the_medium_scale_of_one_paper(tmp_path: Path) -> None:
+    paper = load_paper("micro", "medium", out=tmp_path, root="data")
+    assert paper.parts[0].words[1] == "long_movielens100k"
+    for part in paper.parts:
+        if part.trains:
+            assert study.jobs_of(part.words[1], list(part.words[2:]))
+        else:
+            reproduce.check_command(part)
+    with pytest.raises(UserError, match="paper fft has nothing at scale medium: choose one of paper, small"):
+        load_paper("fft", "medium", out=tmp_path, root="data")
+
+
 @pytest.mark.parametrize("name", papers.known_papers())
 def test_small_studies_need_no_files(name: str, tmp_path: Path) -> None:
     for part in load_paper(name, "small", out=tmp_path, root="missing").parts:

@@ -10,13 +10,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.checks import SCALES
+from experiments.config.checks import SCALES as OF_RUNS
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
 
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
 SWEEP = "sweep"
+SCALES = (*OF_RUNS, "medium")  # medium: small models on real data, until dense stops to improve; few papers have it
 KEYS = {"name", "source", "parts"}
 
 
@@ -80,7 +81,7 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
         overrides: further settings of every run.
 
     Raises:
-        UserError: no such paper or scale, or its file is not one.
+        UserError: no such paper or scale, a paper without it, or its file is not one.
     """
     check_choice("paper", known_papers(), key)
     check_choice("scale", SCALES, scale)
@@ -96,7 +97,14 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
             words += overrides if words[0] == SWEEP else ()
             claim = given.get("claim", "")
             parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name, claim=claim))
+    if not parts:
+        raise UserError(f"paper {key} has nothing at scale {scale}: choose one of {', '.join(_scales(content))}")
     return Paper(key=key, name=content["name"], source=content["source"], scale=scale, parts=tuple(parts))
+
+
+def _scales(content: dict[str, Any]) -> list[str]:
+    """Return the scales that a paper has commands for."""
+    return [scale for scale in SCALES if any(scale in given for given in content["parts"].values())]
 
 
 def _read(path: Path) -> dict[str, Any]:
