@@ -52,8 +52,8 @@ long: $(READY) ## long runs on real data, days of a core: ROOT=DIR; the same com
 	@for study in $(LONG); do $(RUN) -m experiments.sweep $$study dataset.root=$(ROOT) output=results/long --jobs 1 || exit 1; done
 	@$(MAKE) --no-print-directory long-table
 
-long-table: $(READY) ## write results/published/long.md from the long runs that are finished: LONG_RUNS=DIR
-	@$(RUN) -m experiments.figures --only bytes --runs $(LONG_RUNS) --out results/figures/long
+long-table: $(READY) ## write results/published/long.md from the long runs that are finished: LONG_RUNS="DIR DIR"
+	@$(RUN) -m experiments.figures --only bytes $(addprefix --runs ,$(LONG_RUNS)) --out results/figures/long
 	@{ head -1 results/figures/long/reached.md; printf '\n%s\n' '$(LONG_HEAD)'; tail -n +2 results/figures/long/reached.md; } >results/published/long.md
 	@cp results/figures/long/reached.csv results/published/long.csv # what experiments.advise reads
 
@@ -62,8 +62,8 @@ ablation: $(READY) ## what brings MiCRO nearer to dense, hours of a core: ROOT=D
 	@$(RUN) -m experiments.sweep ablation_gpt dataset.root=$(ROOT)/wikitext-2 output=results/ablation --jobs 1
 	@$(MAKE) --no-print-directory ablation-table
 
-ablation-table: $(READY) ## write results/published/ablation.md from the runs that are finished: ABLATION_RUNS=DIR
-	@$(RUN) -m experiments.figures --ablation --runs $(ABLATION_RUNS) --out results/figures/ablation
+ablation-table: $(READY) ## write results/published/ablation.md from the runs that are finished: ABLATION_RUNS="DIR DIR"
+	@$(RUN) -m experiments.figures --ablation $(addprefix --runs ,$(ABLATION_RUNS)) --out results/figures/ablation
 	@{ head -1 results/figures/ablation/ablation.md; printf '\n%s\n' '$(ABLATION_HEAD)'; \
 	  tail -n +2 results/figures/ablation/ablation.md; } >results/published/ablation.md
 

@@ -11,6 +11,8 @@ from experiments.config.option_types import to_path
 from experiments.reports.names import KINDS
 from experiments.reports.output import check_folder, write_or_rescue
 
+RUNS = Path("results/runs")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
@@ -40,9 +42,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.source:
             frames = read(options.source, selection)
         else:
-            frames = load(options.runs, selection, allow_torn=options.allow_torn)
+            frames = load(options.runs or [RUNS], selection, allow_torn=options.allow_torn)
     except OSError as error:
-        raise UserError(f"{error.filename or options.runs}: {error.strerror or error}") from None
+        raise UserError(f"{error.filename or 'the runs'}: {error.strerror or error}") from None
     if options.strict:
         refuse_differences(frames.origins, frames.studies())
     table = summarise(frames)
@@ -82,7 +84,11 @@ def parser() -> Parser:
         epilog="example: python -m experiments.figures dataset=digits sparsifier=dense,topk,micro",
     )
     parser.add_argument(
-        "--runs", type=to_path, default=Path("results/runs"), help="folder of run folders (%(default)s)"
+        "--runs",
+        type=to_path,
+        action="append",
+        metavar="DIR",
+        help=f"folder of run folders ({RUNS}); give the option once for each of several",
     )
     parser.add_argument(
         "--source",

@@ -4,7 +4,7 @@ They are read from run folders here, and from W&B in tracking/sources.py.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,16 +89,20 @@ def epochs(root: Path | str) -> pd.DataFrame:
     return load(root).epochs
 
 
-def load(root: Path | str, selection: Selection | None = None, *, allow_torn: bool = False) -> Frames:
+def load(root: Path | str | Sequence[Path], selection: Selection | None = None, *, allow_torn: bool = False) -> Frames:
     """Read every finished run under ``root`` whose configuration fits ``selection``.
 
     Args:
+        root: a folder of run folders, or several; of a run that is in two of them the first is read.
         allow_torn: read what is left of damaged runs, too.
 
     Raises:
-        UserError: no finished run, a selection that fits none, a damaged run.
+        UserError: a folder without a finished run, a selection that fits none, a damaged run.
     """
-    return tidy(in_folders(Path(root)), selection, allow_torn=allow_torn)
+    found: dict[str, FinishedRun] = {}
+    for each in [root] if isinstance(root, Path | str) else root:
+        found = in_folders(Path(each)) | found
+    return tidy(found, selection, allow_torn=allow_torn)
 
 
 def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None, *, allow_torn: bool = False) -> Frames:

@@ -193,6 +193,16 @@ def test_every_figure_is_written_with_its_numbers(drawn: Path) -> None:
     assert {path.name for path in drawn.iterdir()} == expected | TABLES
 
 
+def test_runs_of_several_folders_are_drawn_together(study: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "more", "cltk", 0)
+    write_run(tmp_path / "more", "topk", 0)  # which the study has too
+    both = frames.load([study, tmp_path / "more"])
+    assert set(both.runs["run"]) == set(frames.load(study).runs["run"]) | {"cltk-d0.01-s0"}
+    words = ["--runs", str(study), "--runs", str(tmp_path / "more"), "--table", "--out", str(tmp_path / "out")]
+    assert figures.main(words) == 0
+    assert "CLT-k" in (tmp_path / "out" / "summary.md").read_text()
+
+
 def test_a_figure_names_the_runs_it_comes_from(drawn: Path) -> None:
     runs = (drawn / "rules-micro-resnet18-cifar10-n8-d0.01.runs.txt").read_text().splitlines()
     assert {"dense-d0.01-s0", "topk-d0.01-s1", "micro_published-d0.01-s0"} <= set(runs)
