@@ -46,7 +46,7 @@ class Feedback(Part, ABC):
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
         """Return what is kept before the first step: vectors with one entry per parameter, the residual among them."""
 
-    def forgotten(self, memory: Memory) -> float | None:
+    def forgotten(self, memory: Memory) -> Tensor | None:
         """Return the L2 norm of what the next accumulate_ takes off what was kept, or None where nothing ever is."""
         return None
 
@@ -142,11 +142,9 @@ class ErrorFeedback(Feedback):
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay of the feedback must be in (0, 1], got {self.decay}")
 
-    def forgotten(self, memory: Memory) -> float | None:
-        """Return the norm of the share of the residual that the decay takes."""
-        if self.decay == 1:
-            return None
-        return (1 - self.decay) * float(norm(memory["residual"]))  # host sync: a number of the record
+    def forgotten(self, memory: Memory) -> Tensor | None:
+        """Return the norm () of the share of the residual that the decay takes."""
+        return None if self.decay == 1 else (1 - self.decay) * norm(memory["residual"])
 
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
         """Return zeros, in single precision at least."""

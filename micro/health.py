@@ -58,10 +58,16 @@ def all_finite(flags: Sequence[Finite]) -> Finite:
     return torch.stack(late).all() if late else all(flags)
 
 
-def read(is_finite: Finite, fits: Finite, num_updated: int | Tensor) -> tuple[bool, bool, int]:
-    """Return two flags, whether gradients were finite and whether their mean is, and a number, by one read."""
-    numbers = [is_finite, fits, num_updated]
+def read(
+    is_finite: Finite, fits: Finite, num_updated: int | Tensor, *records: Tensor | None
+) -> tuple[bool, bool, int, list[float | None]]:
+    """Return two flags, whether gradients were finite and whether their mean is, a number, and more, by one read.
+
+    Args:
+        records: numbers () for the record of the step, where there are such.
+    """
+    numbers = [is_finite, fits, num_updated, *records]
     late = [x.double() for x in numbers if isinstance(x, Tensor)]
     known = iter(torch.stack(late).tolist() if late else ())  # host sync: what is applied
-    first, second, third = (next(known) if isinstance(x, Tensor) else x for x in numbers)
-    return bool(first), bool(second), int(third)
+    first, second, third, *rest = (next(known) if isinstance(x, Tensor) else x for x in numbers)
+    return bool(first), bool(second), int(third or 0), rest

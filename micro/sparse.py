@@ -215,26 +215,30 @@ def summed(parts: Sequence[SparseValues]) -> SparseValues:
 
 
 def overflown(
-    parts: Sequence[SparseValues], scale: float, exchanged: Exchanged, comm: Comm
-) -> tuple[Exchanged, Tensor | None]:
+    parts: Sequence[SparseValues], scale: float, exchanged: Exchanged, comm: Comm, record: Tensor | None = None
+) -> tuple[Exchanged, Tensor | None, float | None]:
     """Return what the host then knows of an exchange, and where ``scale`` times any of ``parts`` is not finite.
 
     A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end. An accelerator is
     read once.
 
+    Args:
+        record: a number () for the record of the step, read along.
     Returns:
         the exchange with its flag and number read, False where the update overflowed; the indices (m,) int32, None
-        where all is finite.
+        where all is finite; the number for the record.
     """
     scaled, total = comm.alike(lambda: _scaled(parts, scale))
-    is_finite, is_sum_finite, num_updated = read(exchanged.is_finite, is_number(total), exchanged.num_updated)
+    is_finite, is_sum_finite, num_updated, (known,) = read(
+        exchanged.is_finite, is_number(total), exchanged.num_updated, record
+    )
     if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
         exchanged = replace(exchanged, is_finite=is_finite, num_updated=num_updated)
     if not is_finite or is_sum_finite:
-        return exchanged, None
+        return exchanged, None, known
     bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]
     indices = torch.cat(bad)
-    return (replace(exchanged, is_finite=False), indices) if indices.numel() else (exchanged, None)
+    return (replace(exchanged, is_finite=False), indices, known) if indices.numel() else (exchanged, None, known)
 
 
 def _scaled(parts: Sequence[SparseValues], scale: float) -> tuple[list[Tensor], Tensor]:

@@ -36,16 +36,18 @@ operation on tensors of two devices ends the step with an error; no method has o
 
 The counts are those of a step of rank 0, medians of the last {COUNTED}. A *read* waits for a number that the host
 needs: a value, or a length that depends on the data (`nonzero`, a mask as an index, `unique`). A *write* waits until
-the device has copied numbers of the host. Either way the host waits for all that was queued before. Not counted: what
-`timed=True` waits for, which measures the parts of a step. A test fails where a method waits more often than its row
-says.
+the device has copied numbers of the host. Either way the host waits for all that was queued before. `timed=True` adds
+none: times are events, which are waited for where a time is read. A test fails where a method waits more often than
+its row says.
 
 Nearly every method reads once at the end (`read`, or `first_nonfinite`): whether all gradients and their mean were
 finite, so that it raises, or leaves the step out, before anything is applied. What is above 1 are lengths of lists
 that depend on the data (`above`, `distinct`, `gather_header`, `where`), numbers from which the host makes a
 threshold (fits, quantiles, `_bisected`), and counts that shape the next message (`_collect`). `micro_fixed` has
 neither: its lists have a fixed length, and its threshold stays on the device. On a GPU with Triton's kernels, top-k
-takes one read more, of the length of its candidates.
+takes one read more, of the length of its candidates. Layers of more than 32,768 elements (`topk_layers`, `accordion`,
+`deft`) are searched by a scan, which reads three times more: a guess of each layer's threshold that was too high is
+seen by the host.
 
 | method | reads | writes | reads in | writes in |
 |---|---:|---:|---|---|

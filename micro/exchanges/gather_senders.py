@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from micro.exchanges.gather import Gather
 from micro.sparse import Overlap, SparseValues
@@ -30,6 +31,16 @@ class GatherBySenders(Gather):
         self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap
     ) -> tuple[SparseValues, ...]:
         """Return each rank's pairs as their shares of the means over senders."""
-        _, group, senders = torch.unique(pairs.indices, return_inverse=True, return_counts=True)
-        shares = SparseValues(pairs.indices, pairs.values * (len(counts) / senders[group]))
+        shares = SparseValues(pairs.indices, pairs.values * (len(counts) / _senders(pairs.indices)))
         return Gather.parts_of_update(self, shares, counts, overlap)
+
+
+def _senders(indices: Tensor) -> Tensor:
+    """Return (m,) int64 how often each of ``indices`` (m,) is among them; an accelerator is not read."""
+    if not indices.numel():
+        return indices.to(torch.int64)
+    ordered, places = indices.sort()
+    is_first = torch.cat([places.new_ones(1, dtype=torch.bool), ordered[1:] != ordered[:-1]])
+    group = is_first.cumsum(0) - 1
+    sizes = torch.zeros_like(places).index_add_(0, group, torch.ones_like(places))
+    return torch.empty_like(places).scatter_(0, places, sizes[group])

@@ -16,7 +16,7 @@ from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.gather import Gather
 from micro.feedback import ErrorFeedback, Feedback, Undo, nothing_to_undo
 from micro.flat import Layout
-from micro.health import Finite, index_of, is_finite_by
+from micro.health import Finite, index_of, is_finite_by, is_number, read
 from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
@@ -128,20 +128,8 @@ class DCTReducer(Reducer):
         select = comm.now(grad.device) - before
         exchanged = self._exchange(tiled, chosen, step, comm, is_finite=is_finite_by(bad, grad.numel()))
         state.step += 1
-        keeps = self.feedback.name == "residual"
-        undo: Undo = nothing_to_undo
-        if exchanged.is_finite and keeps:
-            undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back bit for bit
-            acc -= tiling.inverse(_spread((exchanged.sent,), tiled))
-        error = _relative_error(tiled, exchanged.sent) if exchanged.is_finite else None
         self.feedback.settle_(state.memory, acc, grad, None)
-        bad_update = (
-            self._write(exchanged, tiling, tiled, acc if keeps else None, grad, comm) if exchanged.is_finite else None
-        )
-        if bad_update is not None:
-            undo()
-            undo = nothing_to_undo
-            cut_(acc, slice(None), comm.world_size * grad.numel())
+        made = self._applied_(exchanged, tiling, tiled, acc, grad, forgotten, comm)
         stats = StepStats(
             step=step.index,
             numel=grad.numel(),
@@ -150,17 +138,53 @@ class DCTReducer(Reducer):
             target_count=target.count,
             counts=exchanged.counts,
             local_count=exchanged.counts[comm.rank],
-            global_count=int(exchanged.num_updated),  # host sync: a number of the record
+            global_count=made.num_updated,
             threshold=None,
             skipped=False,
             spans=start.spans(comm, grad.device, select),
-            relative_error=error,
-            forgotten=forgotten,
+            relative_error=made.relative_error,
+            forgotten=made.forgotten,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        is_sound = exchanged.is_finite and bad_update is None
-        findings = () if is_sound else (Finding(state.layout, index_of(bad, grad.numel()), bad_update),)
-        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
+        is_sound = made.is_finite and made.bad_update is None
+        findings = () if is_sound else (Finding(state.layout, index_of(bad, grad.numel()), made.bad_update),)
+        return Attempt(stats=stats, grad=grad, findings=findings, undo=made.undo)
+
+    def _applied_(
+        self,
+        exchanged: Exchanged,
+        tiling: Tiling,
+        tiled: Tensor,
+        acc: Tensor,
+        grad: Tensor,
+        forgotten: Tensor | None,
+        comm: Comm,
+    ) -> "Applied":
+        """Take what was sent from ``acc`` and write the mean into ``grad``, unless a gradient was not finite.
+
+        An accelerator is read once, in the end: what then turns out to be of such a step is undone.
+        """
+        undo: Undo = nothing_to_undo
+        error: Tensor | None = None
+        fits: Finite = True
+        if exchanged.is_finite is not False:
+            keeps = self.feedback.name == "residual"
+            if keeps:
+                undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back
+                acc -= tiling.inverse(_spread((exchanged.sent,), tiled))
+            error = _relative_error(tiled, exchanged.sent)
+            self._write(exchanged, tiling, tiled, acc if keeps else None, grad, comm)
+            fits = is_number(grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32)))
+        is_finite, is_sum_finite, num_updated, records = read(
+            exchanged.is_finite, fits, exchanged.num_updated, error, forgotten
+        )
+        bad_update = None if is_sum_finite or not is_finite else first_nonfinite(grad)
+        if not is_finite or bad_update is not None:
+            undo()
+            undo = nothing_to_undo
+        if bad_update is not None:
+            cut_(acc, slice(None), comm.world_size * grad.numel())
+        return Applied(is_finite, num_updated, bad_update, records[0] if is_finite else None, records[1], undo)
 
     def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: Finite) -> Exchanged:
         return self.exchange.exchange(
@@ -177,12 +201,11 @@ class DCTReducer(Reducer):
     @staticmethod
     def _write(
         exchanged: Exchanged, tiling: Tiling, tiled: Tensor, acc: Tensor | None, grad: Tensor, comm: Comm
-    ) -> int | None:
-        """Write the mean into ``grad``, what it loses on being rounded into ``acc``; return where it is not finite."""
+    ) -> None:
+        """Write the mean into ``grad``, and what it loses on being rounded into ``acc``."""
         unsent = write_(comm.alike(lambda: tiling.inverse(_spread(exchanged.update, tiled))), grad)
         if unsent is not None and acc is not None:
             acc += unsent
-        return first_nonfinite(grad)
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""
@@ -196,6 +219,26 @@ class DCTReducer(Reducer):
         return state
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a mean.
+
+    Attributes:
+        is_finite: whether all gradients were finite.
+        num_updated: distinct coefficients in the mean.
+        bad_update: index of the first element of the update that is not finite.
+        relative_error, forgotten: see StepStats.
+        undo: puts back what was sent.
+    """
+
+    is_finite: bool
+    num_updated: int
+    bad_update: int | None
+    relative_error: float | None
+    forgotten: float | None
+    undo: Undo
+
+
 def _spread(parts: tuple[SparseValues, ...], like: Tensor) -> Tensor:
     """Return the sum of ``parts`` as a vector like ``like`` (numel,)."""
     whole = torch.zeros_like(like)
@@ -204,10 +247,11 @@ def _spread(parts: tuple[SparseValues, ...], like: Tensor) -> Tensor:
     return whole
 
 
-def _relative_error(tiled: Tensor, sent: SparseValues) -> float:
-    """Return what sending loses of the accumulator, by the norms of coefficients: the transform keeps them."""
+def _relative_error(tiled: Tensor, sent: SparseValues) -> Tensor:
+    """Return () what sending loses of the accumulator, by the norms of coefficients: the transform keeps them."""
     whole = torch.linalg.vector_norm(tiled, dtype=torch.float64)
     left = tiled.index_fill(0, sent.indices.long(), 0.0)
     lost = tiled.index_select(0, sent.indices) - sent.values
     norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (left, lost)]
-    return float(torch.stack(norms).norm() / whole.clamp_min(torch.finfo(torch.float64).tiny))  # host sync: the record
+    error: Tensor = torch.stack(norms).norm() / whole.clamp_min(torch.finfo(torch.float64).tiny)
+    return error

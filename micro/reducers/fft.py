@@ -171,7 +171,7 @@ class FFTReducer(Reducer):
             threshold=None,
             skipped=False,
             spans=start.spans(comm, grad.device, select),
-            forgotten=forgotten,
+            forgotten=None if forgotten is None else float(forgotten),  # host sync: a number of the record
             relative_error=outcome.relative_error,
             num_bins=spectrum.numel(),
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]

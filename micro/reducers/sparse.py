@@ -112,10 +112,11 @@ class SparseReducer(Reducer):
         step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums)
         if at_work.sends_all:
             sent = self._send_all(state, acc, grad, step, comm, is_finite=is_finite, to_add=to_add)
+            sent = replace(sent, forgotten=None if forgotten is None else float(forgotten))  # host sync: the record
             bad = sent.first_bad if bad is None else bad
         else:
             state.spare = state.wire = None
-            sent = self._send(at_work, state, acc, grad, step, comm, is_finite=is_finite)
+            sent = self._send(at_work, state, acc, grad, step, comm, forgotten, is_finite=is_finite)
         state.step += 1
         stats = StepStats(
             step=step.index,
@@ -129,7 +130,7 @@ class SparseReducer(Reducer):
             threshold=sent.threshold,
             skipped=False,
             spans=start.spans(comm, grad.device, sent.select),
-            forgotten=forgotten,
+            forgotten=sent.forgotten,
             overfull=sent.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
@@ -175,6 +176,7 @@ class SparseReducer(Reducer):
         grad: Tensor,
         step: Step,
         comm: Comm,
+        forgotten: Tensor | None,
         *,
         is_finite: Finite,
     ) -> Sent:
@@ -193,7 +195,7 @@ class SparseReducer(Reducer):
             comm=comm,
             is_finite=is_finite,
         )
-        exchanged, overflow = overflown(exchanged.update, selection.scale, exchanged, comm)
+        exchanged, overflow, lost = overflown(exchanged.update, selection.scale, exchanged, comm, forgotten)
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, overflow, comm.world_size)
         return Sent(
@@ -205,6 +207,7 @@ class SparseReducer(Reducer):
             threshold=selection.threshold,
             select=select,
             overfull=selection.overfull or exchanged.overfull,
+            forgotten=lost,
         )
 
     @property

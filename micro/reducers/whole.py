@@ -29,6 +29,7 @@ class Sent:
         in_update: index of the first sum of finite gradients that overflowed, None where there is none.
         threshold: the cut on abs(acc), where there was one.
         select: seconds choosing.
+        forgotten: see StepStats.
         first_bad: index of this rank's first sum that was left out, where the gradient was added while it was sent.
         overfull: whether a message of fixed capacity did not hold what was chosen.
     """
@@ -40,6 +41,7 @@ class Sent:
     in_update: int | None
     threshold: float | None = None
     select: Seconds = 0.0
+    forgotten: float | None = None
     overfull: bool = False
     first_bad: int | None = None
 
@@ -159,7 +161,7 @@ def _verdict(is_finite: Finite, fits: Finite, total: Tensor) -> tuple[bool, Tens
     Args:
         fits: whether the sum of them is finite: then each is.
     """
-    was_finite, is_sum_finite, _ = read(is_finite, fits, 0)
+    was_finite, is_sum_finite, *_ = read(is_finite, fits, 0)
     if not was_finite or is_sum_finite:
         return was_finite, None
     places = torch.nonzero(~torch.isfinite(total)).view(-1)

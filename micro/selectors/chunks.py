@@ -53,6 +53,6 @@ def _chunks(numel: int, size: int, device: str) -> Pieces:
 
 
 def shares(chunks: Pieces, count: int) -> Tensor:
-    """Return how many each chunk gives (S,) int64, ``count`` in all."""
-    upto = chunks.spans * count // chunks.spans[-1, 1]  # below 2^62: both are below 2^31
+    """Return how many each chunk gives (S,) int64 on the CPU, ``count`` in all."""
+    upto = chunks.on_host * count // chunks.on_host[-1, 1]  # below 2^62: both are below 2^31
     return upto[:, 1] - upto[:, 0]

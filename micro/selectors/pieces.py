@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.kernels.reference import places_of
+from micro.selectors.piece_tables import Table, largest_in_tables, tables_of
 
 SAMPLE = 1 << 10  # elements of a piece from which its threshold is guessed; a wrong guess costs time, never exactness
 
@@ -22,12 +24,16 @@ class Pieces:
         sample: (M,) int64 places, ascending: at most SAMPLE of each piece, evenly spread.
         taken: (S,) int64: how many of them lie in each piece.
         longest: number of elements of the longest piece.
+        on_host: (S, 2) the spans on the CPU.
+        tables: of the pieces where they are short and on an accelerator; else none.
     """
 
     spans: Tensor
     sample: Tensor
     taken: Tensor
     longest: int
+    on_host: Tensor
+    tables: tuple[Table, ...] = ()
 
     @property
     def lengths(self) -> Tensor:
@@ -45,7 +51,9 @@ def pieces_at(spans: tuple[tuple[int, int], ...], device: str = "cpu") -> Pieces
     stride = torch.div(lengths, taken.clamp(min=1), rounding_mode="floor")
     sample = edges[:, 0].repeat_interleave(taken) + within * stride.repeat_interleave(taken)
     longest = int(lengths.max()) if spans else 0
-    return Pieces(edges.to(device), sample.to(device), taken.to(device), longest)
+    in_tables = torch.device(device).type != "cpu" and longest <= kernels.LONGEST_NEAR
+    tables = tables_of(spans, device) if in_tables else ()
+    return Pieces(edges.to(device), sample.to(device), taken.to(device), longest, edges, tables)
 
 
 @lru_cache(maxsize=64)
@@ -57,15 +65,19 @@ def pieces_of(numels: tuple[int, ...], device: str = "cpu") -> Pieces:
 def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -> Tensor:
     """Return the ascending int32 indices of the ``counts[s]`` largest magnitudes of each piece; ties to the lowest.
 
-    Exact. Short pieces are chosen from one after the other where a compiled loop serves them. Else a sample of each
-    guesses its threshold, one scan collects what is above in all pieces, and what is too many is cut among those;
-    pieces that were guessed too high are collected whole in a second scan.
+    Exact. Short pieces are chosen from one after the other where a compiled loop serves them, and side by side on an
+    accelerator, whose host then waits for nothing. Else a sample of each guesses its threshold, one scan collects what
+    is above in all pieces, and what is too many is cut among those; pieces that were guessed too high are collected
+    whole in a second scan.
 
     Args:
-        x: (numel,).
-        counts: (S,) whole numbers; more than a piece has means all of it.
+        x: (numel,), on an accelerator without NaN.
+        counts: (S,) whole numbers, on the CPU; more than a piece has means all of it.
     """
-    counts = torch.as_tensor(counts, dtype=torch.int64, device=x.device).minimum(pieces.lengths)
+    wanted = torch.as_tensor(counts, dtype=torch.int64).minimum(pieces.on_host[:, 1] - pieces.on_host[:, 0])
+    if x.device.type != "cpu" and pieces.longest <= kernels.LONGEST_NEAR:
+        return largest_in_tables(x, pieces.tables, wanted)
+    counts = wanted.to(x.device, non_blocking=True)
     near = kernels.largest_of_each(x, pieces.spans, counts, longest=pieces.longest)
     if near is not None:
         return near
@@ -77,7 +89,7 @@ def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -
         thresholds[missing] = 0.0
         candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
         found = _counts(candidates, pieces.spans)
-    return candidates[_best(magnitudes, found, counts)]
+    return candidates.index_select(0, _best(magnitudes, found, counts, int(wanted.sum())))
 
 
 def _guess(x: Tensor, pieces: Pieces, counts: Tensor) -> Tensor:
@@ -92,8 +104,8 @@ def _counts(candidates: Tensor, spans: Tensor) -> Tensor:
     return torch.searchsorted(candidates, spans.to(torch.int32)).diff(dim=1).view(-1)
 
 
-def _best(magnitudes: Tensor, found: Tensor, counts: Tensor) -> Tensor:
-    """Return the ascending places of the ``counts`` largest of each run of ``found`` candidates; ties to the lowest."""
+def _best(magnitudes: Tensor, found: Tensor, counts: Tensor, total: int) -> Tensor:
+    """Return the ascending places (total,) of the ``counts`` largest of each run of ``found``; ties to the lowest."""
     size = magnitudes.numel()
     cuts = kernels.kth_by_run(magnitudes, found, counts).repeat_interleave(found, output_size=size)
     above, tied = magnitudes > cuts, magnitudes == cuts
@@ -102,4 +114,4 @@ def _best(magnitudes: Tensor, found: Tensor, counts: Tensor) -> Tensor:
     seen = tied.cumsum(0)
     starts = found.cumsum(0) - found
     before = torch.cat([seen.new_zeros(1), seen])[starts]
-    return torch.nonzero(above | (tied & (seen - before[owner] <= room[owner]))).view(-1)
+    return places_of(above | (tied & (seen - before[owner] <= room[owner])), total)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.on_device import on_device
 from micro.selectors.base import NoState, Selector
 from micro.selectors.pieces import largest_of_each, pieces_of
 from micro.sparse import Selection, Step
@@ -55,10 +54,8 @@ class TopK(Selector[NoState]):
 
 
 def _of_each_layer(acc: Tensor, step: Step) -> Tensor:
-    numels = on_device(step.layout.numels, torch.int64, acc.device)
-    if step.layer_densities is None:
-        shares = torch.full(numels.shape, step.target_count / acc.numel(), dtype=torch.float64, device=acc.device)
-    else:
-        shares = on_device(step.layer_densities, torch.float64, acc.device)
-    counts = (shares * numels + 1e-9).floor().to(torch.int64).clamp(min=1)  # 1e-9: 0.07 * 100 is a little below 7
-    return largest_of_each(acc, pieces_of(step.layout.numels, str(acc.device)), counts)
+    numels = step.layout.numels
+    densities = step.layer_densities or (step.target_count / acc.numel(),) * len(numels)
+    shares = torch.tensor(densities, dtype=torch.float64) * torch.tensor(numels)
+    counts = (shares + 1e-9).floor().to(torch.int64).clamp(min=1)  # 1e-9: 0.07 * 100 is a little below 7
+    return largest_of_each(acc, pieces_of(numels, str(acc.device)), counts.tolist())

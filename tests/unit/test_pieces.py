@@ -7,7 +7,11 @@ from torch import Tensor
 import micro
 from micro import kernels
 from micro.kernels import reference
+from micro.selectors import piece_tables
+from micro.selectors.chunks import shares
+from micro.selectors.piece_tables import tables_of
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
+from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.products import grid
 
 LENGTHS = (5000, 1, 0, 300, 4096, 7, 20_000)
@@ -97,3 +101,22 @@ def test_kth_of_each_run() -> None:
     for dtype in (torch.float32, torch.float64):
         magnitudes = torch.tensor([1.0, 5.0, 3.0, 5.0, 7.0, 8.0, 9.0, 1.0, 1.0, 2.0, 3.0, 4.0], dtype=dtype)
         assert kernels.kth_by_run(magnitudes, lengths, ranks).tolist() == [5.0, 0.0, float("inf"), 0.0]
+
+
+@pytest.mark.parametrize("kind", ["scaled", "zero", "tied", "steps"])
+@pytest.mark.parametrize("lengths", [(400, 0, 399, 7), (64,) * 20, (1, 2)])
+def test_short_pieces_are_chosen_from_on_a_device_without_a_wait(
+    kind: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_tables, "MOST", 640)
+    x = vector(kind, torch.float32)[: sum(lengths)]
+    for total in (0, 1, sum(lengths) // 7, sum(lengths)):
+        with fake_device() as waits:
+            tables_of.cache_clear()
+            pieces = pieces_of(lengths, str(DEVICE))
+            counts = shares(pieces, total)
+            waits.seen.clear()
+            found = largest_of_each(DeviceTensor(x), pieces, counts)
+            assert not waits.seen
+            assert found.device == DEVICE
+            assert found.tolist() == by_sorting(x, lengths, counts.tolist())

@@ -1,0 +1,74 @@
+"""The largest magnitudes of each of many short pieces on an accelerator, whose host knows beforehand how many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from micro.kernels.reference import places_of
+
+MOST = 1 << 24  # elements of a table: what is made of it on the way takes some 40 bytes an element
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Pieces of which none is longer than twice another, as rows.
+
+    Attributes:
+        rows: (R,) int64 which pieces they are, on the CPU.
+        spans: (R, 2) int32 their starts and stops, on the device.
+        longest: number of elements of the longest.
+    """
+
+    rows: Tensor
+    spans: Tensor
+    longest: int
+
+
+@lru_cache(maxsize=64)
+def tables_of(spans: tuple[tuple[int, int], ...], device: str) -> tuple[Table, ...]:
+    """Return tables with all pieces that are not empty, of at most MOST elements unless a piece alone is longer."""
+    edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
+    lengths = edges.diff(dim=1).view(-1)
+    classes = lengths.double().log2().ceil()  # of 1, 2, 3 to 4, 5 to 8 elements and so on; of none: -inf
+    tables = []
+    for number in classes[lengths > 0].unique().tolist():
+        alike = torch.nonzero(classes == number).view(-1)
+        longest = int(lengths[alike].max())
+        blocks = alike.split(max(MOST // longest, 1))
+        tables += [Table(rows, edges[rows].to(torch.int32).to(device), longest) for rows in blocks]
+    return tuple(tables)
+
+
+def largest_in_tables(x: Tensor, tables: Sequence[Table], counts: Tensor) -> Tensor:
+    """Return the ascending int32 indices of the ``counts`` (S,) largest magnitudes of each piece; ties to the lowest.
+
+    Exact; the host waits for nothing.
+
+    Args:
+        x: (numel,) without NaN.
+        counts: int64 on the CPU, none more than the piece has.
+    """
+    found = [_largest(x, table, wanted) for table in tables if (wanted := counts[table.rows]).any()]
+    if not found:
+        return torch.empty(0, dtype=torch.int32, device=x.device)
+    return found[0] if len(found) == 1 else torch.cat(found).sort().values
+
+
+def _largest(x: Tensor, table: Table, wanted: Tensor) -> Tensor:
+    """Return the indices of one table's pieces, in the order of its rows."""
+    counts = wanted.to(torch.int32).to(x.device, non_blocking=True)[:, None]
+    starts, stops = table.spans.split(1, dim=1)
+    places = starts + torch.arange(table.longest, dtype=torch.int32, device=x.device)
+    is_outside = places >= stops
+    places.clamp_(max=x.numel() - 1)
+    magnitudes = x.index_select(0, places.view(-1)).abs().view(places.shape).masked_fill_(is_outside, -1.0)
+    falling = torch.topk(magnitudes, int(wanted.max()), dim=1).values
+    cuts = falling.gather(1, (counts - 1).clamp_(min=0).long()).masked_fill_(counts == 0, torch.inf)
+    above, tied = magnitudes > cuts, magnitudes == cuts
+    room = counts - above.sum(1, keepdim=True)
+    keep = above | (tied & (tied.cumsum(1, dtype=torch.int32) <= room))
+    indices: Tensor = places.view(-1).index_select(0, places_of(keep.view(-1), int(wanted.sum())))
+    return indices
