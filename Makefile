@@ -7,8 +7,8 @@ PAPER ?= micro
 SCALE ?= small
 PARALLEL := --numprocesses auto --dist worksteal
 TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes longest first: the end fills with what is short
-# Tests with processes often wait for them: one worker more than cores. See tests/scheduling.py.
-SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist loadgroup --no-loadscope-reorder
+# Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
+SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadgroup --no-loadscope-reorder
 LONG := long_movielens100k long_wikitext2 long_cifar10 long_length_movielens100k long_length_wikitext2 long_length_cifar10 \
   long_cifar10_methods long_cifar10_densities # of conf/sweep
 LONG_RUNS ?= results/long

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn, TextIO, cast
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
@@ -33,14 +34,34 @@ IMAGENET_ABOUT = "about 1.28 million photographs in 1,000 classes, to be had on 
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 after one line on what is wrong, or 130 after an interrupt."""
-    given = _parser().parse_args(words)
+    """Run the command; return 0, or 2 after one line on what is wrong, or 130 after an interrupt.
+
+    Where standard output takes no more, return 141 if its reader has ended, as ``head`` does, and else 1.
+    """
+    _open_streams()
     try:
-        _run(given)
+        code = _exit_code(words)
+        sys.stdout.flush()
+        return code
+    except SystemExit:  # of --help
+        if error := _drop_output():
+            return _output_failed(error)
+        raise
+    except OSError as error:
+        return _output_failed(_drop_output() or error)
+
+
+def _exit_code(words: Sequence[str] | None) -> int:
+    try:
+        given = _parser().parse_args(words)
+        try:
+            _run(given)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) or _is_broken(sys.stdout):
+                raise
+            return _fail(_disk_error(error, given.root), 2)
     except ValueError as error:
         return _fail(str(error), 2)
-    except OSError as error:
-        return _fail(_disk_error(error, given.root), 2)
     except KeyboardInterrupt:
         return _fail("interrupted: run again to go on", 130)
     return 0
@@ -102,8 +123,15 @@ def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: i
     _say("imagenet", f"is ready in {target}")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Read a command line; a mistake raises ValueError instead of printing the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m data.prepare", description="Put a data set into the data root.")
+    parser = _Parser(prog="python -m data.prepare", description="Put a data set into the data root.")
     parser.add_argument("name", nargs="?", help=f"one of {', '.join(names())}")
     parser.add_argument("--list", action="store_true", help="list what can be prepared and what is there")
     parser.add_argument("--root", type=_folder, default=Path("data/cache"), help="the data root (default: %(default)s)")
@@ -266,6 +294,39 @@ def _say(name: str, what: str) -> None:
 def _fail(line: str, code: int) -> int:
     print(f"data.prepare: {' '.join(line.split())}", file=sys.stderr)
     return code
+
+
+def _open_streams() -> None:
+    """Give a process that was started without standard streams (``>&-``) some that lead nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _nothing())
+
+
+def _is_broken(output: TextIO) -> OSError | None:
+    """Return why an output takes no more, None where it does."""
+    try:
+        output.flush()
+    except OSError as error:
+        return error
+    return None
+
+
+def _drop_output() -> OSError | None:
+    """Return why standard output takes no more; what is left for it, which Python writes at its end, is dropped."""
+    if error := _is_broken(sys.stdout):
+        sys.stdout = _nothing()
+    return error
+
+
+def _nothing() -> TextIO:
+    return cast(TextIO, open(os.devnull, "w"))  # it is open as long as the process lives
+
+
+def _output_failed(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):
+        return 141
+    return _fail(f"cannot write to standard output: {error.strerror or error}", 1)
 
 
 def _disk_error(error: OSError, root: Path) -> str:

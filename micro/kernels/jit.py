@@ -10,6 +10,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from micro.kernels.compiling import compile_once
+
 MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
 INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
 
@@ -24,6 +26,7 @@ def jitted(loop: Callable[..., Any]) -> Any:
         _warn_of_no_cache()
         return njit(nogil=True, error_model="numpy")(loop)
     _date(compiled)
+    compile_once(compiled)
     return compiled
 
 

@@ -13,11 +13,10 @@ import pytest
 
 from experiments.runs.json_lines import read_records
 from tests.dist.commands import ROOT, only_run
-from tests.dist.processes import ranks
 from tests.dist.rank_functions import train
 from tests.waiting import LIMIT_S
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 WORDS = [
     *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=3"),
     *("sparsifier=exdyna", "density=0.05", "checkpoint.every_steps=10"),
@@ -81,30 +80,33 @@ def check_records(output: Path) -> None:
     assert [row["epoch"] for row in read_records(folder / "epochs.jsonl")] == [0, 1, 2]
 
 
-def test_a_simulated_run_that_is_killed_ends_with_the_same_weights(tmp_path: Path) -> None:
-    whole, output = (tmp_path / name for name in ("whole", "runs"))
-    undisturbed = train(*WORDS, *SIMULATED, f"output={whole}")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The weights of the run undisturbed: simulated ranks end with the same as processes."""
+    output = tmp_path_factory.mktemp("whole")
+    undisturbed = train(*WORDS, *SIMULATED, f"output={output}")
     assert undisturbed.returncode == 0, undisturbed.stderr
+    return digest_of(output)
+
+
+def test_a_simulated_run_that_is_killed_ends_with_the_same_weights(tmp_path: Path, whole: str) -> None:
+    output = tmp_path / "runs"
     words = [*WORDS, *SIMULATED, f"output={output}"]
     ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGKILL))
     assert ended == -signal.SIGKILL, errors
     again = train(*words)
     assert again.returncode == 0, again.stderr
     assert "resumed from step" in again.stderr
-    assert digest_of(output) == digest_of(whole)
+    assert digest_of(output) == whole
     check_records(output)
 
 
-def test_a_run_that_is_stopped_in_every_way_ends_with_the_same_weights(tmp_path: Path) -> None:
-    """One run: a rank dies and all restart; SIGKILL; Ctrl-C; under torchrun a rank dies and all restart."""
-    whole, output = (tmp_path / name for name in ("whole", "runs"))
-    for undisturbed in ranks(2).run_apart(train, *WORDS, *LOCAL, f"output={whole}"):
-        assert undisturbed.returncode == 0, undisturbed.stderr
+def test_a_run_that_is_stopped_in_every_way_ends_with_the_same_weights(tmp_path: Path, whole: str) -> None:
+    """One run: a rank dies and all restart; Ctrl-C; under torchrun a rank dies and all restart. SIGKILL: test_train."""
+    output = tmp_path / "runs"
     words = [*WORDS, *LOCAL, f"output={output}"]
-    ended, errors = disturb([*COMMAND, *words, "cluster.max_restarts=1"], output, kill_one, to_parent(signal.SIGKILL))
-    assert ended == -signal.SIGKILL, errors  # it went on after its rank had died
-    ended, errors = disturb([*COMMAND, *words], output, to_parent(signal.SIGINT))
-    assert ended == 128 + signal.SIGINT, errors
+    ended, errors = disturb([*COMMAND, *words, "cluster.max_restarts=1"], output, kill_one, to_parent(signal.SIGINT))
+    assert ended == 128 + signal.SIGINT, errors  # it went on after its rank had died
     assert "resumed from step" in errors
     assert "stopped by Ctrl-C, saved as " in errors
     assert "run the same command to resume" in errors
@@ -113,5 +115,5 @@ def test_a_run_that_is_stopped_in_every_way_ends_with_the_same_weights(tmp_path:
     assert ended == 0, errors
     resumed = int(errors.split("resumed from step ")[1].split(":")[0])
     assert resumed > saved, "torchrun started the ranks once"
-    assert digest_of(output) == digest_of(whole)
+    assert digest_of(output) == whole
     check_records(output)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from experiments.runs.json_lines import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs
+from tests.slurm.job_processes import RANK, processes, send, wait_until_pending
+from tests.slurm.simulated import digest_of, undisturbed
 from tests.slurm.site import Site, unavailable
 from tests.waiting import wait_until
 
@@ -22,8 +25,10 @@ ROOT = Path(__file__).parents[2]
 REASON = unavailable()
 WORDS = [
     *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=3"),
-    *("sparsifier=exdyna", "density=0.05", "cluster=slurm", "cluster.slurm.partition=test"),
-    *("cluster.slurm.time_limit=00:50:00", "cluster.slurm.throttle=2"),
+    *("sparsifier=exdyna", "density=0.05"),
+]
+QUEUED = [
+    *("cluster=slurm", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.slurm.throttle=2"),
 ]
 NUM_STEPS = 384
 WAIT_S = 900.0  # for what seconds of a quiet machine are enough; each of these processes imports torch
@@ -69,16 +74,12 @@ def array_of(told: str) -> str:
     return told.split(" as array ")[1].split()[0]
 
 
-def digest_of(folder: RunFolder) -> str:
-    return json.loads(folder.done_path.read_text())["weights_sha256"]
-
-
 @pytest.fixture(scope="module")
 def study(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Study:
-    """Runs of two nodes, gone through the queue: one undisturbed, one stopped on its way, one that cannot end well."""
+    """Runs of two nodes, gone through the queue: one stopped on its way, one that cannot end well."""
     output = tmp_path_factory.mktemp("study") / "runs"
-    common = [*WORDS, f"output={output}"]
-    study = Study([common, [*common, "timed=false"], [*common, "lr=1e30"]])
+    common = [*WORDS, *QUEUED, f"output={output}"]
+    study = Study([common, [*common, "lr=1e30"]])
     told = study.submit()
     try:
         go_through(site, study, told)
@@ -89,25 +90,31 @@ def study(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def go_through(site: Site, study: Study, told: str) -> None:
-    assert told.startswith("submitted 3 as array "), told
-    assert "(rows 1-3) of 3 runs: 0 done, 0 queued or running" in told
-    stop_and_release(site, f"{array_of(told)}_2", study)
+    assert told.startswith("submitted 2 as array "), told
+    assert "(rows 1-2) of 2 runs: 0 done, 0 queued or running" in told
+    stop_and_release(site, f"{array_of(told)}_1", study)
     wait_until(lambda: not site.queue(), "an empty queue", timeout_s=WAIT_S)
-    states = [site.job(f"{array_of(told)}_{row}")["JobState"] for row in (1, 2, 3)]
-    assert states == ["COMPLETED", "COMPLETED", "FAILED"], study.logs()
+    states = [site.job(f"{array_of(told)}_{row}")["JobState"] for row in (1, 2)]
+    assert states == ["COMPLETED", "FAILED"], study.logs()
 
 
 def stop_and_release(site: Site, task: str, study: Study) -> None:
     """Do to a run what its time limit would, and let it start again at once."""
-    folder = study.folders[1]
-    wait_until(lambda: num_rows(folder) >= 25, "25 steps", timeout_s=WAIT_S)
+    folder = study.folders[0]
+    wait_until(lambda: site.job(task)["JobState"] == "RUNNING", "the start of a job", timeout_s=WAIT_S)
     job = site.job(task)["JobId"]  # not before it runs: until then it may be that of the whole array
+    wait_until(lambda: len(processes(job, RANK)) == 2, "two ranks", timeout_s=WAIT_S)
+    ranks = processes(job, RANK)
+    wait_until(lambda: num_rows(folder), "a step", timeout_s=WAIT_S)
+    send(ranks, signal.SIGSTOP)  # so that the run does not end before the signal has come
     site.ask("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@S does before the time limit
+    wait_until_pending(ranks, signal.SIGTERM, timeout_s=WAIT_S)  # their launchers pass it on as this
+    send(ranks, signal.SIGCONT)
     wait_until(lambda: site.job(job)["Restarts"] == "1" and not site.watchers(job), "a requeue", timeout_s=WAIT_S)
     assert site.job(job)["JobState"] == "PENDING", study.logs()
-    assert 25 <= num_rows(folder) < NUM_STEPS
+    assert 1 <= num_rows(folder) < NUM_STEPS
     assert folder.path.name in in_queue(folder.path.parent)
-    assert "nothing to submit of 3 runs" in study.submit()
+    assert "--array=1" not in study.submit(dry_run=True)  # the other row may have failed by now
     site.begin(job)
 
 
@@ -115,30 +122,28 @@ def num_rows(folder: RunFolder) -> int:
     return folder.steps_path.read_bytes().count(b"\n") if folder.steps_path.exists() else 0
 
 
-def test_an_array_of_two_node_runs_is_done(study: Study) -> None:
-    for folder in study.folders[:2]:
-        assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))
-        assert sorted(path.name for path in folder.ranks_path.glob("rank*")) == ["rank0", "rank1"]
-
-
-def test_a_run_that_was_queued_again_ends_with_the_same_weights(study: Study) -> None:
-    undisturbed, stopped, _ = study.folders
+def test_a_run_of_two_nodes_that_was_queued_again_ends_with_the_weights_of_an_undisturbed_one(
+    study: Study, tmp_path: Path
+) -> None:
+    stopped, _ = study.folders
+    assert [row["step"] for row in read_records(stopped.steps_path)] == list(range(NUM_STEPS))
+    assert sorted(path.name for path in stopped.ranks_path.glob("rank*")) == ["rank0", "rank1"]
     assert "resumed from step" in study.logs()
     assert stopped.attempts_path.exists()
-    assert digest_of(stopped) == digest_of(undisturbed)
+    assert digest_of(stopped) == digest_of(undisturbed(WORDS, tmp_path))
 
 
 def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> None:
-    failed = study.folders[2]
+    failed = study.folders[1]
     output = failed.path.parent
     assert json.loads(failed.failure_path.read_text())["message"].startswith("NonFiniteGradient")
-    assert "#SBATCH --array=3%2\n" in study.submit(dry_run=True)
+    assert "#SBATCH --array=2%2\n" in study.submit(dry_run=True)
     told = study.submit()
-    assert "(rows 3) of 3 runs: 2 done, 0 queued or running" in told
+    assert "(rows 2) of 2 runs: 1 done, 0 queued or running" in told
     try:
-        assert site.job(array_of(told))["ArrayTaskId"].split("%")[0] == "3"
+        assert site.job(array_of(told))["ArrayTaskId"].split("%")[0] == "2"
         assert in_queue(output) == {failed.path.name}
-        assert study.submit() == "nothing to submit of 3 runs: 2 done, 1 queued or running"
+        assert study.submit() == "nothing to submit of 2 runs: 1 done, 1 queued or running"
     finally:
         site.cancel(array_of(told))
     assert len(list(output.glob("slurm/*/array.sh"))) == 1

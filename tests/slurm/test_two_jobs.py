@@ -1,10 +1,7 @@
 """Two jobs of two nodes on one run folder, each node a machine of its own: another job, and a requeue of lost nodes."""
 
-import json
-import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,8 @@ from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import saved_step
 from experiments.sweeps.job_script import Array, arrays_of, script
 from experiments.training.preflight import prepare_runs
-from experiments.training.runner import execute
+from tests.slurm.job_processes import RANK, processes, send
+from tests.slurm.simulated import digest_of, undisturbed
 from tests.slurm.site import Site, unavailable
 from tests.waiting import is_alive, wait_until
 
@@ -62,23 +60,6 @@ def submitted(site: Site, array: Array, *options: str) -> str:
     return site.job(f"{job}_1")["JobId"]
 
 
-def processes(job: str, module: str) -> list[int]:
-    """Return the processes of a job that run a module."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (place / "cmdline").read_text()
-            if module in words and f"\0SLURM_JOB_ID={job}\0" in "\0" + (place / "environ").read_text():
-                found.append(int(place.name))
-    return found
-
-
-def send(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def lose_nodes(site: Site, job: str, stopping: list[int]) -> None:
     """Have SLURM lose the nodes of a job, whose processes stay: nobody is left there to end them.
 
@@ -103,7 +84,7 @@ def test_two_jobs_on_one_run_folder_are_kept_apart(site: Site, tmp_path: Path) -
     try:
         first = submitted(site, array)
         wait_until(lambda: saved_step(folder), "a checkpoint", timeout_s=WAIT_S)
-        ranks = processes(first, "rank_process")
+        ranks = processes(first, RANK)
         assert len(ranks) == 2, logs(array, folder)
         send(ranks, signal.SIGSTOP)  # so that the run does not end meanwhile; its launchers go on
         owner = folder.owner()
@@ -139,18 +120,7 @@ def test_two_jobs_on_one_run_folder_are_kept_apart(site: Site, tmp_path: Path) -
     assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))
     assert "resumed from step" in logs(array)
     assert not folder.failure_path.exists()
-    assert digest_of(folder) == digest_of(undisturbed(tmp_path))
-
-
-def undisturbed(path: Path) -> RunFolder:
-    """The same run, simulated in this process, which ends with the same weights as on real ranks."""
-    (config,) = prepare_runs([[*WORDS, "cluster=simulated", "cluster.world_size=2", f"output={path / 'simulated'}"]])
-    execute(config)
-    return folder_of(config)
-
-
-def digest_of(folder: RunFolder) -> str:
-    return str(json.loads(folder.done_path.read_text())["weights_sha256"])
+    assert digest_of(folder) == digest_of(undisturbed(WORDS, tmp_path))
 
 
 def logs(array: Array, folder: RunFolder | None = None) -> str:

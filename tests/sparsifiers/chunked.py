@@ -1,6 +1,7 @@
 """Choices within chunks, values in two bits, a residual that decays: SparseLoCo's parts; and estimates in its place."""
 
 import math
+from dataclasses import replace
 
 import micro
 from micro.codecs.two_means import TwoMeans
@@ -9,16 +10,13 @@ from micro.exchanges.gather_senders import GatherBySenders
 from micro.selectors.chunks import Chunks
 from tests.sparsifiers.base import (
     BUILD_UP,
-    EXACT,
     Row,
-    agreed_counts,
     lists,
-    no_bytes,
     raw_lists,
     rows,
     sparse,
-    union_values,
 )
+from tests.sparsifiers.core import MICRO_AGREED, TOPK_UNION
 from tests.sparsifiers.index_codecs import elias_fano, whole
 from tests.sparsifiers.quantisers import averaged, encoded_lists
 
@@ -35,26 +33,20 @@ def a_byte_each(count: int) -> int:
     return count + 16 if count else 0
 
 
+SPARSELOCO = Row(
+    name="sparseloco",
+    make=sparse(CHUNKS, exchange=GATHER, codec=TwoMeans(), indices=micro.Packed(), feedback=DECAY),
+    band=BUILD_UP,
+    counts=rows(8),
+    indices=whole(elias_fano),
+    values=encoded_lists(two_bits),
+    num_collectives=3,
+    rule="repaired",
+    updates_all=False,
+)
 ROWS: tuple[Row, ...] = (
-    Row(
-        name="chunks+union",
-        make=sparse(CHUNKS),
-        band=BUILD_UP,
-        counts=no_bytes,
-        indices=lists(4),
-        values=union_values,
-        num_collectives=2,
-    ),
-    Row(
-        name="micro+agreed+decay",
-        make=sparse(micro.Micro(), feedback=DECAY),
-        band=EXACT,
-        counts=agreed_counts,
-        indices=lists(4),
-        values=union_values,
-        num_collectives=3,
-        rule="agreed",
-    ),
+    replace(TOPK_UNION, name="chunks+union", make=sparse(CHUNKS)),
+    replace(MICRO_AGREED, name="micro+agreed+decay", make=sparse(micro.Micro(), feedback=DECAY)),
     Row(
         name="topk+gather+ef21",
         make=sparse(micro.TopK(), exchange=GATHER, feedback=micro.EF21(smoothing=0.5)),
@@ -67,29 +59,15 @@ ROWS: tuple[Row, ...] = (
         spectral=True,  # the update is dense
     ),
     averaged("two_means", TwoMeans(), two_bits, rule="repaired"),
-    Row(
-        name="sparseloco",
-        make=sparse(CHUNKS, exchange=GATHER, codec=TwoMeans(), indices=micro.Packed(), feedback=DECAY),
-        band=BUILD_UP,
-        counts=rows(8),
-        indices=whole(elias_fano),
-        values=encoded_lists(two_bits),
-        num_collectives=3,
-        rule="repaired",
-        updates_all=False,
-    ),
-    Row(
+    SPARSELOCO,
+    replace(
+        SPARSELOCO,
         name="sparseloco+published",
         make=sparse(
             CHUNKS, exchange=GatherBySenders(), codec=PublishedTwoMeans(), indices=micro.Packed(), feedback=DECAY
         ),
-        band=BUILD_UP,
-        counts=rows(8),
-        indices=whole(elias_fano),
         values=encoded_lists(a_byte_each),
-        num_collectives=3,
         conserves_mass=False,
         rule="senders+published",
-        updates_all=False,
     ),
 )

@@ -30,6 +30,27 @@ def halves(count: int) -> int:
     return 2 * count
 
 
+# Rows of other families say what differs from these.
+TOPK_UNION = Row(
+    name="topk+union",
+    make=sparse(micro.TopK()),
+    band=BUILD_UP,
+    counts=no_bytes,
+    indices=lists(4),
+    values=union_values,
+    num_collectives=2,
+)
+MICRO_AGREED = Row(
+    name="micro+agreed",
+    make=sparse(micro.Micro()),
+    band=EXACT,
+    counts=agreed_counts,
+    indices=lists(4),
+    values=union_values,
+    num_collectives=3,
+    rule="agreed",
+)
+
 ROWS: tuple[Row, ...] = (
     Row(
         name="dense",
@@ -42,15 +63,7 @@ ROWS: tuple[Row, ...] = (
         follows_density=False,
         names_rank=False,
     ),
-    Row(
-        name="topk+union",
-        make=sparse(micro.TopK()),
-        band=BUILD_UP,
-        counts=no_bytes,
-        indices=lists(4),
-        values=union_values,
-        num_collectives=2,
-    ),
+    TOPK_UNION,
     Row(
         name="topk+gather",
         make=sparse(micro.TopK(), exchange=GATHER),
@@ -126,16 +139,7 @@ ROWS: tuple[Row, ...] = (
         conserves_mass=False,
         seeded=True,
     ),
-    Row(
-        name="micro+agreed",
-        make=sparse(micro.Micro()),
-        band=EXACT,
-        counts=agreed_counts,
-        indices=lists(4),
-        values=union_values,
-        num_collectives=3,
-        rule="agreed",
-    ),
+    MICRO_AGREED,
     Row(
         name="micro+agreed+half",
         make=sparse(micro.Micro(), codec=HALF),

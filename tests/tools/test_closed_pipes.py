@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from rich.console import Console
 
+from data import prepare
 from experiments.config.command_line import PIPE_CLOSED, run_command
 from experiments.config.paths import ROOT
 
@@ -64,6 +65,25 @@ def test_help_that_nobody_reads_ends_without_an_error(tool: str, monkeypatch: py
         sys.exit(main())
     assert end.value.code == PIPE_CLOSED
     assert errors.getvalue() == ""
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("word", ["--list", "--help"])
+def test_a_list_of_data_sets_that_nobody_reads_ends_without_an_error(
+    word: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closed_pipe(monkeypatch, at_once=at_once) as errors:
+        assert prepare.main([word]) == PIPE_CLOSED
+    assert errors.getvalue() == ""
+
+
+def test_a_list_of_data_sets_that_does_not_fit_on_the_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert prepare.main(["--list"]) == 1
+    assert capsys.readouterr().err == "data.prepare: cannot write to standard output: No space left on device\n"
 
 
 def test_a_pipe_that_broke_elsewhere_is_an_error() -> None:

@@ -449,6 +449,12 @@ def test_what_is_taken_lies_where_it_is_read(tmp_path: Path, name: str, files: d
     assert set(_held(folder)) <= {file.name for file in CATALOGUE[name].files}
 
 
+@pytest.mark.parametrize("words", [["--nothing"], ["imagenet", "--size", "a"], ["a", "b"]])
+def test_a_wrong_option_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare.main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_every_checksum_has_the_length_of_its_kind() -> None:
     archives = [archive.checksum for entry in CATALOGUE.values() for archive in entry.archives]
     files = [file.checksum for entry in CATALOGUE.values() for file in entry.files if file.checksum]

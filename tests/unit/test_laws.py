@@ -31,7 +31,7 @@ def is_prompt(row: Row) -> bool:
     return row.band is not None and row.band.at_once
 
 
-CASES = [*((n, torch.float64) for n in (1, 3)), *((n, torch.float32) for n in (2, 5))]
+CASES = [(1, torch.float64), (3, torch.float64), (4, torch.float32)]
 CONSERVING = [row for row in TABLE if row.conserves_mass]
 BANDED = [row for row in TABLE if row.band]
 PROMPT = [row for row in TABLE if is_prompt(row)]
@@ -194,9 +194,9 @@ def test_replicas_are_bitwise_equal(row: Row, case: tuple[int, torch.dtype]) -> 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_what_one_rank_computes_for_all_is_what_each_would(row: Row) -> None:
-    case = row.world_size(5), torch.float32
+    case = row.world_size(4), torch.float32
     with closing(simulate(row, case[0], dtype=case[1], shares=True)) as simulation:
-        for number, alone in enumerate(taken(row, 5, case[1])):
+        for number, alone in enumerate(taken(row, 4, case[1])):
             shared = take(simulation, gradients(LAYOUT, case[0], number, case[1]))
             assert_replicas_equal(shared.updates)
             assert same_bits(shared.updates, alone.updates)
@@ -264,7 +264,7 @@ def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtyp
             assert world_size > 1 or stats.num_collectives == 0
 
 
-@grid(row=BANDED, world_size=[1, 3, 8])
+@grid(row=BANDED, world_size=[1, 5])
 def test_density_is_inside_its_band(row: Row, world_size: int) -> None:
     world_size = row.world_size(world_size)
     layout = micro.Layout.flat(4000)
@@ -338,7 +338,7 @@ def test_ties_do_not_widen_the_band(row: Row, kind: str) -> None:
             assert_in_band(row, step.stats[0], 4)
 
 
-@grid(row=TABLE, size=[(3, 5), (1, 1), (1, 4)], dtype=DTYPES)
+@grid(row=TABLE, size=[(2, 3), (1, 4)], dtype=DTYPES)
 def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch.dtype) -> None:
     numel, world_size = size[0], row.world_size(size[1])
     layout = micro.Layout.flat(numel)
@@ -353,11 +353,9 @@ def test_fewer_elements_than_ranks(row: Row, size: tuple[int, int], dtype: torch
 
 
 @pytest.mark.slow
-@grid(row=TABLE, world_size=[1, 3], dtype=[torch.bfloat16, torch.float16])
-def test_half_precision_gradients_lose_nothing_that_single_precision_holds(
-    row: Row, world_size: int, dtype: torch.dtype
-) -> None:
-    world_size = row.world_size(world_size)
+@grid(row=TABLE, dtype=[torch.bfloat16, torch.float16])
+def test_half_precision_gradients_lose_nothing_that_single_precision_holds(row: Row, dtype: torch.dtype) -> None:
+    world_size = row.world_size(3)
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
         for index in range(4):
             step = take(simulation, gradients(LAYOUT, world_size, index, dtype))
@@ -475,9 +473,9 @@ def untimed(stats: micro.StepStats) -> micro.StepStats:
     return replace(stats, spans=Spans())
 
 
-@grid(row=TABLE, world_size=[1, 3], dtype=DTYPES)
-def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int, dtype: torch.dtype) -> None:
-    world_size = row.world_size(world_size)
+@grid(row=TABLE)
+def test_save_and_restore_equals_the_uninterrupted_run(row: Row) -> None:
+    world_size, dtype = row.world_size(3), torch.float32
     grads = [gradients(LAYOUT, world_size, step, dtype) for step in range(7)]
     with closing(simulate(row, world_size, dtype=dtype)) as simulation:
         for step in range(3):
@@ -489,12 +487,12 @@ def test_save_and_restore_equals_the_uninterrupted_run(row: Row, world_size: int
         assert_same_run(uninterrupted, [take(resumed, grads[step]) for step in range(3, 7)])
 
 
-@grid(row=TABLE, at_least=[1, 3])
-def test_same_seed_gives_the_same_bytes(row: Row, at_least: int) -> None:
-    world_size = row.world_size(at_least)
+@grid(row=TABLE)
+def test_same_seed_gives_the_same_bytes(row: Row) -> None:
+    world_size = row.world_size(3)
     with closing(simulate(row, world_size)) as simulation:
         again = [take(simulation, gradients(LAYOUT, world_size, step, torch.float64)) for step in range(STEPS)]
-    assert_same_run(taken(row, at_least, torch.float64), again)
+    assert_same_run(taken(row, 3, torch.float64), again)
 
 
 @grid(row=TABLE)
@@ -506,9 +504,9 @@ def test_only_random_methods_depend_on_the_seed(row: Row) -> None:
     assert torch.equal(step.updates != 0, first.updates != 0) == (not row.seeded)
 
 
-@grid(row=TABLE, world_size=[1, 3])
-def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row, world_size: int) -> None:
-    world_size = row.world_size(world_size)
+@grid(row=TABLE)
+def test_rebuild_in_another_order_keeps_every_residual_by_name(row: Row) -> None:
+    world_size = row.world_size(3)
     turned = micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
     with closing(simulate(row, world_size)) as simulation:
         for step in range(2):
