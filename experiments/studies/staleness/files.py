@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import head, new_figure, plain_log, save
@@ -43,25 +43,41 @@ def write(rows: pd.DataFrame, out: Path, opening: str, title: str) -> list[Path]
 
 @style()
 def draw(rows: pd.DataFrame, title: str) -> Figure:
-    """A line per parameter and method: from the median to 90 % of the waits; beside it what was never updated."""
+    """A line per parameter and method, from the median wait to 90 %, where there is one; beside it what never was."""
     methods, names = list(dict.fromkeys(rows["method"])), list(dict.fromkeys(rows["parameter"]))
     figure = new_figure(PAGE_INCHES, 1.2 + 0.05 * len(names) * (len(methods) + 2))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    hollow = _hollow(methods)
     for number, method in enumerate(methods):
         own, color = rows[rows["method"] == method].set_index("parameter").loc[names], look(method).color
         heights = [place + 0.8 * ((number + 0.5) / len(methods) - 0.5) for place in range(len(names))]
-        seen = own["median"] < math.inf
-        ends = own["tail"].where(own["tail"] < math.inf, rows.loc[rows["tail"] < math.inf, "tail"].max())
-        left.hlines(heights, own["median"].where(seen, math.nan), ends.where(seen, math.nan), color=color, linewidth=1)
-        left.plot(own["median"].where(seen), heights, color=color, linestyle="none", marker="o", markersize=2)
-        right.barh(heights, 100 * own["never"], 0.8 / len(methods), color=color)
+        median = own["median"].where(own["median"] < math.inf)
+        tail = own["tail"].where(own["tail"] < math.inf, own["median"]).where(median.notna())
+        left.hlines(heights, median, tail, color=color, linewidth=1)
+        face = "white" if hollow[method] else color
+        left.plot(median, heights, color=color, markerfacecolor=face, linestyle="none", marker="o", markersize=2.5)
+        right.barh(heights, 100 * own["never"], 0.8 / len(methods), facecolor=face, edgecolor=color, linewidth=0.5)
     left.set_yticks(range(len(names)), [plain(name) for name in names])
     left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel("steps per update: median to 90 %")
     right.set_xlabel("never updated, % of elements")
     plain_log(left.xaxis)
-    head(figure, title, [Line2D([], [], label=label(method), color=look(method).color) for method in methods])
+    handles = [
+        Patch(
+            label=label(method),
+            edgecolor=look(method).color,
+            facecolor="white" if hollow[method] else look(method).color,
+        )
+        for method in methods
+    ]
+    head(figure, title, handles)
     return figure
+
+
+def _hollow(methods: list[str]) -> dict[str, bool]:
+    """Return for each method whether one before it has its colour: it is drawn hollow."""
+    colors = [look(method).color for method in methods]
+    return {method: colors[place] in colors[:place] for place, method in enumerate(methods)}
 
 
 def _cells(own: pd.DataFrame, methods: list[str]) -> list[str]:
