@@ -42,6 +42,9 @@ ADDED: Mapping[str, Any] = {
     "rounds.nesterov": False,
     "rounds.buffers": "mean",
     "rounds.momentum_with_feedback": False,
+    "rounds.fragments": 1,
+    "rounds.delay": 0,
+    "rounds.mix": 1.0,
 }
 """Newer settings, with the values that runs before them had: with these they are not in the hash.
 

@@ -22,6 +22,9 @@ class RoundsConfig:
         buffers: of the model at the end of a round. mean: averaged; first: those of the first worker; own: each keeps
             its.
         momentum_with_feedback: allow outer momentum beside a residual, which both add up what was not applied at once.
+        fragments: of the model, each exchanged at a step of its own: a number, or a list of patterns of names for each.
+        delay: steps that an exchange goes on beside training.
+        mix: share of the new global weights in a worker's after an exchange; the rest stays as it is.
     """
 
     every: int = 0
@@ -30,6 +33,9 @@ class RoundsConfig:
     nesterov: bool = False
     buffers: str = "mean"
     momentum_with_feedback: bool = False
+    fragments: Any = 1
+    delay: int = 0
+    mix: float = 1.0
 
 
 def check_rounds(config: Any) -> None:

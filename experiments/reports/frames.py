@@ -20,7 +20,7 @@ STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
     *("step", "epoch", "loss", "lr", "target_density", "density", "local_density", "density_error", "build_up"),
     *("imbalance", "threshold", "relative_error", "forgotten", "residual_norm"),
-    *("round", "moved_norm", "update_norm", "cosine"),
+    *("round", "fragment", "moved_norm", "update_norm", "cosine", "drift"),
     *("bytes_sent", "counts_bytes", "indices_bytes", "values_bytes"),
     *("compute_s", "select_s", "exchange_s", "rest_s", "hidden_s", "step_s", "time_s"),
 )

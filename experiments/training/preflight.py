@@ -15,6 +15,7 @@ from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, one_line
+from experiments.config.rounds_settings import RoundsConfig
 from experiments.config.schema import ClusterConfig, TrainConfig, from_yaml, part_name
 from experiments.config.slurm_settings import IN_JOB
 from experiments.launching.meeting import check_endpoint
@@ -22,7 +23,9 @@ from experiments.launching.rank_environment import is_rank
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
+from experiments.training.round_memory import check_memory
 from experiments.training.tasks import check_task, steps_per_epoch
+from micro.local.splitting import check_streaming, split
 
 
 def prepare_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
@@ -69,6 +72,8 @@ def check_content(config: TrainConfig) -> None:
         model = shapes_of(config, info.sizes)
         trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         build_reducer(config).check_parameters(trained)
+        if config.rounds.every:
+            _check_fragments(config.rounds, model)
     except ValueError as error:
         raise UserError(str(error)) from None
     make_plan(config, model)
@@ -77,6 +82,8 @@ def check_content(config: TrainConfig) -> None:
             f"world_size {config.world_size} x batch_size {config.batch_size} x accumulate {config.accumulate} is more "
             f"than an epoch of dataset {config.dataset.name} has ({info.num_train}): lower one of them"
         )
+    if config.rounds.every and config.cluster.simulated:
+        check_memory(config, sum(p.numel() for p in model.parameters()))
     num_steps = config.epochs * steps_per_epoch(config, info)
     if config.rounds.every > num_steps:
         raise UserError(
@@ -85,6 +92,14 @@ def check_content(config: TrainConfig) -> None:
     _check_devices(config)
     check_wandb(config.tracking)
     _check_start_from(config)
+
+
+def _check_fragments(rounds: RoundsConfig, model: torch.nn.Module) -> None:
+    try:
+        check_streaming(rounds.fragments, rounds.delay, rounds.mix, rounds.every)
+        split({name: p for name, p in model.named_parameters() if p.requires_grad}, rounds.fragments)
+    except ValueError as error:
+        raise ValueError(f"rounds.{error}") from None
 
 
 def shapes_of(config: TrainConfig, sizes: dict[str, int]) -> torch.nn.Module:

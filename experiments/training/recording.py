@@ -72,7 +72,7 @@ def step_row(
         "lr": lr,
         **(_reduction(stats) if stats else NO_REDUCTION),
         **_traffic(reduced),
-        **_round(reduced.round),
+        **_round(reduced.rounds),
         "compute_s": reduced.compute_s,
         "select_s": select_s,
         "exchange_s": exchange_s,
@@ -115,7 +115,7 @@ NO_REDUCTION = dict.fromkeys(
 
 def _traffic(reduced: Reduced) -> dict[str, Any]:
     """Return what rank 0 sent."""
-    stats, buffers = reduced.stats, reduced.round.buffer_bytes if reduced.round else 0.0
+    stats, buffers = reduced.stats, sum(ended.buffer_bytes for ended in reduced.rounds)
     return {
         "bytes_sent": sum(s.bytes_sent for s in stats) + buffers,
         "counts_bytes": sum(s.counts_bytes for s in stats),
@@ -125,13 +125,16 @@ def _traffic(reduced: Reduced) -> dict[str, Any]:
     }
 
 
-def _round(ended: micro.RoundStats | None) -> dict[str, Any]:
-    """Return what the round reports that the step has ended; nothing without rounds, nulls within one."""
+def _round(rounds: Sequence[micro.RoundStats]) -> dict[str, Any]:
+    """Return what the last exchange reports that the step has ended; nulls where it has ended none."""
+    ended = rounds[-1] if rounds else None
     return {
         "round": ended.round if ended else None,
+        "fragment": ended.fragment if ended else None,
         "moved_norm": ended.own_norm if ended else None,
         "update_norm": ended.mean_norm if ended else None,
         "cosine": ended.cosine if ended else None,
+        "drift": ended.drift if ended else None,
     }
 
 

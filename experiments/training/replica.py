@@ -34,6 +34,7 @@ class Replica:
         self._carry: Carry = None
         self._epoch: Iterator[Batch] = iter(())
         self.local: micro.LocalSteps
+        self._rounds: list[micro.RoundStats] = []
 
     def join(self, comm: Comm | None) -> None:
         """Meet the other workers; all of them call this. None: those of the process group."""
@@ -48,8 +49,13 @@ class Replica:
             outer=micro.Outer(lr=rounds.lr, momentum=rounds.momentum, nesterov=rounds.nesterov),
             buffers=rounds.buffers,
             momentum_with_feedback=rounds.momentum_with_feedback,
+            fragments=rounds.fragments,
+            delay=rounds.delay,
+            mix=rounds.mix,
+            on_round=self._rounds.append,
             comm=comm,
         )
+        self.local.count_by_hand()
 
     def start_epoch(self, epoch: int, start: int) -> None:
         """Start drawing the batches of an epoch at step ``start``."""
@@ -61,11 +67,10 @@ class Replica:
         """Return the batches of a step."""
         return [next(self._epoch) for _ in range(self._config.accumulate)]
 
-    def compute(self, step: int, lr: float, batches: Sequence[Batch]) -> tuple[Tensor, float]:
-        """Compute the gradient of a step, clipped; return the mean loss and the seconds."""
+    def train(self, step: int, lr: float, batches: Sequence[Batch]) -> tuple[Tensor, float]:
+        """Compute the gradient of a step, clipped, step, and drop it; return the mean loss and the seconds."""
         started = time.perf_counter()
         set_lr_(self.optimizer, self._config.optimizer, lr)
-        self.optimizer.zero_grad()
         seed_step(self._config.seed, step, self.rank, self._task.device)
         losses = []
         for batch in batches:
@@ -75,7 +80,15 @@ class Replica:
         limit = self._config.optimizer.clip
         if limit is not None:
             clip_([p.grad for p in self.model.parameters() if p.grad is not None], limit)
-        return torch.stack(losses).mean(), time.perf_counter() - started
+        compute_s = time.perf_counter() - started
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return torch.stack(losses).mean(), compute_s
+
+    def ended(self) -> list[micro.RoundStats]:
+        """Return what the exchanges report that have ended since the last call."""
+        ended, self._rounds[:] = self._rounds[:], []
+        return ended
 
     def state(self) -> dict[str, Any]:
         """Return what this worker needs to go on."""

@@ -1,27 +1,22 @@
 """The workers of a run with local steps: one of them is this process, or all are in it."""
 
 import copy
-import sys
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from experiments.config.schema import TrainConfig
 from experiments.training.replica import Replica
+from experiments.training.round_memory import announce
 from experiments.training.tasks import Task
 from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers
 from micro import kernels
 from micro.comm import GroupComm, gather_objects
 from micro.thread_ranks import SimulatedGroup
-
-VECTORS = (
-    7  # of the model's size that a simulated worker takes: weights, gradient, Adam's two, residual, start, difference
-)
 
 
 class RoundWorkers(Workers):
@@ -51,21 +46,21 @@ class RoundWorkers(Workers):
         started = time.perf_counter()
         drawn = [replica.draw() for replica in self.replicas]
         load_s = time.perf_counter() - started
-        computed = [replica.compute(step, lr, batches) for replica, batches in zip(self.replicas, drawn, strict=True)]
-        first = self.replicas[0].local
-        before, began = first.num_rounds, time.perf_counter()
-        self._step(is_exchange=first.steps_in_round == first.every - 1)
+        computed = [replica.train(step, lr, batches) for replica, batches in zip(self.replicas, drawn, strict=True)]
+        began = time.perf_counter()
+        self._after_step(is_exchange=self.replicas[0].local.exchanges_next)
         if step + 1 == self._num_steps_of_run:
             self._finish()
         exposed_s = time.perf_counter() - began
-        ended = first.stats if first.num_rounds > before else None
-        stats = ended.vectors if ended else ()
+        first, *_ = [replica.ended() for replica in self.replicas]
+        ended = tuple(first)
+        stats = tuple(vector for exchange in ended for vector in exchange.vectors)
         compute_s = sum(seconds for _, seconds in computed)
         return Reduced(computed[0][0], stats, compute_s, exposed_s if ended else 0.0, load_s, ended)
 
     @abstractmethod
-    def _step(self, *, is_exchange: bool) -> None:
-        """Let every worker's optimizer step."""
+    def _after_step(self, *, is_exchange: bool) -> None:
+        """Let every worker begin and end the exchanges that are due after its step."""
 
     @abstractmethod
     def _finish(self) -> None:
@@ -97,8 +92,8 @@ class RealRoundWorkers(RoundWorkers):
         self._begin()
         self.replicas[0].join(None)
 
-    def _step(self, *, is_exchange: bool) -> None:
-        self.replicas[0].optimizer.step()
+    def _after_step(self, *, is_exchange: bool) -> None:
+        self.replicas[0].local.after_step()
 
     def _finish(self) -> None:
         self.replicas[0].local.finish()
@@ -127,20 +122,21 @@ class SimulatedRoundWorkers(RoundWorkers):
     def __init__(self, config: TrainConfig, task: Task) -> None:
         super().__init__(config, task)
         self.ranks = range(config.world_size)
-        numel = sum(parameter.numel() for parameter in task.model.parameters())
-        _announce(config.world_size, numel)
+        announce(config, sum(parameter.numel() for parameter in task.model.parameters()))
         models = [task.model, *(copy.deepcopy(task.model) for _ in self.ranks[1:])]
         self.replicas = [Replica(config, task, model, rank) for rank, model in enumerate(models)]
         self._begin()
         self._group = SimulatedGroup(config.world_size)
         self._group.run(lambda comm: self.replicas[comm.rank].join(comm))
+        for replica in self.replicas:
+            replica.local.share_start(self.replicas[0].local)
 
-    def _step(self, *, is_exchange: bool) -> None:
+    def _after_step(self, *, is_exchange: bool) -> None:
         if is_exchange:
-            self._group.run(lambda comm: self.replicas[comm.rank].optimizer.step())
+            self._group.run(lambda comm: self.replicas[comm.rank].local.after_step())
             return
         for replica in self.replicas:
-            replica.optimizer.step()
+            replica.local.after_step()
 
     def _finish(self) -> None:
         self._group.run(lambda comm: self.replicas[comm.rank].local.finish())
@@ -157,10 +153,3 @@ class SimulatedRoundWorkers(RoundWorkers):
     def close(self) -> None:
         """End the simulation's threads."""
         self._group.close()
-
-
-def _announce(num_workers: int, numel: int) -> None:
-    """Say how much memory the workers take, where it is a gigabyte or more."""
-    taken = num_workers * numel * VECTORS * torch.float32.itemsize / 1e9
-    if taken >= 1:
-        print(f"{num_workers} simulated workers with weights of their own take about {taken:.1f} GB", file=sys.stderr)

@@ -25,7 +25,7 @@ class Reduced:
         compute_s: seconds of forward and backward without the reduction, summed over the ranks of this process.
         exposed_s: seconds of the reduction that backward did not hide.
         load_s: seconds of drawing the batches, summed like compute_s.
-        round: what a round reports that this step has ended; None where gradients are exchanged, and within a round.
+        rounds: what the exchanges of local steps report that this step has ended; none where gradients are exchanged.
     """
 
     loss: Tensor
@@ -33,7 +33,7 @@ class Reduced:
     compute_s: float
     exposed_s: float
     load_s: float
-    round: micro.RoundStats | None = None
+    rounds: tuple[micro.RoundStats, ...] = ()
 
 
 class Workers(ABC):

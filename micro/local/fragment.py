@@ -1,132 +1,119 @@
-"""Weights that are exchanged together: where the round began, how far this rank is from there, and the outer step."""
+"""Parameters that are exchanged together, and how far their exchange is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from micro.flat import Layout, real
+from micro.flat import real
+from micro.local.exchange import Exchange, Result
+from micro.local.flat_weights import FlatWeights
 from micro.local.outer import MakeOuter
-from micro.reducers.base import BucketState, Reducer
+from micro.local.round_stats import RoundStats
+from micro.reducers.base import Reducer
+from micro.spans import Spans
+from micro.stats import StepStats
 
 
 class Fragment:
-    """Parameters of one dtype as one vector of weights.
+    """Parameters that are exchanged together, a vector for each dtype.
 
     Args:
-        parameters: of the model, by name; they are written at the end of each round.
+        number: of the fragment, from 0.
+        phase: the step of a round, from 1, at which its exchange begins.
 
     Attributes:
-        start: (numel,) the global weights, equal on all ranks, in single precision at least. Parameters of fewer bits
-            hold them rounded.
-        moved: (numel,) memory of the difference of weights, and then of the update.
-        state: the reducer's.
-        num_steps: inner steps since the parameters were the global weights.
+        weights: the vectors.
+        num_rounds: exchanges that have ended.
+        num_steps: inner steps since the last exchange began.
+        is_apart: whether this rank's parameters may differ from the global weights.
+        under_way: the exchange that has begun and not ended; None where there is none.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], reducer: Reducer, outer: MakeOuter) -> None:
-        self.parameters = dict(parameters)
-        self.layout = Layout.of({name: real(p.detach()) for name, p in parameters.items()})
-        first = next(iter(parameters.values()))
-        self._dtype = real(first.detach()).dtype
-        self._device = first.device
-        wide = torch.promote_types(self._dtype, torch.float32)
-        self.start = torch.empty(self.layout.numel, dtype=wide, device=self._device)
-        self.moved = torch.zeros_like(self.start)
-        self.num_steps = 0
-        self._reducer = reducer
-        self.state: BucketState = reducer.start(self.layout, wide, self._device)
-        self.begin()
-        self.outer = outer([self._weight(name) for name in self.layout.names])
+    def __init__(
+        self, number: int, phase: int, parameters: Mapping[str, Tensor], reducer: Reducer, outer: MakeOuter
+    ) -> None:
+        self.number, self.phase = number, phase
+        dtypes = {name: real(parameter.detach()).dtype for name, parameter in parameters.items()}
+        self.weights = [
+            FlatWeights({name: p for name, p in parameters.items() if dtypes[name] == dtype}, reducer, outer)
+            for dtype in dict.fromkeys(dtypes.values())
+        ]
+        self.num_rounds = self.num_steps = 0
+        self.is_apart = False
+        self.under_way: Exchange | None = None
 
-    def _weight(self, name: str) -> Tensor:
-        """Return a leaf that shares the memory of a parameter's global weights, and has the update for a gradient."""
-        weight = torch.nn.Parameter(self.layout.views(self.start)[name])
-        weight.grad = self.layout.views(self.moved)[name]
-        return weight
+    def advance(self) -> None:
+        """Count an inner step."""
+        self.num_steps += 1
+        self.is_apart = True
+        if self.under_way is not None:
+            self.under_way.age += 1
 
-    @torch.no_grad()
+    def step(self, mix: float) -> None:
+        """Take the outer step; the parameters become the new global weights, or a mixture with what they are."""
+        for vector in self.weights:
+            vector.step()
+            if mix < 1:
+                vector.mix(mix)
+            else:
+                vector.restart()
+        self.is_apart = mix < 1
+
     def begin(self) -> None:
-        """Take the parameters as they are for the global weights."""
-        for name, weights in self.layout.views(self.start).items():
-            weights.copy_(real(self.parameters[name].detach()))
-        self.num_steps = 0
+        """Take the parameters as they are for the global weights; an exchange under way is forgotten."""
+        self.under_way = None
+        for vector in self.weights:
+            vector.begin()
+        self.num_steps, self.is_apart = 0, False
 
-    @torch.no_grad()
-    def measure(self) -> Tensor:
-        """Return how far this rank has moved (numel,): what its parameters began from, less what they are."""
-        starts = self.layout.views(self.start)
-        for name, moved in self.layout.views(self.moved).items():
-            moved.copy_(starts[name].to(self._dtype)).sub_(real(self.parameters[name].detach()))
-        return self.moved
-
-    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's difference of weights and the update in ``moved``, flat, parameter by parameter."""
-        starts, updates = self.layout.views(self.start), self.layout.split(self.moved)
-        for name, parameter in self.parameters.items():
-            began = starts[name].to(self._dtype).to(self.start.dtype)
-            yield (began - real(parameter.detach())).reshape(-1), updates[name]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Take the outer step by the update in ``moved``; the parameters become the new global weights."""
-        self._round_start()
-        self.outer.step()
-        self.restart()
-
-    @torch.no_grad()
-    def restart(self) -> None:
-        """Give the parameters the global weights."""
-        self.write(self.layout.views(self.start))
-        self.num_steps = 0
-
-    @torch.no_grad()
-    def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Give the parameters these values, by name."""
-        for name, values in weights.items():
-            real(self.parameters[name].detach()).copy_(values)
-
-    def own_weights(self) -> dict[str, Tensor]:
-        """Return copies of the parameters as they are, by name."""
-        return {name: real(parameter.detach()).clone() for name, parameter in self.parameters.items()}
-
-    def _round_start(self) -> None:
-        """Forget what the parameters' dtype could not hold: workers began without it."""
-        if self.start.dtype != self._dtype:
-            self.start.copy_(self.start.to(self._dtype))
-
-    @torch.no_grad()
-    def is_finite(self) -> bool:
-        """Tell whether all parameters are."""
-        return all(bool(torch.isfinite(p).all()) for p in self.parameters.values())  # host sync: only after an error
-
-    def outer_settings(self) -> dict[str, Any]:
-        """Return the outer optimizer in words and numbers."""
-        plain = (bool, int, float, str, tuple)
-        groups = [{key: value for key, value in group.items() if isinstance(value, plain)} for group in self._groups()]
-        return {"name": type(self.outer).__qualname__, "groups": groups}
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [{key: value for key, value in g.items() if key != "params"} for g in self.outer.param_groups]
+    def go_back(self) -> None:
+        """Give the parameters the global weights; an exchange under way goes on."""
+        for vector in self.weights:
+            vector.restart()
+        self.num_steps, self.is_apart = 0, False
 
     def save(self) -> dict[str, Any]:
-        """Return the state as plain data and tensors."""
+        """Return what the vectors do not save: where the fragment is, and what its exchange has given.
+
+        Waits for the end of an exchange that is under way.
+        """
+        under_way = self.under_way
         return {
-            **self._reducer.save(self.state),
-            "start": {name: piece.clone() for name, piece in self.layout.split(self.start).items()},
-            "outer": self.outer.state_dict(),
+            "num_rounds": self.num_rounds,
             "num_steps": self.num_steps,
-            "weights": self.own_weights() if self.num_steps else {},
+            "is_apart": self.is_apart,
+            "under_way": under_way and {"age": under_way.age, **_plain(under_way.result())},
         }
 
-    @torch.no_grad()
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what ``save`` returned: state, global weights, and the parameters where they had moved on."""
-        self.state = self._reducer.load(dict(saved), self.start.dtype, self._device)
-        for name, piece in self.layout.split(self.start).items():
-            piece.copy_(saved["start"][name])
-        self.outer.load_state_dict(saved["outer"])
-        self.restart()
-        self.write(saved["weights"])
-        self.num_steps = int(saved["num_steps"])
+    def save_vectors(self) -> list[dict[str, Any]]:
+        """Return the states of the vectors."""
+        if self.under_way is not None:
+            self.under_way.result()
+        return [vector.save(is_apart=self.is_apart) for vector in self.weights]
+
+    def load(self, saved: Mapping[str, Any], vectors: list[dict[str, Any]]) -> None:
+        """Go on from what ``save`` and ``save_vectors`` returned."""
+        for vector, state in zip(self.weights, vectors, strict=True):
+            vector.load(state)
+        self.num_rounds, self.num_steps = saved["num_rounds"], saved["num_steps"]
+        self.is_apart = saved["is_apart"]
+        ended = saved["under_way"]
+        self.under_way = None if ended is None else Exchange.ended(_result(ended), ended["age"])
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    stats = asdict(replace(result.stats, vectors=tuple(_timed(vector) for vector in result.stats.vectors)))
+    return {"stats": stats, "buffers": [buffer.clone() for buffer in result.buffers]}
+
+
+def _timed(stats: StepStats) -> StepStats:
+    """Return statistics whose times are numbers."""
+    return replace(stats, spans=Spans(select=stats.select_s, exchange=stats.exchange_s, rest=stats.rest_s))
+
+
+def _result(saved: Mapping[str, Any]) -> Result:
+    stats = dict(saved["stats"])
+    vectors = tuple(StepStats(**{**vector, "spans": Spans(**vector["spans"])}) for vector in stats.pop("vectors"))
+    return Result(RoundStats(vectors=vectors, **stats), list(saved["buffers"]))

@@ -1,8 +1,9 @@
 """Local steps: H steps of a worker's own optimizer, then one exchange of how far the workers have moved."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,18 +13,20 @@ from torch.optim import Optimizer
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
 from micro.comm import Comm, GroupComm
+from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.flat import real
-from micro.local.agreement import check_equal, check_same_place, check_same_weights, refused_together
-from micro.local.buffers import BufferPolicy, copies, exchange_, learnt_buffers
+from micro.local.agreement import check_equal, check_same_weights, refused_together
+from micro.local.buffers import BufferPolicy, copies, learnt_buffers
 from micro.local.checks import check_method, check_outer, check_settings, check_unchanged, trained_parameters
+from micro.local.exchange import Exchange, Work
+from micro.local.flat_weights import FlatWeights
 from micro.local.fragment import Fragment
 from micro.local.group import comm_of, device_of
-from micro.local.movement import Movement
 from micro.local.outer import MakeOuter, Outer
 from micro.local.round_stats import RoundStats
+from micro.local.splitting import Fragments, check_streaming, phases, split
 from micro.nonfinite import NonFiniteGradient
 from micro.reducers.base import Reducer, saved_layout
-from micro.stats import StepStats
 
 SCOPE = "local"
 
@@ -42,6 +45,11 @@ class LocalSteps:
     With the dense reducer and `Outer()` this is LocalSGD; with ``Outer(lr=0.7, momentum=0.9, nesterov=True)`` and AdamW
     inside DiLoCo; with chunks, two bits and a residual that decays SparseLoCo. Any reducer goes.
 
+    With ``fragments`` each part of the model is exchanged once in a round, at a step of its own, so that no exchange
+    sends more than its share at once (Streaming DiLoCo). With ``delay`` it goes on beside that many steps of training,
+    and the outer step follows then: by the difference of weights at the exchange's begin. What the parameters have
+    moved since is given up, or with ``mix`` below 1 a part of it is kept.
+
     Args:
         model: with the same weights on all ranks. Not wrapped in DDP, unless that averages within a smaller group.
         optimizer: the inner one, of all trained parameters of the model. With several, the one that steps last.
@@ -52,11 +60,16 @@ class LocalSteps:
         buffers: what becomes of batch norm's statistics and the like at the end of a round. "mean": numbers with a
             fraction become their mean over ranks, others rank 0's; "first": all become rank 0's; "own": each rank keeps
             its own.
+        fragments: P fragments of about equal size, or for each a pattern of names of parameters or several (``*`` is
+            any text, ``?`` one character, ``[ab]`` a or b), which together name each trained parameter once. Fragment p
+            of P is exchanged after step (p + 1) H / P of a round.
+        delay: steps from the begin of an exchange to its outer step, less than ``every``.
+        mix: share of the new global weights in the parameters after an exchange, in (0, 1]; the rest is what they were.
         replicas: the process group between which rounds are exchanged; by default all ranks. Where each of several
             nodes trains a replica by DDP, it is this rank's peers in the other nodes.
         comm: the ranks, in place of a process group: those of micro.SimulatedGroup are threads.
         momentum_with_feedback: let the outer optimizer have momentum though the reducer keeps what it has not sent.
-        on_round: called with the statistics at the end of each round.
+        on_round: called with the statistics at the end of each exchange.
 
     A step that a GradScaler leaves out is no step: the rank comes to the exchange one batch later, and the others wait.
 
@@ -68,9 +81,10 @@ class LocalSteps:
             and the reducer's policy is to stop; all ranks are back at the start of the round then. With the policy to
             skip they go on from there, and a rank whose own weights were not finite begins with a new inner state.
 
-    Source: LocalSGD: Stich, ICLR 2019, arXiv 1805.09767. DiLoCo: Douillard et al., 2023, arXiv 2311.08105. SparseLoCo:
-    Sarfi et al., 2025, arXiv 2508.15706. Differences: one vector instead of a collective for each tensor; what the
-    exchange has not sent stays in the residual whatever becomes of the round.
+    Source: LocalSGD: Stich, ICLR 2019, arXiv 1805.09767. DiLoCo: Douillard et al., 2023, arXiv 2311.08105. Streaming
+    DiLoCo: Douillard et al., 2025, arXiv 2501.18512. SparseLoCo: Sarfi et al., 2025, arXiv 2508.15706. Differences: one
+    vector of a fragment in place of a collective for each tensor; what the exchange has not sent stays in the residual
+    whatever becomes of the round.
     """
 
     def __init__(
@@ -82,6 +96,9 @@ class LocalSteps:
         every: int,
         outer: MakeOuter = Outer(),  # noqa: B008 - frozen
         buffers: BufferPolicy | str = "mean",
+        fragments: Fragments = 1,
+        delay: int = 0,
+        mix: float = 1.0,
         replicas: Any = None,
         comm: Comm | None = None,
         momentum_with_feedback: bool = False,
@@ -92,48 +109,83 @@ class LocalSteps:
         try:
             with refused_together(self.comm, device):
                 check_settings(every, buffers, on_round)
+                check_streaming(fragments, delay, mix, every)
                 self.reducer = check_method(reducer)
                 parameters = trained_parameters(model, optimizer)
                 self.reducer.check_parameters({name: tuple(real(p.detach()).shape) for name, p in parameters.items()})
+                parts = split(parameters, fragments)
             self.reducer.prepare(self.comm, device)
             with refused_together(self.comm, device):
-                self._fragments = _by_dtype(parameters, self.reducer, outer)
-                for fragment in self._fragments:
-                    check_outer(fragment.outer, fragment.state, allows_both=momentum_with_feedback)
-            self._check_together(every, buffers, parameters, device)
+                self._fragments = [
+                    Fragment(number, phase, part, self.reducer, outer)
+                    for number, (phase, part) in enumerate(zip(phases(len(parts), every), parts, strict=True))
+                ]
+                for vector in self._vectors:
+                    check_outer(vector.outer, vector.state, allows_both=momentum_with_feedback)
+            settings = {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
+            self._check_together(settings, parameters, device)
         except BaseException:
             if isinstance(self.comm, GroupComm) and comm is None:
                 self.comm.close()
             raise
-        self.every, self.outer, self.on_round = every, outer, on_round
+        self.every, self.delay, self.mix = every, delay, mix
+        self.outer, self.on_round = outer, on_round
         self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._shapes = {name: tuple(real(p.detach()).shape) for name, p in parameters.items()}
         self._device, self._policy, self._owns_comm = device, str(buffers), comm is None
-        self.num_steps = self.num_rounds = 0
+        self.num_steps = self._steps_in_round = 0
         self.stats: RoundStats | None = None
+        self._lane = _lane_of(self.comm, device) if delay else None
         self._kept_buffers = copies(model)
         self._versions: int | None = None
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
-    def _check_together(self, every: int, buffers: str, parameters: dict[str, Tensor], device: torch.device) -> None:
-        settings = {
-            "every": every,
-            "buffers": buffers,
+    def _check_together(self, settings: dict[str, Any], parameters: dict[str, Tensor], device: torch.device) -> None:
+        settings |= {
             "reducer": describe(self.reducer),
-            "outer": [fragment.outer_settings() for fragment in self._fragments],
+            "outer": [vector.outer_settings() for vector in self._vectors],
             "parameters": [[name, *real(p.detach()).shape] for name, p in parameters.items()],
+            "fragments": [list(vector.parameters) for vector in self._vectors],
         }
         check_equal(settings, self.comm, device)
         check_same_weights(parameters, self.comm, device)
 
     @property
+    def _vectors(self) -> list[FlatWeights]:
+        return [vector for fragment in self._fragments for vector in fragment.weights]
+
+    @property
     def steps_in_round(self) -> int:
-        """Inner steps since the weights were equal on all ranks; 0 at the start of a round."""
-        return max(fragment.num_steps for fragment in self._fragments)
+        """Inner steps since the start of the round, where weights are equal on all ranks but for what is delayed."""
+        return self._steps_in_round
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds in which the exchange of every fragment has ended."""
+        return min(fragment.num_rounds for fragment in self._fragments)
+
+    @property
+    def exchanges_next(self) -> bool:
+        """Whether an exchange begins after the next step, so that all ranks must take it at once."""
+        return any(fragment.phase == self._steps_in_round + 1 for fragment in self._fragments)
+
+    def share_start(self, first: "LocalSteps") -> None:
+        """Have the global weights and the outer optimizer in memory once for simulated ranks, as those of ``first``.
+
+        Each of them calls this, the first with itself. Between two exchanges none may be a step ahead of another.
+        """
+        for own, shared in zip(self._vectors, first._vectors, strict=True):
+            own.share(shared, self.comm)
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, one per vector, not copied; empty where the reducer keeps none."""
-        return [fragment.state.residual for fragment in self._fragments]
+        for exchange in self._under_way:
+            exchange.result()
+        return [vector.state.residual for vector in self._vectors]
+
+    @property
+    def _under_way(self) -> list[Exchange]:
+        return [fragment.under_way for fragment in self._fragments if fragment.under_way is not None]
 
     def _before(self, *_: object) -> None:
         if self._versions is not None and self._versions != self._version():
@@ -143,94 +195,138 @@ class LocalSteps:
             )
 
     def _after(self, *_: object) -> None:
+        self.after_step()
+
+    def count_by_hand(self) -> None:
+        """Leave it to the caller to call ``after_step`` after each step of the optimizer.
+
+        For simulated ranks: they step one after another, and meet in one call for the exchange.
+        """
+        self._hooks.pop().remove()
+
+    def after_step(self) -> None:
+        """Count a step of the optimizer, end the exchanges that are due and begin others; its hook calls this."""
         self.num_steps += 1
+        step = self._steps_in_round + 1
+        self._steps_in_round = step % self.every
         for fragment in self._fragments:
-            fragment.num_steps += 1
-        if self.steps_in_round == self.every:
-            self._end_round()
-        self._versions = self._version() if self.steps_in_round else None
+            fragment.advance()
+        for fragment in self._fragments:
+            if fragment.under_way is not None and fragment.under_way.age == self.delay:
+                self._end(fragment)
+        for fragment in self._fragments:
+            if fragment.phase == step:
+                self._begin(fragment, keeps_own=self.delay > 0)
+                if not self.delay:
+                    self._end(fragment)
+        self._note_versions()
 
     def finish(self) -> None:
-        """End the round that is under way, if it has had a step, on all ranks: the weights are equal then."""
-        if self.steps_in_round:
-            self._end_round()
-            self._versions = None
+        """End what is under way, and exchange what has moved since, on all ranks: the weights are equal then."""
+        begun = [fragment for fragment in self._fragments if fragment.under_way is not None]
+        for fragment in sorted(begun, key=lambda fragment: -fragment.under_way.age):  # type: ignore[union-attr]
+            self._end(fragment)
+        for fragment in self._fragments:
+            if fragment.is_apart:
+                self._begin(fragment, keeps_own=False)
+                self._end(fragment, mix=1.0)
+        self._steps_in_round = 0
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        self._versions = self._version() if any(fragment.is_apart for fragment in self._fragments) else None
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Let the parameters be the weights of the last round's end in this context, the same on all ranks.
+        """Let the parameters be the weights that the last exchanges have given, the same on all ranks, in this context.
 
         For an evaluation in the middle of a round. They must not be trained there.
         """
-        if not self.steps_in_round:
-            yield
-            return
-        kept = [fragment.own_weights() for fragment in self._fragments]
-        for fragment in self._fragments:
-            fragment.write(fragment.layout.views(fragment.start))
+        apart = [v for fragment in self._fragments if fragment.is_apart for v in fragment.weights]
+        kept = [vector.own_weights() for vector in apart]
+        for vector in apart:
+            vector.restart()
         try:
             yield
         finally:
-            for fragment, weights in zip(self._fragments, kept, strict=True):
-                fragment.write(weights)
-            self._versions = self._version()
+            for vector, weights in zip(apart, kept, strict=True):
+                vector.write(weights)
+            self._note_versions()
 
     def restart(self) -> None:
-        """Take the weights as they are now for the start of a round, on all ranks; what was kept stays.
+        """Take the weights as they are now for the start of a round, on all ranks; what the reducer kept stays.
+
+        What an exchange under way would have given is dropped.
 
         Raises:
             ValueError: they are not the same on all ranks.
         """
+        for exchange in self._under_way:
+            exchange.result()
         check_same_weights(self._parameters, self.comm, self._device)
         for fragment in self._fragments:
             fragment.begin()
-        self._versions = None
+        self._steps_in_round, self._versions = 0, None
 
-    def _end_round(self) -> None:
+    def _begin(self, fragment: Fragment, *, keeps_own: bool) -> None:
+        """Measure how far this rank has moved, and begin to reduce that."""
         started = time.perf_counter()
-        num_steps, fragments = self.steps_in_round, self._fragments
         check_unchanged(self._parameters, self._device, self._shapes)
+        is_last = fragment is self._fragments[-1]
         with self._failing_together():
-            self.comm.begin_step()
-            check_same_place({"round": self.num_rounds, "vectors": len(fragments)}, self.comm, self._device)
-            vectors = self._reduce()
-            movement = Movement.of(fragments)
-            if any(vector.skipped for vector in vectors):
+            for vector in fragment.weights:
+                vector.measure()
+            work = Work(
+                round=fragment.num_rounds,
+                fragment=fragment.number,
+                num_steps=fragment.num_steps,
+                weights=fragment.weights,
+                buffers=copies(self._model) if is_last else [],
+                policy=self._policy,
+                keeps_own=keeps_own,
+                reducer=self.reducer,
+                comm=self.comm,
+            )
+        fragment.num_steps = 0
+        fragment.under_way = exchange = Exchange()
+        exchange.begin(work, self._lane if keeps_own else None, self._fail_together)
+        exchange.exposed_s = time.perf_counter() - started
+
+    def _end(self, fragment: Fragment, mix: float | None = None) -> None:
+        """Wait for the exchange of a fragment, and take the outer step."""
+        started = time.perf_counter()
+        exchange, fragment.under_way = fragment.under_way, None
+        assert exchange is not None
+        fragment.num_rounds += 1
+        try:
+            result = exchange.result()
+        except NonFiniteGradient:
+            self._go_back()
+            raise
+        with self._failing_together():
+            if result.stats.skipped:
                 self._go_back()
             else:
-                for fragment in fragments:
-                    fragment.step()
-            sent = exchange_(learnt_buffers(self._model), self._policy, self.comm)
-        self._kept_buffers = copies(self._model)
-        self.stats = RoundStats(
-            round=self.num_rounds,
-            num_steps=num_steps,
-            vectors=vectors,
-            own_norm=movement.own,
-            mean_norm=movement.mean,
-            cosine=movement.cosine,
-            buffer_bytes=sent,
-            exchange_s=time.perf_counter() - started,
-        )
-        self.num_rounds += 1
+                fragment.step(self.mix if mix is None else mix)
+                if result.buffers:
+                    self._take_buffers(result.buffers)
+        exposed_s = exchange.exposed_s + time.perf_counter() - started
+        self.stats = replace(result.stats, exposed_s=exposed_s)
         if self.on_round is not None:
             self.on_round(self.stats)
 
-    def _reduce(self) -> tuple[StepStats, ...]:
-        moved = [fragment.measure() for fragment in self._fragments]
-        try:
-            return self.reducer.reduce_buckets_([fragment.state for fragment in self._fragments], moved, self.comm)
-        except NonFiniteGradient:
-            self._go_back()
-            self.num_rounds += 1
-            raise
+    def _take_buffers(self, buffers: list[Tensor]) -> None:
+        if self._policy != "own":
+            for buffer, exchanged in zip(learnt_buffers(self._model), buffers, strict=True):
+                buffer.copy_(exchanged)
+        self._kept_buffers = copies(self._model)
 
     def _go_back(self) -> None:
-        """Return to the start of the round; a rank that had left the finite numbers forgets its inner state too."""
-        if not all(fragment.is_finite() for fragment in self._fragments):
+        """Return to the global weights; a rank that had left the finite numbers forgets its inner state too."""
+        if not all(vector.is_finite() for vector in self._vectors):
             self._optimizer.state.clear()
         for fragment in self._fragments:
-            fragment.restart()
+            fragment.go_back()
         for buffer, kept in zip(learnt_buffers(self._model), self._kept_buffers, strict=True):
             buffer.copy_(kept)
         self._versions = None
@@ -243,9 +339,12 @@ class LocalSteps:
         except NonFiniteGradient:  # which all ranks raise
             raise
         except BaseException as error:
-            if isinstance(self.comm, GroupComm) and self._owns_comm:
-                self.comm.abort(error)
+            self._fail_together(error)
             raise
+
+    def _fail_together(self, error: BaseException) -> None:
+        if isinstance(self.comm, GroupComm) and self._owns_comm:
+            self.comm.abort(error)
 
     def _version(self) -> int:
         return sum(parameter._version for parameter in self._parameters.values())
@@ -253,14 +352,17 @@ class LocalSteps:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: global weights, residuals, outer optimizer, place in the round; save one per rank.
 
-        In the middle of a round it holds this rank's own weights too. The inner optimizer and the model's buffers save
+        In the middle of a round it holds this rank's own weights too. An exchange that is under way is waited for, and
+        its update is saved with the step at which it is due. The inner optimizer and the model's buffers save
         themselves. Everything is plain data and tensors, which ``torch.load(weights_only=True)`` reads.
         """
         return {
             **header(step=self.num_steps, **self._identity()),
-            "every": self.every,
+            **self._streaming(),
             "num_rounds": self.num_rounds,
-            "buckets": [fragment.save() for fragment in self._fragments],
+            "steps_in_round": self._steps_in_round,
+            "fragments": [fragment.save() for fragment in self._fragments],
+            "buckets": [vector for fragment in self._fragments for vector in fragment.save_vectors()],
             "buffers": [kept.clone() for kept in self._kept_buffers],
         }
 
@@ -268,19 +370,24 @@ class LocalSteps:
         """Go on from what ``state_dict`` returned on the same rank, in the middle of a round too: parameters are set.
 
         Raises:
-            ValueError: it is of another rank, world size or method, of other parameters, or of another ``every``.
+            ValueError: it is of another rank, world size or method, of other parameters or fragments, or of another
+                ``every``, ``delay`` or ``mix``.
         """
         check_header(saved, **self._identity())
-        if saved["every"] != self.every:
-            raise ValueError(f"state was saved with every={saved['every']}, this has every={self.every}: use the same")
-        own = [fragment.layout for fragment in self._fragments]
-        if [saved_layout(bucket) for bucket in saved["buckets"]] != own:
-            raise ValueError("state is of other parameters than the model's: use the model that saved it")
-        for fragment, bucket in zip(self._fragments, saved["buckets"], strict=True):
-            fragment.load(bucket)
+        for name, own in self._streaming().items():
+            if saved[name] != own:
+                raise ValueError(f"state was saved with {name}={saved[name]}, this has {name}={own}: use the same")
+        if [saved_layout(bucket) for bucket in saved["buckets"]] != [vector.layout for vector in self._vectors]:
+            raise ValueError("state is of other parameters or fragments than these: use the model that saved it")
+        vectors = iter(saved["buckets"])
+        for fragment, place in zip(self._fragments, saved["fragments"], strict=True):
+            fragment.load(place, [next(vectors) for _ in fragment.weights])
         self._kept_buffers = [kept.to(self._device) for kept in saved["buffers"]]
-        self.num_steps, self.num_rounds = saved["step"], saved["num_rounds"]
-        self._versions = self._version() if self.steps_in_round else None
+        self.num_steps, self._steps_in_round = saved["step"], saved["steps_in_round"]
+        self._note_versions()
+
+    def _streaming(self) -> dict[str, Any]:
+        return {"every": self.every, "delay": self.delay, "mix": self.mix}
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -294,6 +401,8 @@ class LocalSteps:
         """Let go of the optimizer: its steps exchange nothing any more. The model keeps this rank's weights."""
         for hook in self._hooks:
             hook.remove()
+        if self._lane is not None:
+            self._lane.close()
         if self._owns_comm and isinstance(self.comm, GroupComm):
             self.comm.close()
 
@@ -304,10 +413,8 @@ class LocalSteps:
         self.close()
 
 
-def _by_dtype(parameters: Mapping[str, Tensor], reducer: Reducer, outer: MakeOuter) -> list[Fragment]:
-    """Return a fragment for the parameters of each dtype."""
-    dtypes = {name: real(parameter.detach()).dtype for name, parameter in parameters.items()}
-    return [
-        Fragment({name: p for name, p in parameters.items() if dtypes[name] == dtype}, reducer, outer)
-        for dtype in dict.fromkeys(dtypes.values())
-    ]
+def _lane_of(comm: Comm, device: torch.device) -> Lane | None:
+    """Return what exchanges go on beside the inner steps by; None for simulated ranks, which meet in one call."""
+    if not isinstance(comm, GroupComm):
+        return None
+    return CallerLane(device) if device.type == "cuda" else ThreadLane(device)

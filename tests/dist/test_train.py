@@ -45,14 +45,14 @@ def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) 
     assert again.stdout.startswith("already done")
 
 
-ROUNDS = ("rounds.every=4", "optimizer=adam", "lr=0.005")
+ROUNDS = ("rounds.every=4", "optimizer=adam", "lr=0.005", "rounds.fragments=2", "rounds.delay=1", "rounds.mix=0.8")
 CLIPPED = ("optimizer.clip=0.5", "optimizer.clip_norm=global")
 
 
 @pytest.mark.parametrize(
     ("method", "settings"),
     [("dense", ()), ("micro", CLIPPED), ("micro", ROUNDS)],
-    ids=["dense", "micro clipped", "rounds"],
+    ids=["dense", "micro clipped", "streaming rounds"],
 )
 def test_simulated_ranks_equal_real_ones(tmp_path: Path, method: str, settings: tuple[str, ...]) -> None:
     words = [f"sparsifier={method}", "epochs=1", "density=0.02", "batch_size=40", *settings]

@@ -35,6 +35,7 @@ CASES = {
     "by tensor": [*IMAGES, "sparsifier=micro", "scope=tensor"],
     "rounds": [*IMAGES, "model=resnet8", "sparsifier=micro", "rounds.every=4", "optimizer=adam", "lr=0.01"],
     "outer momentum": [*IMAGES, "sparsifier=dense", "rounds.every=3", "rounds.lr=0.7", "rounds.momentum=0.9"],
+    "streaming": [*IMAGES, "rounds.every=4", "rounds.fragments=2", "rounds.delay=3", "rounds.mix=0.5"],
     "carry and dropout": [*LETTERS, "batch_size=4", "dataset.sequence_length=10", "epochs=2", "sparsifier=micro"],
     "pairs": [*PAIRS, "epochs=1", "sparsifier=micro"],
 }

@@ -1,0 +1,161 @@
+"""Weights of one dtype as one vector: where the round began, how far this rank is from there, and the outer step."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.flat import Layout, real
+from micro.local.outer import MakeOuter
+from micro.reducers.base import BucketState, Reducer
+
+
+class FlatWeights:
+    """Parameters of one dtype as one vector of weights.
+
+    Args:
+        parameters: of the model, by name; they are written at the end of each round.
+
+    Attributes:
+        start: (numel,) the global weights, equal on all ranks, in single precision at least. Parameters of fewer bits
+            hold them rounded.
+        moved: (numel,) the difference of weights, and then the update; empty while nothing is exchanged.
+        state: the reducer's.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], reducer: Reducer, outer: MakeOuter) -> None:
+        self.parameters = dict(parameters)
+        self.layout = Layout.of({name: real(p.detach()) for name, p in parameters.items()})
+        first = next(iter(parameters.values()))
+        self._dtype = real(first.detach()).dtype
+        self._device = first.device
+        wide = torch.promote_types(self._dtype, torch.float32)
+        self.start = torch.empty(self.layout.numel, dtype=wide, device=self._device)
+        self.moved = self.start.new_empty(0)
+        self._reducer = reducer
+        self.state: BucketState = reducer.start(self.layout, wide, self._device)
+        self._once: Callable[[Callable[[], None]], object] = _call
+        self.begin()
+        self._weights = self._leaves()
+        self.outer = outer(self._weights)
+
+    def share(self, first: "FlatWeights", comm: Comm) -> None:
+        """Have the global weights and the outer optimizer in memory once, as those of ``first``, a simulated rank's.
+
+        One of the ranks then changes them for all. Between two exchanges no rank may be a step ahead of another.
+        """
+        self.start, self._weights, self.outer = first.start, first._weights, first.outer
+        self._once = comm.alike
+
+    def _leaves(self) -> list[Tensor]:
+        """Return the global weights of each parameter, as an optimizer takes them; memory is shared with ``start``."""
+        return [torch.nn.Parameter(view) for view in self.layout.views(self.start).values()]
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Take the parameters as they are, the same on all ranks, for the global weights."""
+        self._once(self._take)
+
+    def _take(self) -> None:
+        for name, weights in self.layout.views(self.start).items():
+            weights.copy_(real(self.parameters[name].detach()))
+
+    @torch.no_grad()
+    def measure(self) -> Tensor:
+        """Return how far this rank has moved (numel,): what its parameters began from, less what they are."""
+        starts = self.layout.views(self.start)
+        self.moved = torch.empty_like(self.start)
+        for name, moved in self.layout.views(self.moved).items():
+            moved.copy_(starts[name].to(self._dtype)).sub_(real(self.parameters[name].detach()))
+        return self.moved
+
+    def pairs(self, own: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's difference of weights and the update in ``moved``, flat.
+
+        Args:
+            own: (numel,) the difference; None: it is computed anew, parameter by parameter, which have not changed.
+        """
+        if own is not None:
+            yield own, self.moved
+            return
+        starts, updates = self.layout.views(self.start), self.layout.split(self.moved)
+        for name, parameter in self.parameters.items():
+            began = starts[name].to(self._dtype).to(self.start.dtype)
+            yield (began - real(parameter.detach())).reshape(-1), updates[name]
+
+    def step(self) -> None:
+        """Take the outer step by the update in ``moved``, which is given up."""
+        self._once(self._step)
+        self.moved = self.start.new_empty(0)
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        if self.start.dtype != self._dtype:  # forget what the parameters could not hold: workers began without it
+            self.start.copy_(self.start.to(self._dtype))
+        for weight, update in zip(self._weights, self.layout.views(self.moved).values(), strict=True):
+            weight.grad = update
+        self.outer.step()
+        for weight in self._weights:
+            weight.grad = None
+
+    def restart(self) -> None:
+        """Give the parameters the global weights."""
+        self.write(self.layout.views(self.start))
+
+    @torch.no_grad()
+    def mix(self, share: float) -> None:
+        """Let the parameters become a ``share`` of the global weights and 1 - share of what they are."""
+        for name, weights in self.layout.views(self.start).items():
+            own = real(self.parameters[name].detach())
+            own.lerp_(weights.to(own.dtype), share)
+
+    @torch.no_grad()
+    def write(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the parameters these values, by name."""
+        for name, values in weights.items():
+            real(self.parameters[name].detach()).copy_(values)
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """Return copies of the parameters as they are, by name."""
+        return {name: real(parameter.detach()).clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        """Tell whether all parameters are."""
+        return all(bool(torch.isfinite(p).all()) for p in self.parameters.values())  # host sync: only after an error
+
+    def outer_settings(self) -> dict[str, Any]:
+        """Return the outer optimizer in words and numbers."""
+        plain = (bool, int, float, str, tuple)
+        groups = [{key: value for key, value in group.items() if isinstance(value, plain)} for group in self._groups()]
+        return {"name": type(self.outer).__qualname__, "groups": groups}
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [{key: value for key, value in g.items() if key != "params"} for g in self.outer.param_groups]
+
+    def save(self, *, is_apart: bool) -> dict[str, Any]:
+        """Return the state as plain data and tensors, with this rank's weights where it ``is_apart`` from the start."""
+        return {
+            **self._reducer.save(self.state),
+            "start": {name: piece.clone() for name, piece in self.layout.split(self.start).items()},
+            "outer": self.outer.state_dict(),
+            "weights": self.own_weights() if is_apart else {},
+            "moved": self.moved.clone(),
+        }
+
+    @torch.no_grad()
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what ``save`` returned: state, global weights, and the parameters where they had moved on."""
+        self.state = self._reducer.load(dict(saved), self.start.dtype, self._device)
+        for name, piece in self.layout.split(self.start).items():
+            piece.copy_(saved["start"][name])
+        self.outer.load_state_dict(saved["outer"])
+        self.moved = saved["moved"].to(self.start)
+        self.restart()
+        self.write(saved["weights"])
+
+
+def _call(work: Callable[[], None]) -> None:
+    work()

@@ -1,0 +1,223 @@
+"""Local steps whose fragments are exchanged one after another, beside the next steps: laws and brute force."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import micro
+from micro.comm import Comm
+from micro.local.splitting import split
+from tests.local_training import ADAM, SGD, SPARSE, assert_same, backward, flat, network, on_ranks, trained
+from tests.saving import through_a_file
+
+NESTEROV = micro.Outer(lr=0.7, momentum=0.9, nesterov=True)
+BY_NAME = ["a.*", ["b.weight", "b.bias"]]
+EVERY, STEPS = 4, 11
+
+
+class Reference:
+    """Streaming of one fragment, spelled out: tensors of all workers side by side, Nesterov's step outside."""
+
+    def __init__(self, parameters: list[list[Tensor]], phase: int, delay: int, mix: float) -> None:
+        self.parameters, self.phase, self.delay, self.mix = parameters, phase, delay, mix
+        self.start = [p.detach().clone() for p in parameters[0]]
+        self.velocity = [torch.zeros_like(p) for p in self.start]
+        self.due: dict[int, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        if step % EVERY == self.phase % EVERY:
+            own = [torch.stack([worker[i] for worker in self.parameters]) for i in range(len(self.start))]
+            self.due[step + self.delay] = [start - rows.mean(0) for start, rows in zip(self.start, own, strict=True)]
+        for i, update in enumerate(self.due.pop(step, [])):
+            self.velocity[i] = 0.9 * self.velocity[i] + update
+            self.start[i] = self.start[i] - 0.7 * (update + 0.9 * self.velocity[i])
+            for worker in self.parameters:
+                worker[i].copy_((1 - self.mix) * worker[i] + self.mix * self.start[i])
+
+
+@pytest.mark.parametrize(
+    ("fragments", "delay", "mix"), [(1, 2, 1.0), (BY_NAME, 0, 1.0), (BY_NAME, 1, 0.5), (BY_NAME, 3, 0.25)]
+)
+def test_streaming_is_the_outer_step_of_each_fragment_late_and_mixed(fragments: Any, delay: int, mix: float) -> None:
+    models = [network() for _ in range(3)]
+    optimizers = [ADAM(model.parameters()) for model in models]
+    pieces = [list(model.parameters()) for model in models]
+    of_each = [(0, 4)] if fragments == 1 else [(0, 2), (2, 4)]
+    references = [
+        Reference([piece[first:last] for piece in pieces], (number + 1) * EVERY // len(of_each), delay, mix)
+        for number, (first, last) in enumerate(of_each)
+    ]
+    expected = []
+    for step in range(STEPS):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            backward(model, step, rank)
+            optimizer.step()
+        for reference in references:
+            reference.after(step + 1)
+        expected.append([flat(model) for model in models])
+    settings = {"every": EVERY, "outer": NESTEROV, "fragments": fragments, "delay": delay, "mix": mix}
+    found = trained(3, STEPS, micro.DenseReducer(), ADAM, **settings)
+    for step in range(STEPS):
+        for rank in range(3):
+            torch.testing.assert_close(found[rank][step], expected[step][rank], rtol=1e-11, atol=1e-12)
+
+
+def test_each_fragment_is_exchanged_at_its_own_step_and_sends_its_share() -> None:
+    model, begun = network(), list[tuple[int, int, float]]()
+
+    def work(comm: Comm) -> tuple[list[bool], float]:
+        own = network() if comm.rank else model
+        optimizer, due = SGD(own.parameters()), []
+        settings: dict[str, Any] = {"every": 6, "fragments": 3, "delay": 1, "comm": comm}
+        with micro.LocalSteps(own, optimizer, micro.DenseReducer(), **settings) as local:
+            local.on_round = None if comm.rank else lambda s: begun.append((local.num_steps, s.fragment, s.bytes_sent))
+            for step in range(13):
+                due.append(local.exchanges_next)
+                backward(own, step, comm.rank)
+                optimizer.step()
+            assert local.num_rounds == 2
+            local.finish()
+            return due, local.steps_in_round
+
+    due, place = on_ranks(2, work)[0]
+    assert due == [False, True] * 6 + [False]
+    assert place == 0
+    assert [(step, fragment) for step, fragment, _ in begun[:6]] == [(3, 0), (5, 1), (7, 2), (9, 0), (11, 1), (13, 2)]
+    assert [fragment for _, fragment, _ in begun[6:]] == [0, 1], "the last moved with the step that ended its exchange"
+    sizes = [sum(p.numel() for p in part.values()) for part in split(dict(model.named_parameters()), 3)]
+    assert sum(sizes) == flat(model).numel()
+    assert max(sizes) == 30, "of 50 elements 30 are in one matrix"
+    assert [sent for *_, sent in begun[:3]] == [8.0 * size for size in sizes]  # a ring of two ranks, float64
+
+
+def test_weights_are_equal_after_the_end_whatever_was_under_way() -> None:
+    models = [network() for _ in range(3)]
+
+    def work(comm: Comm) -> tuple[Tensor, Tensor, Tensor]:
+        model = models[comm.rank]
+        optimizer = ADAM(model.parameters())
+        settings: dict[str, Any] = {"every": 4, "fragments": 2, "delay": 3, "mix": 0.5, "comm": comm}
+        with micro.LocalSteps(model, optimizer, SPARSE, **settings) as local:
+            for step in range(5):
+                backward(model, step, comm.rank)
+                optimizer.step()
+            with local.global_weights():
+                within = flat(model)
+            own = flat(model)
+            local.finish()
+            return within, own, flat(model)
+
+    found = on_ranks(3, work)
+    assert not torch.equal(found[0][1], found[1][1])
+    for within, _, end in found:
+        assert torch.equal(within, found[0][0])
+        assert torch.equal(end, found[0][2])
+
+
+@pytest.mark.parametrize("reducer", [SPARSE, micro.DenseReducer()], ids=["topk", "dense"])
+def test_a_run_resumed_with_an_exchange_under_way_goes_on_bit_for_bit(reducer: micro.Reducer) -> None:
+    num_steps, settings = 9, {"every": 4, "fragments": 2, "delay": 2, "mix": 0.5}
+
+    def run(saved: list[Any] | None, first: int, last: int) -> list[Any]:
+        models = [network(has_norm=True) for _ in range(2)]
+
+        def work(comm: Comm) -> Any:
+            model, ended = models[comm.rank], []
+            optimizer = ADAM(model.parameters())
+            with micro.LocalSteps(model, optimizer, reducer, comm=comm, **settings) as local:
+                local.on_round = lambda stats: ended.append(
+                    (stats.fragment, stats.bytes_sent, stats.summary.select_s >= 0)
+                )
+                if saved:
+                    model.load_state_dict(saved[comm.rank]["model"])
+                    optimizer.load_state_dict(saved[comm.rank]["optimizer"])
+                    local.load_state_dict(saved[comm.rank]["local"])
+                for step in range(first, last):
+                    backward(model, step, comm.rank)
+                    optimizer.step()
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "local": local.state_dict()}
+                return through_a_file({**state, "ended": ended})
+
+        return on_ranks(2, work)
+
+    whole = run(None, 0, num_steps)
+    for stop in range(2, 8):
+        begun = run(None, 0, stop)
+        resumed = run(begun, stop, num_steps)
+        for one, first, other in zip(whole, begun, resumed, strict=True):
+            assert one["ended"] == first["ended"] + other["ended"]
+            assert_same(one["model"], other["model"])
+            for a, b in zip(one["local"]["buckets"], other["local"]["buckets"], strict=True):
+                for key in ("memory", "start", "weights", "moved", "outer"):
+                    assert_same(a[key], b[key])
+
+
+def test_what_is_not_finite_takes_all_fragments_back() -> None:
+    models = [network() for _ in range(2)]
+    reducer = micro.SparseReducer(micro.TopK(), 0.2, nonfinite="skip")
+
+    def work(comm: Comm) -> tuple[Tensor, bool]:
+        model = models[comm.rank]
+        optimizer, skipped = ADAM(model.parameters()), []
+        with micro.LocalSteps(model, optimizer, reducer, every=4, fragments=2, delay=1, comm=comm) as local:
+            local.on_round = lambda stats: skipped.append(stats.skipped)
+            for step in range(8):
+                backward(model, step, comm.rank)
+                if step == 1 and comm.rank == 1:
+                    model.get_parameter("a.weight").grad[0, 0] = float("nan")  # type: ignore[index]
+                optimizer.step()
+            local.finish()
+            return flat(model), any(skipped)
+
+    (one, first), (other, second) = on_ranks(2, work)
+    assert first
+    assert second
+    assert torch.isfinite(one).all()
+    assert torch.equal(one, other)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no fragment": ({"fragments": 0}, "fragments must be in [1, every=4], each has a step of its own, got 0"),
+    "more than steps": ({"fragments": 5}, "fragments must be in [1, every=4], each has a step of its own, got 5"),
+    "a word": ({"fragments": "layers"}, "fragments must be a number, or patterns of names for each fragment, got 'lay"),
+    "no name": ({"fragments": [["*"], ["c.*"]]}, "fragments: no trained parameter is called 'c.*', there are 'a.wei"),
+    "overlap": ({"fragments": ["*", "b.*"]}, "fragments overlap: 'b.weight' is in fragments 0 and 1, from 0"),
+    "left out": ({"fragments": ["a.*"]}, "fragments leave out 'b.weight', 'b.bias': give each trained parameter a fra"),
+    "delay": ({"delay": 4}, "delay must be a number of steps in [0, every=4), got 4"),
+    "half a step": ({"delay": 0.5}, "delay must be a number of steps in [0, every=4), got 0.5"),
+    "mix of 0": ({"mix": 0.0}, "mix must be in (0, 1], got 0.0"),
+    "mix above 1": ({"mix": 1.5}, "mix must be in (0, 1], got 1.5"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused_before_the_first_step(case: str) -> None:
+    settings, message = WRONG[case]
+    model: nn.Module = network()
+    with pytest.raises(ValueError, match=r".") as caught:
+        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, comm=micro.SoloComm(), **{"every": 4, **settings})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_fragments_than_parameters_are_refused() -> None:
+    model = network()
+    with pytest.raises(ValueError, match="fragments must be at most the 4 trained parameters, got 5"):
+        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, every=8, fragments=5, comm=micro.SoloComm())
+
+
+def test_a_state_of_another_delay_is_refused() -> None:
+    model = network()
+    optimizer = SGD(model.parameters())
+    with micro.LocalSteps(model, optimizer, SPARSE, every=4, delay=1, comm=micro.SoloComm()) as local:
+        saved = local.state_dict()
+    with (
+        micro.LocalSteps(model, optimizer, SPARSE, every=4, comm=micro.SoloComm()) as other,
+        pytest.raises(ValueError, match="saved with delay=1, this has delay=0"),
+    ):
+        other.load_state_dict(saved)
