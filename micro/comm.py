@@ -227,23 +227,21 @@ class Comm(ABC):
                     self._exchange(received.view(-1), mine, received_sizes, sent_sizes)
         return received
 
-    def scatter_lists(self, pieces: Sequence[Tensor], received_sizes: Sequence[int], kind: Kind) -> list[Tensor]:
-        """Send list j of ``pieces`` to rank j, unpadded; return the list received from each rank, in rank order.
+    def scatter_lists(self, mine: Tensor, sizes: Sequence[int], received_sizes: Sequence[int], kind: Kind) -> Tensor:
+        """Send each rank its list, unpadded; return those received, one after the other in rank order.
 
         Lists may be empty. What a rank sends to itself costs nothing.
 
         Args:
-            pieces: world_size 1-D lists of one dtype and device.
+            mine: (sum(sizes),) one list after the other, ``sizes[j]`` elements for rank j.
             received_sizes: how many elements each rank sends here; exchanged beforehand.
         """
         if self.world_size == 1:
-            return list(pieces)
-        sizes, expected = [piece.numel() for piece in pieces], list(received_sizes)
-        received = pieces[0].new_empty(sum(expected))
-        sent = sum(_num_bytes(piece) for piece in pieces) - _num_bytes(pieces[self.rank])
-        with self._counted(kind, received.device, "scatter", sent):
-            self._exchange(received, torch.cat(list(pieces)), expected, sizes)
-        return list(received.split(expected))
+            return mine
+        received = mine.new_empty(sum(received_sizes))
+        with self._counted(kind, mine.device, "scatter", (mine.numel() - sizes[self.rank]) * mine.element_size()):
+            self._exchange(received, mine, list(received_sizes), list(sizes))
+        return received
 
     def all_reduce_(self, x: Tensor, kind: Kind = "values") -> Tensor:
         """Sum ``x`` over all ranks in place."""

@@ -41,6 +41,7 @@ class Feedback(Part, ABC):
     kind: ClassVar[str] = "feedback"
     home: ClassVar[str] = "micro.feedback"
     group: ClassVar[str] = "micro.feedback"
+    sends_change: ClassVar[bool] = False  # of an estimate, which is the update: entries that are not sent are not lost
 
     @abstractmethod
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
@@ -287,6 +288,7 @@ class EF21(Feedback):
 
     smoothing: float = 0.0
     name: ClassVar[str] = "ef21"
+    sends_change: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:

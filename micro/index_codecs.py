@@ -45,6 +45,15 @@ class IndexCodec(Part, ABC):
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the (count,) int32 indices that ``encode`` was given."""
 
+    def encode_joined(self, indices: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the messages of several lists, one after the other, which ``decode_joined`` reads.
+
+        Args:
+            indices: (sum(counts),) int32, list after list, each ascending in its (start, stop) of ``spans``.
+        """
+        lists = zip(indices.split(list(counts)), spans, strict=True)
+        return torch.cat([self.encode(part - start, stop - start) for part, (start, stop) in lists])
+
     def decode_joined(self, wire: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
         """Return several lists that lie one after the other, as one (sum(counts),) int32.
 
@@ -77,13 +86,24 @@ class Int32(IndexCodec):
         """Return the indices themselves."""
         return from_bytes(wire, torch.int32)
 
+    def encode_joined(self, indices: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the indices of all lists, of which each is less where its range starts."""
+        return to_bytes(indices - _starts(counts, spans, indices.device))
+
     def decode_joined(self, wire: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
         """Return the indices of all lists, which are read as one."""
         indices = from_bytes(wire, torch.int32)
         if not any(start for start, _ in spans):
             return indices
-        starts = torch.tensor([start for start, _ in spans], dtype=torch.int32, device=wire.device)
-        return indices + starts.repeat_interleave(torch.tensor(counts, device=wire.device))
+        return indices + _starts(counts, spans, wire.device)
+
+
+def _starts(counts: Sequence[int], spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+    """Return where the range of each index starts: (sum(counts),) int32, or (1,) where all lists have one range."""
+    starts = torch.tensor([start for start, _ in spans], dtype=torch.int32, device=device)
+    if len(set(spans)) == 1:
+        return starts[:1]
+    return starts.repeat_interleave(torch.tensor(counts, device=device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,7 +180,8 @@ def calls(op: Op, num_bytes: int, comm: GroupComm, device: torch.device) -> Call
         return partial(comm.broadcast_, x, 0, "values")
     if op == "scatter":
         piece = max(1, round(numel / (n - 1)))
-        return partial(comm.scatter_lists, *_pieces(piece, comm, x), "values")
+        sizes = [0 if rank == comm.rank else piece for rank in range(n)]
+        return partial(comm.scatter_lists, x.new_zeros(sum(sizes)), sizes, sizes, "values")
     return partial(comm.all_reduce_, x)
 
 
@@ -202,12 +203,6 @@ def write(rows: list[Row], options: argparse.Namespace, console: Console) -> lis
     labels: dict[str, str] = {op: f"{op} ({BYTES_OF[op]})" for op in curves}
     figure = draw_curves(numbers, labels, f"Collectives: {link}; lines are fits", "bytes")
     return [options.out, *save(figure, numbers, options.out.with_suffix(""))]
-
-
-def _pieces(piece: int, comm: GroupComm, like: torch.Tensor) -> tuple[list[torch.Tensor], list[int]]:
-    """Return a piece of that many elements for each other rank, none for this one, and the sizes of what comes."""
-    sizes = [0 if rank == comm.rank else piece for rank in range(comm.world_size)]
-    return [like.new_zeros(size) for size in sizes], sizes
 
 
 def _timed(call: Callable[[], object], comm: GroupComm, device: torch.device) -> float:

@@ -164,15 +164,17 @@ def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: t
     """Return every rank's values, of which it gives the ``encoded`` ones, one list after the other in rank order."""
     sizes = [codec.num_bytes(count, dtype) for count in counts]
     received = comm.gather_joined(encoded, sizes, "values")
+    if codec.lossless:
+        return decode_lists(received, counts, codec, dtype)
+    return comm.alike(lambda: decode_lists(received, counts, codec, dtype))
+
+
+def decode_lists(received: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Tensor:
+    """Return the values (sum(counts),) of messages that lie one after the other, each of so many."""
     if codec.lossless:  # values as they are: what follows each other is one list
         return codec.decode(received, sum(counts), dtype)
-    return comm.alike(lambda: _decoded(received, sizes, counts, codec, dtype))
-
-
-def _decoded(received: Tensor, sizes: Sequence[int], counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Tensor:
-    """Return the values of lists that lie one after the other, each of so many bytes and values."""
-    parts = zip(received.split(list(sizes)), counts, strict=True)
-    return torch.cat([codec.decode(*part, dtype) for part in parts])
+    wires = received.split([codec.num_bytes(count, dtype) for count in counts])
+    return torch.cat([codec.decode(*part, dtype) for part in zip(wires, counts, strict=True)])
 
 
 def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec: IndexCodec, comm: Comm) -> Tensor:

@@ -115,12 +115,14 @@ class Tree:
         message = held.entries.indices.new_empty(0, dtype=torch.uint8)
         if target is not None:
             message = self._packed(held)
-        ranks, size = range(self.comm.world_size), self._sizes(num_marks)
-        pieces = [message if rank == target else message[:0] for rank in ranks]
-        received = self.comm.scatter_lists(pieces, [sum(size) if rank == source else 0 for rank in ranks], "values")
+        ranks, size = range(self.comm.world_size), sum(self._sizes(num_marks))
+        leaving = [message.numel() if rank == target else 0 for rank in ranks]
+        received = self.comm.scatter_lists(
+            message, leaving, [size if rank == source else 0 for rank in ranks], "values"
+        )
         if target is not None:
             self._count(len(held.marks), 1.0)
-        return None if source is None else self._unpacked(received[source], num_marks, held)
+        return None if source is None else self._unpacked(received, num_marks, held)
 
     def share(self, held: Branch) -> Branch:
         """Return what the first rank holds, on all ranks."""

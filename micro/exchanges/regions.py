@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro.codecs.base import Key
 from micro.comm import Comm
-from micro.exchanges.base import Wire
+from micro.exchanges.base import Wire, decode_lists
 from micro.on_device import on_device
 from micro.sparse import SparseValues, summed
 
@@ -56,34 +56,51 @@ class Transport:
         """
         (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
         form, codec = self.wire.indices, self.wire.values
-        pieces = zip(entries.indices.split(leaving), there, strict=True)
-        places = [form.encode(piece - start, stop - start) for piece, (start, stop) in pieces]
-        wires = [codec.encode(part, (*self.key, rank)) for rank, part in enumerate(entries.values.split(leaving))]
-        ahead = [form.num_bytes(count, stop - start) for count, (start, stop) in zip(coming, here, strict=True)]
-        blobs = self._scatter_pairs(places, wires, ahead, [codec.num_bytes(count, dtype) for count in coming])
-        split = [(blob[:size], blob[size:]) for blob, size in zip(blobs, ahead, strict=True)]
-        spots = zip(split, coming, here, strict=True)
-        indices = [form.decode(first, count, stop - start) + start for (first, _), count, (start, stop) in spots]
-        values = [codec.decode(second, count, dtype) for (_, second), count in zip(split, coming, strict=True)]
+        wires = self._encoded(entries.values, leaving)
+        received = self._scatter_pairs(
+            form.encode_joined(entries.indices, leaving, there),
+            wires,
+            (self._lengths(leaving, there, dtype), self._lengths(coming, here, dtype)),
+        )
+        indices = form.decode_joined(received[0], coming, here).split(coming)
+        values = decode_lists(received[1], coming, codec, dtype).split(coming)
         if not codec.lossless:
-            decoded = [codec.decode(blob, count, dtype) for blob, count in zip(wires, leaving, strict=True)]
-            entries = SparseValues(entries.indices, torch.cat(decoded))
+            entries = SparseValues(entries.indices, decode_lists(wires, leaving, codec, dtype))
         return entries, [SparseValues(i, v) for i, v in zip(indices, values, strict=True)]
 
-    def _scatter_pairs(
-        self, places: list[Tensor], wires: list[Tensor], place_bytes: list[int], value_bytes: list[int]
-    ) -> list[Tensor]:
-        """Send to each rank its indices and then its values in one message; return the messages received.
+    def _encoded(self, values: Tensor, counts: list[int]) -> Tensor:
+        """Return the messages of lists of values, one after the other; each list of a codec has its own key."""
+        codec = self.wire.values
+        if codec.lossless:
+            return codec.encode(values, self.key)
+        parts = enumerate(values.split(counts))
+        return torch.cat([codec.encode(part, (*self.key, rank)) for rank, part in parts])
+
+    def _lengths(self, counts: list[int], spans: Spans, dtype: torch.dtype) -> list[int]:
+        """Return the bytes of indices and of values of each list, in turn."""
+        form, codec = self.wire.indices, self.wire.values
+        both = (
+            (form.num_bytes(count, stop - start), codec.num_bytes(count, dtype))
+            for count, (start, stop) in zip(counts, spans, strict=True)
+        )
+        return [length for pair in both for length in pair]
+
+    def _scatter_pairs(self, places: Tensor, wires: Tensor, lengths: tuple[list[int], list[int]]) -> list[Tensor]:
+        """Send to each rank its indices and then its values in one message; return all indices and all values received.
 
         Args:
-            places, wires: (bytes,) uint8 for each rank.
-            place_bytes, value_bytes: how long both are in the message of each rank.
+            places, wires: (bytes,) uint8, those for each rank one after the other.
+            lengths: of what leaves and of what comes; see `_lengths`.
         """
-        comm = self.comm
-        messages = [torch.cat(pair) for pair in zip(places, wires, strict=True)]
-        expected = [sum(pair) for pair in zip(place_bytes, value_bytes, strict=True)]
-        received = comm.scatter_lists(messages, expected, "values")
+        comm, (leaving, coming) = self.comm, lengths
+        pairs = zip(places.split(leaving[::2]), wires.split(leaving[1::2]), strict=True)
+        message = torch.cat([part for pair in pairs for part in pair])
+        received = comm.scatter_lists(message, _in_pairs(leaving), _in_pairs(coming), "values").split(coming)
         if comm.world_size > 1:
-            away = [place.numel() for rank, place in enumerate(places) if rank != comm.rank]
-            comm.traffic.move(sum(away), "values", "indices")
-        return received
+            away = places.numel() - leaving[2 * comm.rank]
+            comm.traffic.move(away, "values", "indices")
+        return [torch.cat(received[::2]), torch.cat(received[1::2])]
+
+
+def _in_pairs(lengths: list[int]) -> list[int]:
+    return [sum(pair) for pair in zip(lengths[::2], lengths[1::2], strict=True)]

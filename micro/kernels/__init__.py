@@ -17,7 +17,7 @@ from torch import Tensor
 from micro.kernels import candidates, reference
 from micro.kernels.candidates import Candidates
 
-MOST_MERGED = 32  # lists that are merged one after the other
+MOST_MERGED = 64  # lists that are merged one after the other
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 LONGEST_NEAR = 1 << 15  # elements of a piece that stays in a core's caches with what is found in it
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map

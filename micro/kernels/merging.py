@@ -16,13 +16,22 @@ def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, 
 
     None where a list does not ascend.
     """
-    lists = [array_of(part) for part in indices]
-    if not all(ascends(part) for part in lists):
+    ends = np.cumsum([part.numel() for part in indices])
+    merged = _added(array_of(torch.cat(list(indices))), array_of(torch.cat(list(values))), ends)
+    return None if merged is None else (torch.from_numpy(merged[0]), torch.from_numpy(merged[1]))
+
+
+@jitted
+def _added(indices: Any, values: Any, ends: Any) -> Any:
+    places, sums = indices[: ends[0]], values[: ends[0]] + np.float32(0)  # a sum that begins with zero is never -0
+    if not ascends(places):
         return None
-    places, sums = lists[0], array_of(values[0]) + np.float32(0)  # a sum that begins with zero is never -0
-    for other, more in zip(lists[1:], values[1:], strict=True):
-        places, sums = _merged(places, sums, other, array_of(more))
-    return torch.from_numpy(places), torch.from_numpy(sums)
+    for i in range(1, ends.size):
+        start, stop = ends[i - 1], ends[i]
+        if not ascends(indices[start:stop]):
+            return None
+        places, sums = _merged(places, sums, indices[start:stop], values[start:stop])
+    return places, sums
 
 
 def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -222,7 +222,7 @@ class SparseReducer(Reducer):
         Published behaviours, and selectors that follow no density, are at work as they are.
         """
         usual = isinstance(self.selector, Everything) or not self.selector.follows_density
-        usual = usual or self.feedback.name == "ef21"  # which sends a difference, and applies something else
+        usual = usual or self.feedback.sends_change
         if density < 1.0 or usual or "published" in (self.rule_name or ""):
             return self
         exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
@@ -286,8 +286,11 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if getattr(selector, "unbiased", False) and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
-    if isinstance(selector, Everything) and parts.feedback.name == "ef21":
-        raise ValueError(f"feedback ef21 sends a few changes, selector {selector.name} sends all values: use another")
+    if isinstance(selector, Everything) and parts.feedback.sends_change:
+        raise ValueError(
+            f"feedback {parts.feedback.name} applies an estimate that chosen entries change, but the values of "
+            f"selector {selector.name} do not go through it: use a selector that chooses, or feedback=residual"
+        )
     if parts.codec.diverges_with_feedback and parts.feedback.name != "none":
         raise ValueError(
             f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"

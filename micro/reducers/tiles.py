@@ -1,7 +1,8 @@
 """Tiles: every parameter cut into squares, or runs where it is a vector, each transformed by itself."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -10,16 +11,20 @@ from torch import Tensor
 from micro.flat import Layout
 from micro.selectors.pieces import Pieces, pieces_at
 
+TOGETHER = 1 << 17  # elements of equal regions that are transformed at once: few calls, and little memory
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Tiles of one shape in one parameter, which is seen as a matrix.
+    """Tiles of one shape in one parameter, which is seen as a matrix, or in several that repeat it at equal distances.
 
     Attributes:
         offset, shape: of the matrix in the flat vector.
         rows, columns: of the matrix that the region has: (start, stop) each.
         height, width: of a tile.
         place: where its tiles begin in the tiled vector, one after the other.
+        repeats: how many parameters it is of.
+        period: how many elements there are from one of them to the next, in both vectors.
     """
 
     offset: int
@@ -29,24 +34,36 @@ class Region:
     height: int
     width: int
     place: int
+    repeats: int = 1
+    period: int = 0
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of one parameter."""
         return (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
 
+    @property
+    def starts(self) -> list[int]:
+        """Where each tile begins in the tiled vector."""
+        firsts = (self.place + number * self.period for number in range(self.repeats))
+        return [start for first in firsts for start in range(first, first + self.numel, self.height * self.width)]
+
     def of_matrix(self, vector: Tensor) -> Tensor:
-        """Return a view (tile rows, tile columns, height, width) of the region in the flat ``vector`` (numel,)."""
-        numel = self.shape[0] * self.shape[1]
-        matrix = vector[self.offset : self.offset + numel].view(self.shape)
-        region = matrix[self.rows[0] : self.rows[1], self.columns[0] : self.columns[1]]
-        tiles: Tensor = region.unflatten(1, (-1, self.width)).unflatten(0, (-1, self.height)).permute(0, 2, 1, 3)
-        return tiles
+        """Return a view (repeats, tile rows, tile columns, height, width) of the region in ``vector`` (numel,)."""
+        length = self.shape[1]
+        start = self.offset + self.rows[0] * length + self.columns[0]
+        return self._view(vector, start, (self.height * length, self.width, length, 1))
 
     def of_tiles(self, tiled: Tensor) -> Tensor:
         """Return a view of the same shape of the region in the ``tiled`` vector (numel,)."""
+        tile = self.height * self.width
+        num_columns = (self.columns[1] - self.columns[0]) // self.width
+        return self._view(tiled, self.place, (num_columns * tile, tile, self.width, 1))
+
+    def _view(self, vector: Tensor, start: int, strides: tuple[int, ...]) -> Tensor:
         grid = (self.rows[1] - self.rows[0]) // self.height, (self.columns[1] - self.columns[0]) // self.width
-        return tiled[self.place : self.place + self.numel].view(*grid, self.height, self.width)
+        sizes = (self.repeats, *grid, self.height, self.width)
+        return vector.as_strided(sizes, (self.period, *strides), vector.storage_offset() + start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +109,25 @@ def tiling_of(layout: Layout, size: int, *, has_transform: bool) -> Tiling:
             for columns, width in _bands(matrix[1], size):
                 regions.append(Region(offset, matrix, rows, columns, height, width, place))
                 place += regions[-1].numel
-    return Tiling(tuple(regions), has_transform)
+    return Tiling(tuple(_together(regions)), has_transform)
+
+
+def _together(regions: Sequence[Region]) -> Iterator[Region]:
+    """Yield the regions, those of several parameters as one where all of them look alike."""
+    alike: dict[Region, list[Region]] = {}
+    for region in regions:
+        alike.setdefault(replace(region, offset=0, place=region.place - region.offset), []).append(region)
+    for same in alike.values():
+        first = same[0]
+        for region in same[1:]:
+            period = first.period or region.offset - first.offset
+            fits = (first.repeats + 1) * first.numel <= TOGETHER
+            if fits and region.offset == first.offset + first.repeats * period:
+                first = replace(first, repeats=first.repeats + 1, period=period)
+            else:
+                yield first
+                first = region
+        yield first
 
 
 def _bands(length: int, size: int) -> list[tuple[tuple[int, int], int]]:
@@ -104,10 +139,7 @@ def _bands(length: int, size: int) -> list[tuple[tuple[int, int], int]]:
 
 @lru_cache(maxsize=64)
 def _pieces(regions: tuple[Region, ...], device: str) -> Pieces:
-    spans = []
-    for region in regions:
-        step = region.height * region.width
-        spans += [(start, start + step) for start in range(region.place, region.place + region.numel, step)]
+    spans = sorted((start, start + region.height * region.width) for region in regions for start in region.starts)
     return pieces_at(tuple(spans), device)
 
 

@@ -70,7 +70,7 @@ def both_ways() -> list[tuple[str, int]]:
     comm = BothWays()
     sizes = [5, 1] if dist.get_rank() else [0, 1]  # to rank 0 and to rank 1
     received = [0, 5] if not dist.get_rank() else [1, 1]
-    comm.scatter_lists([torch.zeros(size) for size in sizes], received, "values")
+    comm.scatter_lists(torch.zeros(sum(sizes)), sizes, received, "values")
     return list(comm.traffic.calls)
 
 

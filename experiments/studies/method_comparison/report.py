@@ -1,5 +1,6 @@
 """A comparison as a page of Markdown."""
 
+import math
 from collections.abc import Iterator
 
 import pandas as pd
@@ -19,9 +20,10 @@ after 20 steps (after half of fewer than 40). *sent* is bytes per rank and step 
 which *indices* and *values*. *one update* is ||update - mean|| / ||mean|| of the gradients, *all updates* the same of
 the sums of all steps up to the last; where the feedback corrects momentum, the mean is that of velocities. *mass kept*
 is the worst step's 1 - ||sum acc - sum residual - n update||_1 / ||sum acc||_1: below 1, something was neither sent nor
-kept. *selection* is the fastest rank's time to choose indices, in times of torch.topk on the whole vector; ranks share
-the machine's cores, so it is an upper bound (selection.pdf shows one rank alone). Where a density policy counts epochs,
-one is one step here. Methods that choose nothing are left out of selection.pdf.
+kept; EF21 has none, for what it does not send is not meant to be sent later. *selection* is the fastest rank's time to
+choose indices, in times of torch.topk on the whole vector; ranks share the machine's cores, so it is an upper bound
+(selection.pdf shows one rank alone). Where a density policy counts epochs, one is one step here. Methods that choose
+nothing are left out of selection.pdf.
 """
 COLUMNS = [  # heading, column of the numbers, format
     ("density / target", "build_up", "{:.3g}"),
@@ -67,8 +69,12 @@ def _stream(title: str, rows: pd.DataFrame, settings: ComparisonSettings) -> Ite
         for error, name in (("step_error", "one update"), ("cumulative_error", "all updates"))
     )
     yield f"On the front, least bytes first, {fronts}.\n"
-    lines = [[label(row["method"]), *(text.format(row[key]) for _, key, text in COLUMNS)] for _, row in rows.iterrows()]
+    lines = [[label(row["method"]), *(_cell(row[key], text) for _, key, text in COLUMNS)] for _, row in rows.iterrows()]
     yield table(["method", *(name for name, _, _ in COLUMNS)], lines) + "\n"
+
+
+def _cell(value: float, text: str) -> str:
+    return "-" if math.isnan(value) else text.format(value)
 
 
 def _equal_bytes(done: Comparison, world_size: int, settings: ComparisonSettings) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import micro
-from experiments.studies.gradient_sources import Gradients
+from experiments.studies.gradient_sources import Gradients, wide_sum
 from experiments.studies.selection_times import time_topk
 from micro.density.base import target_count
 
@@ -43,7 +43,10 @@ def _trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size
     simulation = micro.Simulation(reducer, gradients.layout, world_size)
     try:
         ledger = _Ledger(simulation)
-        steps = [ledger.step(gradients.of(step, world_size)) for step in range(len(gradients.rows))]
+        steps = [
+            ledger.step(gradients.of(step, world_size), total)
+            for step, total in enumerate(gradients.totals(world_size))
+        ]
     finally:
         simulation.close()
     named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
@@ -59,19 +62,19 @@ class _Ledger:
         self._simulation = simulation
         feedback = getattr(simulation.reducer, "feedback", None)
         self._momentum, self._nesterov = getattr(feedback, "momentum", 0.0), getattr(feedback, "nesterov", False)
+        self._adds_up = not getattr(feedback, "sends_change", False)  # what is not sent is to be sent later
         numel = simulation.layout.numel
+        self._rows = torch.empty(simulation.world_size, numel)
         self._velocity, self._mean_sum, self._update_sum = torch.zeros(3, numel, dtype=torch.float64).unbind()
         self._unsent = self._kept("residual")
 
-    def step(self, gradients: Tensor) -> Row:
-        """Reduce one step's gradients (world_size, numel) and return what was measured."""
+    def step(self, gradients: Tensor, total: Tensor) -> Row:
+        """Reduce one step's gradients (world_size, numel), whose sum is ``total``, and return what was measured."""
         n, numel = gradients.shape
-        total = self._sum(gradients)
-        acc = self._unsent + self._next_velocity(self._kept("momentum"), total)[1]
+        acc = self._unsent + (self._next_velocity(self._kept("momentum"), total)[1] if self._momentum else total)
         self._velocity, mean = self._next_velocity(self._velocity, total / n)
-        rows = gradients.clone()
-        stats = self._simulation.step_(rows)
-        update = rows[0].double()
+        stats = self._simulation.step_(self._rows.copy_(gradients))
+        update = self._rows[0].double()
         self._mean_sum += mean
         self._update_sum += update
         self._unsent = self._kept("residual")
@@ -88,12 +91,14 @@ class _Ledger:
             **{f"{kind}_share": _ratio(_mean(stats, f"{kind}_bytes"), dense_bytes) for kind in KINDS},
             "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
             "cumulative_error": _ratio(float((self._update_sum - self._mean_sum).norm()), float(self._mean_sum.norm())),
-            "mass_kept": 1 - _ratio(float(lost.abs().sum()), float(acc.abs().sum())),
+            "mass_kept": 1 - _ratio(float(lost.abs().sum()), float(acc.abs().sum())) if self._adds_up else math.nan,
             "select_s": min(s.select_s for s in stats),  # ranks share the cores: the least is nearest to one's own
         }
 
     def _next_velocity(self, velocity: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next momentum, and the update that it calls for: the gradient itself where there is none."""
+        if not self._momentum:
+            return gradient, gradient
         if self._nesterov:
             velocity = self._momentum * (velocity + gradient)
             return velocity, velocity + gradient
@@ -103,20 +108,10 @@ class _Ledger:
     def _kept(self, name: str) -> Tensor:
         """Return the sum over ranks of what the feedback keeps under ``name``, zero where it keeps nothing."""
         try:
-            return self._sum(self._simulation.memory(name))
+            kept = self._simulation.memory(name)
         except KeyError:
-            return self._sum([])
-
-    def _sum(self, vectors: Iterable[Tensor]) -> Tensor:
-        """Return the sum (numel,) in double precision; those that are empty are left out.
-
-        One after the other: torch's sum over rows takes eight times as long where it widens them.
-        """
-        total = torch.zeros_like(self._mean_sum)
-        for vector in vectors:
-            if vector.numel():
-                total += vector
-        return total
+            kept = []
+        return wide_sum(kept) if kept and kept[0].numel() else torch.zeros_like(self._mean_sum)
 
 
 def _means(steps: list[Row], one_topk_s: float) -> Row:
