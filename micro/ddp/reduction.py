@@ -27,7 +27,8 @@ from micro.scope import joined
 class Reduction:
     """Reduces buckets in the order in which they were put on the lane, several of them at a time.
 
-    With each bucket that comes, one round of messages is sent (micro.rounds): the first message of this bucket, the
+    A bucket that is the only one of its step is reduced as it is. Of several, each shares its messages with the others:
+    with each bucket that comes, one round of messages is sent (micro.rounds): the first message of this bucket, the
     second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So backward
     hides the messages of all buckets but the last few, and B buckets of c collectives take B + c - 1 rounds, not B c.
     To wait for the last bucket would take c rounds in all, but none of them beside backward: it is what happens where a
@@ -86,6 +87,7 @@ class Reduction:
         self._has_failed = False
         self._backward_runs = False  # beside the lane, whose loops then leave the threads to it
         self._parts: list[Callable[[], None]] = []  # of a backward, to be handed over
+        self._num_put = 0  # buckets of a backward
         self._uses: list[Tensor] = []  # the memory that they use
         self._ends_with_backward = not lane.is_beside and device.type == "cpu"
         self._must_finish = False
@@ -100,11 +102,13 @@ class Reduction:
         self._backward_runs = self._lane.is_beside
         self._must_finish = False
         self._parts = [partial(self._begin, has_inputs, counts_inputs)]
+        self._num_put = 0
 
     def put(self, bucket: Bucket) -> None:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
         self._uses += [bucket.grad, bucket.buffer]
-        self._parts.append(partial(self._receive, bucket))
+        self._parts += [partial(self._receive, bucket), partial(self._advance, is_last=False)]
+        self._num_put += 1
 
     def end(self, *, waits_at_once: bool) -> None:
         """End a backward; called after its last bucket was put.
@@ -120,6 +124,8 @@ class Reduction:
         if self._ends_with_backward and not waits_at_once:
             self._must_finish = True
         else:
+            if self._num_put == 1 and len(self._parts) > 1:  # the one bucket is still here: nothing is to share rounds
+                del self._parts[-1]
             self._parts.append(self._end)
 
     def hand_over(self) -> None:
@@ -219,7 +225,6 @@ class Reduction:
         bucket.check()
         if self._weight != 1:
             bucket.grad.mul_(self._weight)
-        self._advance(is_last=False)
 
     def _end(self) -> None:
         self._advance(is_last=True)
@@ -230,11 +235,12 @@ class Reduction:
             return
         if is_last or not self._needs_whole_gradient:
             self._clip()
+            is_alone = is_last and not self._running and (self._whole_model or len(self._waiting) == 1)
             if self._whole_model and self._waiting:
-                self._launch_joined(list(self._waiting))
+                self._launch_joined(list(self._waiting), is_alone=is_alone)
             else:
                 for bucket in self._waiting:
-                    self._launch(self._reducer, [bucket], bucket.grad, bucket.layout)
+                    self._launch(self._reducer, [bucket], bucket.grad, bucket.layout, is_alone=is_alone)
             self._waiting.clear()
         self._comm.rounds.advance()
         while self._running and (is_last or self._may_finish()):
@@ -272,12 +278,14 @@ class Reduction:
     def _needs_whole_gradient(self) -> bool:
         return self._whole_model or self.clip is not None
 
-    def _launch_joined(self, buckets: Sequence[Bucket]) -> None:
+    def _launch_joined(self, buckets: Sequence[Bucket], *, is_alone: bool) -> None:
         reducer, layout = joined(self._reducer, [bucket.layout for bucket in buckets])
         grad = buckets[0].grad if len(buckets) == 1 else torch.cat([bucket.grad for bucket in buckets])
-        self._launch(reducer, buckets, grad, layout)
+        self._launch(reducer, buckets, grad, layout, is_alone=is_alone)
 
-    def _launch(self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout) -> None:
+    def _launch(
+        self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout, *, is_alone: bool
+    ) -> None:
         state = self._states.of(layout, grad.dtype, grad.device)
         self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
         self._begin_counts()
@@ -285,7 +293,7 @@ class Reduction:
         gradients = [view for bucket in buckets for view in bucket.gradients]
         set_aside = SetAside(state, unused_parameters(state, gradients, self._comm))
         try:
-            finish = reducer.launch(state, grad, self._comm)
+            finish = (reducer.launch_alone if is_alone else reducer.launch)(state, grad, self._comm)
         except BaseException:
             set_aside.restore()
             raise

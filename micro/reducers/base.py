@@ -239,6 +239,16 @@ class Reducer(Part, ABC):
         attempt = self.attempt_(state, grad, comm)
         return lambda: attempt
 
+    def launch_alone(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
+        """Start to reduce the only bucket of a step; see `launch`.
+
+        No other bucket shares its rounds, which would cost each collective two changes of thread: where ``launch`` is
+        the one above, the returned function reduces the bucket on the thread that calls it.
+        """
+        if type(self).launch is Reducer.launch:
+            return partial(self.attempt_, state, grad, comm)
+        return self.launch(state, grad, comm)
+
     def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
         """Keep ``unsent``, the same on all ranks: what an update lost that was rounded after it was reduced.
 

@@ -121,6 +121,16 @@ def tensors_chosen() -> list[tuple[int, int]]:
     ]
 
 
+def rounds_sent(scope: micro.Scope, settings: dict[str, Any]) -> int:
+    """Return how many rounds of messages a step takes."""
+    ddp = DistributedDataParallel(build(Net), **settings)
+    attachment = micro.attach(ddp, MICRO, scope=scope)
+    for step in range(3):  # in the first, buckets are not yet those of the others
+        before = attachment._reduction._comm.rounds.num_rounds
+        ddp_gradients(ddp, one_loss, step)
+    return attachment._reduction._comm.rounds.num_rounds - before
+
+
 def threads_left() -> int:
     before = lanes()
     ddp = DistributedDataParallel(build(Net), **SMALL)
@@ -199,3 +209,9 @@ def refused(scope: micro.Scope, reducer: micro.Reducer) -> str:
     ddp(batch(0))
     assert dist.is_initialized()
     return words_of(ValueError, lambda: micro.attach(ddp, reducer, scope=scope))
+
+
+def test_only_several_buckets_share_rounds() -> None:
+    group = ranks(2)
+    assert group.run(rounds_sent, "bucket", {}) == group.run(rounds_sent, "model", SMALL) == [0, 0]
+    assert min(group.run(rounds_sent, "bucket", SMALL)) > 0
