@@ -15,12 +15,16 @@ LONG_RUNS ?= results/long
 LONG_HEAD := `make long ROOT=DIR` carries out the runs of `conf/sweep/long_*.yaml`, `make long-table` writes this page from those that are finished.
 ABLATION_HEAD := `make ablation ROOT=DIR` carries out the runs of `conf/sweep/ablation_*.yaml`, `make ablation-table` writes this page from those that are finished.
 ABLATION_RUNS ?= results/ablation
+DEMO_HEAD := `make demo` and `make demo-page` on a machine with two cores, which four workers share. `make demo-hosts` measures links, as root.
+DEMO_RUNS ?= results/runs
+ADVICE := results/figures/advice
+MODEL ?= resnet18
 COVERAGE := results/coverage
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo figures reproduce long long-table ablation ablation-table test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
+.PHONY: help setup demo demo-hosts demo-page figures reproduce long long-table ablation ablation-table advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -41,6 +45,15 @@ demo: $(READY) ## train a small ResNet with five methods on four workers; table 
 	@echo "training 10 runs on real digits (5 methods x 2 seeds, 4 workers each)"
 	@$(RUN) -m experiments.sweep demo --jobs 1 # one at a time: its times are shown
 	@$(RUN) -m experiments.figures
+
+demo-hosts: $(READY) ## the demo's methods on four hosts with links of 100 Mbit/s and 1 Gbit/s: measured (root on Linux)
+	@$(RUN) -m experiments.bench network --hosts 4 --steps 40 --methods ddp,topk,cltk,threshold,micro --page results/figures/demo_hosts.md \
+	  experiment=digits
+
+demo-page: $(READY) ## write results/published/demo.md from the demo's runs: DEMO_RUNS=DIR
+	@$(RUN) -m experiments.figures --table --runs $(DEMO_RUNS) --out results/figures/demo model=resnet8 dataset=digits cluster=local world_size=4 epochs=10
+	@{ printf '%s\n\n%s\n\n' '# The demo: five methods, four workers, density 0.01' '$(DEMO_HEAD)'; \
+	  cat results/figures/demo/summary.md; } >results/published/demo.md
 
 figures: $(READY) ## redraw tables and figures from the run folders alone
 	@$(RUN) -m experiments.figures
@@ -66,6 +79,14 @@ ablation-table: $(READY) ## write results/published/ablation.md from the runs th
 	@$(RUN) -m experiments.figures --ablation $(addprefix --runs ,$(ABLATION_RUNS)) --out results/figures/ablation
 	@{ head -1 results/figures/ablation/ablation.md; printf '\n%s\n' '$(ABLATION_HEAD)'; \
 	  tail -n +2 results/figures/ablation/ablation.md; } >results/published/ablation.md
+
+advice: $(READY) ## profile a model and the methods on four ranks, then write results/published/advice.md and its figure: MODEL=resnet18
+	@mkdir -p $(ADVICE)
+	@$(RUN) -m experiments.profile backward --nproc 4 --out $(ADVICE)/trace.json model=$(MODEL) dataset=synthetic batch_size=16 \
+	  'dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}'
+	@$(RUN) -m experiments.profile select --nproc 4 --density 0.01 --methods micro,cltk,topk,oktopk,gaussiank,dgc,powersgd --out $(ADVICE)/select.json
+	@$(RUN) -m experiments.advise --link-mbit 100,1000 --trace $(ADVICE)/trace.json --select $(ADVICE)/select.json --out $(ADVICE)
+	@cp $(ADVICE)/advice.md results/published/advice.md && cp $(ADVICE)/advice-rates.png docs/images/advice.png
 
 test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)

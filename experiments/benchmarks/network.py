@@ -5,9 +5,9 @@ communication on the same hosts, and of its bytes at the rate of the link), what
 what each method counts itself, and the time that the planner predicts from profiles taken on the same hosts in the
 same run; and where a step goes that is longer than its bound. Needs root on Linux.
 
-Each rate takes --link-seconds, and each method there at most about --seconds and one step; profiles of the model and of
-the methods take one to three minutes before. With the defaults a run ends within twenty minutes on two idle cores. A
-line tells each method as it is done. A run that is stopped writes what it has.
+Each rate takes --link-seconds, and each method there at most about --seconds and two steps; profiles of the model and
+of the methods take about a minute before. With the defaults a run ends within twelve minutes on two idle cores, one for
+each host. A line tells each method as it is done. A run that is stopped writes what it has.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, begin_t
 from experiments.config.command_line import add_settings, comma_list
 from experiments.config.option_types import to_density, to_path, to_positive, whole_number
 from experiments.launching.measurements import Row
-from experiments.launching.namespaces import Hosts, bits_per_s
+from experiments.launching.namespaces import Hosts, bits_per_s, burst_s
 from experiments.launching.process_lifetime import exit_at_termination
 from experiments.launching.rank_group import RankGroup
 from experiments.reports.figure_parts import save
@@ -36,11 +36,8 @@ from experiments.reports.output import check_folder, write_file, write_or_rescue
 
 NAME = "network"
 WARMUP = 4  # DDP settles its buckets after the first step, PowerSGD starts after the second
-FEWEST_STEPS = 2
-CHOICES = (
-    "ddp,dense:layerwise,dense:single,dense:mgwfbp,dense:exact,"
-    "micro,micro:sparse_exact,cltk,topk,oktopk,torch_fp16,torch_powersgd"
-)
+FEWEST_STEPS = 3
+CHOICES = "ddp,dense:mgwfbp,micro,micro:sparse_exact,cltk,topk,oktopk,gaussiank,powersgd,torch_fp16"
 FRAME = 1514 / 1448  # bytes on the wire for those of a full segment: Ethernet, IP and TCP headers with time stamps
 PARTS = ("forward_s", "backward_s", "update_s", "cpu_s", "kernel_s", "select_s", "exchange_s", "rest_s", "exposed_s")
 
@@ -50,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rates", type=comma_list(str), default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)"
     )
-    parser.add_argument("--hosts", type=whole_number(2), default=4, help="with one rank each (%(default)s)")
-    parser.add_argument("--steps", type=whole_number(), default=20, help="that count, after a warm-up (%(default)s)")
+    parser.add_argument("--hosts", type=whole_number(2), default=2, help="with one rank each (%(default)s)")
+    parser.add_argument("--steps", type=whole_number(), default=12, help="that count, after a warm-up (%(default)s)")
     parser.add_argument(
         "--seconds",
         type=to_positive,
-        default=30.0,
+        default=20.0,
         help=f"time of each method at each rate, kept to by fewer steps, at least {FEWEST_STEPS} (%(default)s)",
     )
     parser.add_argument("--page", type=to_path, metavar="FILE", help="also write the tables as a page of Markdown")
@@ -68,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"names of conf/sparsifier, with :SCHEDULE where DDP shall make its buckets by one, and {DDP}, {FP16}, "
         f"{POWERSGD}: torch's own (%(default)s)",
     )
-    parser.add_argument("--link-seconds", type=to_positive, default=60.0, help="to measure each rate for (%(default)s)")
+    parser.add_argument("--link-seconds", type=to_positive, default=8.0, help="to measure each rate for (%(default)s)")
     add_settings(
         parser, help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given"
     )
@@ -114,9 +111,9 @@ def _measured(settings: NetworkSettings, console: Console) -> Iterator[Row]:
         for rate in settings.rates:
             hosts.shape(rate)
             console.print(f"{time.monotonic() - started:.0f} s: {rate}: measuring the link")
-            network = measure_link(settings, ranks, rate)
+            prediction = Prediction(profiles, measure_link(settings, ranks, rate), ahead_s=burst_s(rate))
             for setup in settings.setups:
-                row = _measure(settings, setup, Prediction(profiles, network), hosts, ranks, rate)
+                row = _measure(settings, setup, prediction, hosts, ranks, rate)
                 yield row
                 console.print(
                     f"{time.monotonic() - started:.0f} s: {rate}: {setup.title}: {row['step_s']:.4g} s a step, "

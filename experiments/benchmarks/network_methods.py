@@ -7,7 +7,7 @@ are, follows from the gradients of the model; a collective lasts as long as on t
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -99,49 +99,57 @@ class HalfMean:
         grad.copy_(half)
 
 
-def profile_methods(methods: Sequence[str], density: float, overrides: list[str], steps: int) -> dict[str, Row]:
-    """Return the fields of each method's profile; every rank calls this."""
+def profile_methods(methods: Mapping[str, bool], density: float, overrides: list[str], steps: int) -> dict[str, Row]:
+    """Return the fields of each method's profile; every rank calls this.
+
+    Args:
+        methods: by name, whether it is used on buckets, so that its profile must know of lengths below the whole.
+    """
     kernels.prepare()
-    gradients = own_gradients(overrides)
+    gradients, whole = own_gradients(overrides)
     numel = gradients[0].numel()
-    lengths = sorted({min(numel, 1024), max(1, numel // 16), numel})
+    parts = sorted({min(numel, 1024), max(1, numel // 16), numel})
     own = [method for method in methods if method != FP16]
     reducers: dict[str, micro.Reducer | HalfMean] = {**build_methods(own, density)} if own else {}
     if FP16 in methods:
         reducers[FP16] = HalfMean()
-    measured = {
-        method: [measure(reducer, gradients, length, steps) for length in lengths]
-        for method, reducer in reducers.items()
-    }
-    return {method: joined(lengths, found) for method, found in measured.items()}
+    profiles = {}
+    for method, reducer in reducers.items():
+        lengths = parts if methods[method] else [numel]
+        layouts = [whole if length == numel else layered(length) for length in lengths]
+        profiles[method] = joined(lengths, [measure(reducer, gradients, layout, steps) for layout in layouts])
+    return profiles
 
 
-def own_gradients(overrides: list[str]) -> list[Tensor]:
-    """Return this rank's gradients (numel,) of its first batches, at the weights that the training begins with."""
+def own_gradients(overrides: list[str]) -> tuple[list[Tensor], Layout]:
+    """Return this rank's gradients (numel,) of its first batches, at the weights that the training begins with.
+
+    The layout is that of the model's parameters in the order of backward.
+    """
     task = load_task(config_of("dense", overrides, dist.get_world_size()), CPU)
     batches = itertools.chain.from_iterable(task.batches(dist.get_rank()).epoch(epoch) for epoch in itertools.count())
-    parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    named = [(name, p) for name, p in task.model.named_parameters() if p.requires_grad][::-1]  # as backward finds them
     found = []
     for batch in itertools.islice(batches, NUM_GRADIENTS):
-        parts = torch.autograd.grad(task.loss(task.model, batch)[0], parameters)
-        found.append(torch.cat([part.reshape(-1) for part in reversed(parts)]))  # as backward finds them
-    return found
+        parts = torch.autograd.grad(task.loss(task.model, batch)[0], [parameter for _, parameter in named])
+        found.append(torch.cat([part.reshape(-1) for part in parts]))
+    return found, Layout.of(named)
 
 
 def measure(
-    reducer: micro.Reducer | HalfMean, gradients: Sequence[Tensor], length: int, steps: int
+    reducer: micro.Reducer | HalfMean, gradients: Sequence[Tensor], layout: Layout, steps: int
 ) -> tuple[float, list[tuple[Op, float]]]:
-    """Return the seconds beside the collectives, and the collectives of a step, of the first ``length`` elements.
+    """Return the seconds beside the collectives, and the collectives of a step, of as many elements as the layout has.
 
     Ranks wait for each other in every collective, so what a step takes beside them is more than any rank computes: it
     is the time of a step less that of the same collectives, called one after the other.
     """
     comm = BothWays()
-    state: Any = reducer.start(layered(length), torch.float32, CPU)
+    state: Any = reducer.start(layout, torch.float32, CPU)
     seconds: list[float] = []
     calls: list[list[tuple[Op, float]]] = []
     for step in range(SETTLING_STEPS + steps):
-        grad = gradients[step % len(gradients)][:length].clone()
+        grad = gradients[step % len(gradients)][: layout.numel].clone()
         dist.barrier()
         comm.begin_step()
         seconds.append(slowest(_timed(partial(reducer.reduce_, state, grad, comm)), CPU))

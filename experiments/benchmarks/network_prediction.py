@@ -13,6 +13,7 @@ from experiments.benchmarks.network_methods import MethodProfile, profile_method
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
 from experiments.benchmarks.network_training import CPU, FP16, POWERSGD
 from experiments.launching.measurements import Row, Settings
+from experiments.launching.namespaces import bits_per_s
 from experiments.launching.rank_group import RankGroup
 from experiments.profiles import backward, link
 from experiments.studies.simulated_steps.trace_changes import rescaled
@@ -22,7 +23,9 @@ from micro.planning.tables import Curve, LinkTable
 from micro.planning.traces import Trace
 
 PROFILED_STEPS = 8
-LINK_SIZES = [64, 4096, 65_536, 2**18, 2**20, 2**22, 2**24]
+LINK_SIZES = (64, 4096, 65_536)  # latency alone, and what a packet of TCP holds
+LARGEST_S, LARGEST_BYTES = 0.1, 2**22  # the largest message takes so long, but is no larger: beyond, time is linear
+REPEATS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,16 @@ class Profiles:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a step takes, from what was measured of the model, of the methods and of the link."""
+    """What a step takes, from what was measured of the model, of the methods and of the link.
+
+    Attributes:
+        ahead_s: by how much a link that has rested is ahead of its rate. Collectives were measured one right after the
+            other; between two steps links rest.
+    """
 
     profiles: Profiles
     network: LinkTable
+    ahead_s: float = 0.0
 
     def problem(self, setup: Setup, *, slower: float = 1.0) -> Problem | None:
         """Return what a schedule decides on; None where it was not measured what the method computes.
@@ -96,9 +105,10 @@ class Prediction:
             return dict.fromkeys(("predicted_s", "predicted_exposed_s", "predicted_select_s"), math.nan)
         schedule = self.schedule(setup)
         found = schedule.timeline(now, schedule.cut(planned))
+        ahead_s = min(self.ahead_s, found.exposed_s)
         return {
-            "predicted_s": found.step_s,
-            "predicted_exposed_s": found.exposed_s,
+            "predicted_s": found.step_s - ahead_s,
+            "predicted_exposed_s": found.exposed_s - ahead_s,
             "predicted_select_s": found.backward_s - now.trace.backward_s,
         }
 
@@ -112,7 +122,8 @@ def take_profiles(settings: NetworkSettings, ranks: RankGroup) -> Profiles:
     computing = [s.method for s in settings.setups if s.method == FP16 or not s.config.sparsifier.is_dense]
     if not computing:
         return Profiles(trace, {})
-    methods = list(dict.fromkeys(computing))
+    in_buckets = {s.method for s in settings.setups if s.schedule or s.method == FP16}
+    methods = {method: method in in_buckets for method in computing}
     found = ranks.call(profile_methods, methods, settings.density, settings.overrides, PROFILED_STEPS)[0]
     return Profiles(trace, {name: MethodProfile(**fields) for name, fields in found.items()})
 
@@ -128,7 +139,9 @@ def _no_progress() -> None:
 
 def measure_link(settings: NetworkSettings, ranks: RankGroup, rate: str) -> LinkTable:
     """Measure the collectives on the ranks, whose links have a rate now."""
-    options = argparse.Namespace(sizes=LINK_SIZES, repeats=10, seconds=settings.link_s)
+    largest = min(LARGEST_BYTES, max(LINK_SIZES[-1] * 8, round(LARGEST_S * bits_per_s(rate) / 8)))
+    sizes = [*LINK_SIZES, largest // 16 * 4, largest // 4 * 4]
+    options = argparse.Namespace(sizes=sizes, repeats=REPEATS, seconds=settings.link_s)
     rows = _profiled(ranks, link, link.prepare(options, settings.num_hosts))
     curves: dict[Any, Curve] = {
         row["op"]: Curve(sizes=tuple(row["sizes"]), seconds=tuple(row["seconds"])) for row in rows

@@ -16,7 +16,7 @@ DEFAULTS = [
     "model=resnet18",
     "dataset=synthetic",
     "dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}",
-    "batch_size=2",
+    "batch_size=16",
 ]
 OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook", POWERSGD: "DDP's PowerSGD hook"}
 SETTLED = ("sparsifier", "schedule", "cluster", "output", "density")

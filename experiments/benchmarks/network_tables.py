@@ -60,7 +60,8 @@ NOTES = """\
 - *link MB*: payload per host and step by the kernel's counters (headers taken off); *counted MB*: what the method
   counts itself; torch's hooks have closed forms.
 - *predicted s*: from gradients' times, selections and collectives profiled on the same hosts in the same run, scaled to
-  the computation beside the steps. PowerSGD's hook has no model."""
+  the computation beside the steps, less what a link that has rested is ahead of its rate. torch's PowerSGD hook has no
+  model."""
 NOTES_OF_PARTS = """\
 Where a step goes, in ms, as medians over steps and ranks: by how much *forward and update*, and *backward* up to its
 last gradient, take longer than in the step without communication; how long the step waits *after backward*, and what is

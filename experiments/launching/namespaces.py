@@ -91,6 +91,15 @@ def bits_per_s(rate: str) -> float:
     return float(found["number"]) * _SCALES[found["unit"]]
 
 
+def burst_s(rate: str) -> float:
+    """Return by how many seconds of its rate a link that has rested is ahead: so much passes at once.
+
+    Raises:
+        UserError: it is not a rate.
+    """
+    return 8 * 1024 * _burst_kb(rate) / bits_per_s(rate)
+
+
 class Hosts:
     """Hosts that exist while a ``with`` lasts; everything is removed at its end.
 
@@ -255,8 +264,11 @@ def _check_machine() -> None:
 
 
 def _limit(rate: str) -> tuple[str, ...]:
-    burst_kb = max(_LEAST_BURST_KB, math.ceil(bits_per_s(rate) / 8 * _BURST_S / 1024))
-    return ("tbf", "rate", rate, "burst", f"{burst_kb}kb", "latency", _LATENCY)
+    return ("tbf", "rate", rate, "burst", f"{_burst_kb(rate)}kb", "latency", _LATENCY)
+
+
+def _burst_kb(rate: str) -> int:
+    return max(_LEAST_BURST_KB, math.ceil(bits_per_s(rate) / 8 * _BURST_S / 1024))
 
 
 def _ip(space: str) -> tuple[str, ...]:

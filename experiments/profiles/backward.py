@@ -92,6 +92,7 @@ def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
         "batch_size": config.batch_size,
         "device": device_name(device),
         "num_bytes": {name: p.numel() * p.element_size() for name, p in _trained(task.model)},
+        "shapes": {name: tuple(p.shape) for name, p in _trained(task.model)},
         "element_bytes": min(p.element_size() for _, p in _trained(task.model)),
         "steps": steps[WARMUP:],
     }
@@ -120,7 +121,7 @@ def merge(rows: Sequence[Row]) -> Trace:
     order = _common_order(rows)
     ready = list(itertools.accumulate((_median(rows, "ready", name) for name in order), max))
     layers = [
-        Layer(name, first["num_bytes"][name], ready_s, _median_or_none(rows, "used", name))
+        Layer(name, first["num_bytes"][name], ready_s, _median_or_none(rows, "used", name), first["shapes"][name])
         for name, ready_s in zip(order, ready, strict=True)
     ]
     backward_s = _median(rows, "lengths", "backward_s")

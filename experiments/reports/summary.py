@@ -6,6 +6,7 @@ import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
 from experiments.reports.frames import STAGES, Frames, load
+from experiments.reports.link_times import link_times
 from experiments.reports.measures import METRICS
 from experiments.reports.names import in_order
 from experiments.reports.run_configs import EXPERIMENT
@@ -27,7 +28,8 @@ def summarise(frames: Frames) -> pd.DataFrame:
     accuracy, its value after the last epoch (shares as fractions) with accuracy_half_range, half the distance of the
     best and the worst seed, accuracy_min and accuracy_max; means over all applied steps of density, target_density,
     density_error, build_up, imbalance; bytes_sent per step and worker; compute_ms, select_ms, exchange_ms, rest_ms
-    (medians over steps) and total_ms, their sum. A measure of another task is NaN.
+    (medians over steps) and total_ms, their sum; times of the same step on slower links (link_times.py). A measure of
+    another task is NaN.
     """
     keys = measured(frames.epochs)
     ends = frames.epochs.groupby("run").tail(1).set_index("run")[["metric", *keys]]
@@ -64,7 +66,7 @@ def spread(scores: DataFrameGroupBy) -> pd.DataFrame:
 
 
 def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds per step of each run: the median of every stage over the steps after the warm-up, and their sum.
+    """Milliseconds per step of each run: the median of every stage after the warm-up, their sum, and on slower links.
 
     Steps that were skipped do not count, nor do the first WARM_UP_STEPS (half of the steps in a very short run).
     """
@@ -74,7 +76,8 @@ def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
     warm = applied[position >= (lengths // 2).clip(upper=WARM_UP_STEPS)]
     times = warm.groupby("run")[[f"{stage}_s" for stage in STAGES]].median().fillna(0) * 1000
     times.columns = pd.Index([f"{stage}_ms" for stage in STAGES])
-    return times.assign(total_ms=times.sum(axis=1))
+    times = times.assign(total_ms=times.sum(axis=1))
+    return times.join(link_times(warm, times))
 
 
 def _traffic(frames: Frames) -> pd.DataFrame:

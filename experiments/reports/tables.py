@@ -12,6 +12,7 @@ from rich.table import Table
 from experiments.config.units import human_bytes
 from experiments.reports.csv_files import write_csv
 from experiments.reports.frames import STAGES
+from experiments.reports.link_times import NAMES, NOTE
 from experiments.reports.markdown import table as markdown_table
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, label
@@ -33,7 +34,9 @@ def print_tables(table: pd.DataFrame, console: Console) -> None:
         title = study_name(*study)
         metric = metric_of(rows["metric"])
         console.print(_rich_table(f"{title}: {_note(metric)}", _quality(metric), rows))
-        console.print(_rich_table(f"{title}: ms per step, medians", TIMES, rows))
+        console.print(_rich_table(f"{title}: ms per step, medians", _times(rows), rows))
+        if _has_links(rows):
+            console.print(NOTE, style="dim")
 
 
 def markdown(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
@@ -41,11 +44,11 @@ def markdown(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
     blocks = []
     for study, rows in table.groupby(EXPERIMENT[:3]):
         metric = metric_of(rows["metric"])
-        columns = [*_quality(metric), *((f"{name} ms", show) for name, show in TIMES[2:])]
+        columns = [*_quality(metric), *((f"{name} ms", show) for name, show in _times(rows)[2:])]
         lines = [[show(row) for _, show in columns] for _, row in rows.iterrows()]
         blocks += [
             f"## {study_name(*study)}",
-            f"{_note(metric)}; ms per step, medians",
+            f"{_note(metric)}; ms per step, medians{f'; {NOTE}' if _has_links(rows) else ''}",
             markdown_table([name for name, _ in columns], lines),
         ]
     return "\n\n".join([*blocks, *notes]) + "\n"
@@ -96,8 +99,18 @@ def _unless_dense(text: Callable[[pd.Series], str]) -> Callable[[pd.Series], str
     return lambda row: "-" if row["sparsifier"] == "dense" else text(row)
 
 
+def _times(rows: pd.DataFrame) -> list[Column]:
+    """Return the columns of times: those on slower links where they are known of a run."""
+    links = [(name, _milliseconds(column)) for column, name in NAMES.items()] if _has_links(rows) else []
+    return [*TIMES, *links]
+
+
+def _has_links(rows: pd.DataFrame) -> bool:
+    return bool(rows[list(NAMES)].notna().any(axis=None))
+
+
 def _milliseconds(column: str) -> Callable[[pd.Series], str]:
-    return lambda row: f"{row[column]:.3g}"
+    return lambda row: "-" if math.isnan(row[column]) else f"{row[column]:.3g}"
 
 
 NAMED: list[Column] = [

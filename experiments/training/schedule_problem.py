@@ -44,11 +44,15 @@ def problem_of(
         raise ValueError(f"the network has {network.world_size} ranks, got world_size {world_size}")
     if world_size == 1:
         return Problem(trace, no_time)
-    size = trace.element_bytes
+    size, layout = trace.element_bytes, trace.layout
+
+    def volume(num_bytes: float) -> Volume:
+        whole = layout is not None and round(num_bytes / size) == layout.numel
+        return group_volume(reducer, round(num_bytes / size), world_size, size, layout if whole else None)
 
     @cache  # a schedule needs the same groups many times
     def exchange(num_bytes: float) -> float:
-        return seconds_of(group_volume(reducer, round(num_bytes / size), world_size, size), network)
+        return seconds_of(volume(num_bytes), network)
 
     @cache
     def selection(num_bytes: float) -> float:
@@ -57,7 +61,7 @@ def problem_of(
 
     @cache
     def messages(num_bytes: float) -> tuple[tuple[float, float], ...]:
-        calls = group_volume(reducer, round(num_bytes / size), world_size, size).calls
+        calls = volume(num_bytes).calls
         latencies = [network.seconds(op, 0.0) for op, _ in calls]
         return tuple(
             (latency, max(network.seconds(op, sent) - latency, 0.0))
@@ -79,6 +83,8 @@ def one_round(messages: Messages, num_bytes: float) -> float:
 
 
 @lru_cache(maxsize=2**16)  # it does not depend on the network
-def group_volume(reducer: micro.Reducer, numel: int, world_size: int, element_bytes: int) -> Volume:
-    """Return what ``reducer`` sends for a group of gradients of so many elements."""
-    return volume_of(reducer, numel, world_size, element_bytes=element_bytes)
+def group_volume(
+    reducer: micro.Reducer, numel: int, world_size: int, element_bytes: int, layout: micro.Layout | None = None
+) -> Volume:
+    """Return what ``reducer`` sends for a group of gradients of so many elements, whose shapes may be known."""
+    return volume_of(reducer, numel, world_size, layout=layout, element_bytes=element_bytes)

@@ -1,8 +1,10 @@
 """What was measured of a model: the times at which its gradients become ready in a step without communication."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from micro.flat import Layout
 from micro.planning.documents import Document, check_number, check_whole, checked_fields
 
 
@@ -15,12 +17,14 @@ class Layer:
         num_bytes: of its gradient.
         ready_s: when its gradient is complete, in seconds from the start of backward.
         used_s: when forward first needs it, in seconds from the start of forward; None where that was not measured.
+        shape: of the parameter; None where it is not known, as of several that were joined.
     """
 
     name: str
     num_bytes: int
     ready_s: float
     used_s: float | None = None
+    shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,7 @@ class Trace(Document):
             before = layer.ready_s
             if layer.used_s is not None:
                 check_number(f"{at}: used_s", layer.used_s, lowest=0.0)
+            _check_shape(at, layer)
         if self.backward_s < before:
             raise ValueError(f"backward_s must be at least the last ready_s {before}, got {self.backward_s}")
 
@@ -90,6 +95,14 @@ class Trace(Document):
         return self.num_bytes // self.element_bytes
 
     @property
+    def layout(self) -> Layout | None:
+        """The parameters in the order of backward; None where the shape of one is not known."""
+        shapes = [layer.shape for layer in self.layers if layer.shape is not None]
+        if len(shapes) < len(self.layers):
+            return None
+        return Layout(tuple(layer.name for layer in self.layers), tuple(shapes))
+
+    @property
     def compute_s(self) -> float:
         """Seconds of a step without communication."""
         return self.forward_s + self.backward_s + self.update_s
@@ -99,5 +112,20 @@ class Trace(Document):
         rows = values.pop("layers")
         if not isinstance(rows, list):
             raise ValueError(f"layers must be a list, got {type(rows).__name__}")
-        layers = [Layer(**checked_fields(Layer, row, f"layers[{place}]: ")) for place, row in enumerate(rows)]
-        return cls(layers=tuple(layers), **values)
+        checked = [checked_fields(Layer, row, f"layers[{place}]: ") for place, row in enumerate(rows)]
+        return cls(layers=tuple(Layer(**{**row, "shape": _shape(row.get("shape"))}) for row in checked), **values)
+
+
+def _shape(found: Any) -> Any:
+    return tuple(found) if isinstance(found, list) else found
+
+
+def _check_shape(at: str, layer: Layer) -> None:
+    if layer.shape is None:
+        return
+    if not isinstance(layer.shape, tuple):
+        raise ValueError(f"{at}: shape must be a list of whole numbers, got {layer.shape!r}")
+    for size in layer.shape:
+        check_whole(f"{at}: a number of its shape", size, lowest=1)
+    if layer.num_bytes % math.prod(layer.shape):
+        raise ValueError(f"{at}: {layer.num_bytes} bytes are no whole number for each element of {layer.shape}")

@@ -70,7 +70,7 @@ def test_what_is_not_known_is_said(table: Path, tmp_path: Path, capsys: pytest.C
     assert advise.main(words) == 0
     text = capsys.readouterr().out
     assert "- Top-k: no evidence: at 0.01 2 of 3 seeds came there, the end is -3.00 accuracy %." in text
-    assert "- PowerSGD: no prediction: no formula" in text
+    assert "- PowerSGD: no prediction: what powersgd sends depends on the parameters' shapes" in text
     assert (tmp_path / "advice.md").read_text() in text
     lines = pd.read_csv(tmp_path / "advice-rates.csv")
     assert set(lines["method"]) == {"micro"}

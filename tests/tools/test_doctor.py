@@ -43,6 +43,9 @@ def test_it_tells_all_about_this_machine_in_one_document(tmp_path: Path) -> None
     assert slow["dense_s"] > 8 * 4 * slow["numel"] / 1e6  # n = 2: a rank sends the whole vector once
     assert lines["1 Mbit/s"]["value"] == "can pay"
     assert lines["this machine"]["data"]["bits_per_s"] > 1e6
+    first = lines["first there, 1 Mbit/s"]
+    assert first["state"] == "here"
+    assert first["data"]["time_of_dense"] < 1 < 1e6 < first["data"]["pays_below_bits_per_s"]
     assert KEY not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -106,6 +109,20 @@ def test_ranks_that_fail_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with measuring_pair() as measured, pytest.raises(RuntimeError, match=message):
         measured()
+
+
+def test_the_pair_measures_once_and_a_failure_is_one_line() -> None:
+    calls: list[int] = []
+
+    def fails() -> Measured:
+        calls.append(1)
+        raise RuntimeError("no ranks")
+
+    measure, options = doctor._once(fails), doctor._parser().parse_args([])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no ranks"):
+            measure()
+    assert (list(doctor._advice(measure, options)), calls) == ([], [1])
 
 
 def test_ranks_that_hang_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

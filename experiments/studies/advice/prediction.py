@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line
 from experiments.studies.advice.evidence import Evidence, Reached
 from experiments.studies.simulated_steps.borders import crossing
 from experiments.studies.simulated_steps.method_choices import method_choices
@@ -84,7 +84,11 @@ def over_rates(evidence: Evidence, setting: Setting, rates: Sequence[float]) -> 
 
 
 def step_of(runs: Reached, setting: Setting) -> StepOf:
-    """Return the predicted seconds of a step over the rate of the link. Raises: UserError: no formula for a method."""
+    """Return the predicted seconds of a step over the rate of the link.
+
+    Raises:
+        UserError: no formula for a method, or a trace without the shapes that it needs.
+    """
     methods, _ = method_choices([runs.method], runs.density, table=setting.select, memory_gb_s=setting.memory_gb_s)
     schedule = SCHEDULES.get(runs.method, ONE_BUCKET)
 
@@ -93,6 +97,10 @@ def step_of(runs: Reached, setting: Setting) -> StepOf:
         problem = methods.problem(setting.trace, network, runs.method, setting.world_size)
         return float(simulate_step(problem, schedule, setting.world_size)["step_s"])
 
+    try:
+        seconds(setting.rate)
+    except ValueError as error:
+        raise UserError(f"{one_line(error)}; 'python -m experiments.profile backward' writes shapes") from None
     return seconds
 
 

@@ -1,0 +1,78 @@
+"""Which method is predicted to reach dense's accuracy first on a link: what `experiments.advise` says, a line each."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from experiments.checkup.findings import Finding
+from experiments.checkup.verdict import human_rate
+from experiments.config.paths import ROOT
+from experiments.reports.names import human, label
+from experiments.studies.advice.evidence import Evidence, load_evidence
+from experiments.studies.advice.files import describe
+from experiments.studies.advice.prediction import Setting, predict
+from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
+from experiments.studies.simulated_steps.network_choices import load_measured
+from experiments.studies.simulated_steps.step import DENSE
+from micro.planning.collectives import Link
+from micro.planning.traces import Trace
+
+EVIDENCE, TRACE = ROOT / "results/published/long.csv", ROOT / "results/published/traces/resnet18.json"
+LEVEL = 95  # percent of dense's end
+NAME = "first there"
+
+
+def findings(links: Mapping[str, Link], world_size: int, trace: Path | None) -> Iterator[Finding]:
+    """Yield for each link the method that takes least time to dense's accuracy, and the rate below which it pays.
+
+    Args:
+        trace: profile of a model, that of `experiments.profile backward`; a published one where none is given.
+
+    Raises:
+        UserError: the profile cannot be used.
+    """
+    if world_size == 1:
+        return
+    if not EVIDENCE.exists():
+        yield Finding(name=NAME, value="unknown", note="published trainings are in a clone alone", state="absent")
+        return
+    evidence, profile = load_evidence(EVIDENCE, LEVEL), load_measured(Trace, trace or TRACE)
+    for name, link in links.items():
+        yield _finding(evidence, profile, name, link, world_size)
+    yield Finding(
+        name="evidence",
+        value="",
+        note=f"epochs of {describe(evidence)}; steps of {human(profile.model)}, predicted from its profile",
+    )
+
+
+def _finding(evidence: Evidence, trace: Trace, name: str, link: Link, world_size: int) -> Finding:
+    setting = Setting(
+        trace=trace,
+        world_size=world_size,
+        rate=8 / link.beta_s if link.beta_s else math.inf,
+        latency_s=link.alpha_s,
+        select=None,
+        memory_gb_s=MEMORY_GB_S,
+    )
+    rows = predict(evidence, setting)
+    known = rows[(rows["why"] == "") & (rows["method"] != DENSE)].to_dict("records")
+    best = min(known, key=lambda row: float(row["time"]))
+    method, gain, border = label(str(best["method"]), str(best["variant"])), float(best["time"]), float(best["border"])
+    pays = gain < 1
+    density = "" if best["density"] == 1 else f" at density {best['density']:g}"
+    below = (
+        f"it pays {'at any rate' if math.isinf(border) else f'below {human_rate(border)}' if border else 'at no rate'}"
+    )
+    return Finding(
+        name=f"{NAME}, {name}",
+        value=method if pays else label(DENSE),
+        note=f"{method}{density} takes {gain:.2g} of DDP's time to {LEVEL} % of dense's end; {below}",
+        state="here" if pays else "absent",
+        data={
+            "method": str(best["method"]),
+            "density": float(best["density"]),
+            "time_of_dense": gain,
+            "pays_below_bits_per_s": border,
+        },
+    )

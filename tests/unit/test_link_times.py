@@ -1,0 +1,34 @@
+"""What a step would take on slower links, from what a run measured and sent."""
+
+import pandas as pd
+import pytest
+
+from experiments.reports.link_times import FRAME, LATENCY_S
+from experiments.reports.summary import stage_times
+
+STAGES = {"compute_s": 0.010, "select_s": 0.001, "exchange_s": 0.008, "rest_s": 0.002}
+
+
+def steps(run: str, **facts: object) -> pd.DataFrame:
+    row = {"run": run, "skipped": False, "bytes_sent": 1e6, "num_collectives": 3, "world_size": 4, "cluster": "local"}
+    return pd.DataFrame([{**row, **STAGES, "step": step, **facts} for step in range(4)])
+
+
+def test_a_step_on_a_slower_link_is_its_computation_and_its_messages_there() -> None:
+    found = stage_times(steps("run")).loc["run"]
+    latency_ms = 1e3 * 3 * 6 * LATENCY_S  # three rings of four ranks, each 2 (n - 1) messages
+    assert found["total_ms"] == pytest.approx(21)
+    assert found["at_1gbit_ms"] == pytest.approx(13 + latency_ms + 8 * FRAME)
+    assert found["at_100mbit_ms"] == pytest.approx(13 + latency_ms + 80 * FRAME)
+
+
+@pytest.mark.parametrize("unknown", [{"cluster": "simulated"}, {"world_size": 1}, {"num_collectives": None}])
+def test_where_nothing_can_be_said_there_is_no_time(unknown: dict[str, object]) -> None:
+    both = pd.concat([steps("known"), steps("unknown", **unknown)], ignore_index=True)
+    found = stage_times(both)["at_1gbit_ms"].isna()
+    assert found.to_dict() == {"known": False, "unknown": True}
+
+
+def test_a_record_without_numbers_of_collectives_has_no_such_times() -> None:
+    older = steps("run").drop(columns="num_collectives")
+    assert stage_times(older)[["at_1gbit_ms", "at_100mbit_ms"]].isna().all(axis=None)
