@@ -8,6 +8,7 @@ from micro.kernels.reference import places_of
 
 GROUP = 8  # codes that fill whole bytes together, whatever their width
 WORD = 8  # bytes of an int64
+BITS_OF_INT = 32  # of an int32, sign included
 
 
 def num_packed_bytes(count: int, width: int) -> int:
@@ -45,14 +46,14 @@ def _pack_in_torch(codes: Tensor, width: int) -> Tensor:
 
 
 def unpack(packed: Tensor, count: int, width: int) -> Tensor:
-    """Return the (count,) int64 codes of ``width`` bits that ``pack`` packed."""
+    """Return the (count,) codes of ``width`` bits that ``pack`` packed: int32, and int64 with 32 bits."""
     _check(width)
-    loops = kernels.codes_on(packed.device)
+    dtype, loops = torch.int64 if width == BITS_OF_INT else torch.int32, kernels.codes_on(packed.device)
     if loops is not None:
-        codes = torch.empty(count, dtype=torch.int64)
+        codes = torch.empty(count, dtype=dtype)
         loops.unpack(packed, width, codes)
         return codes
-    return _unpack_in_torch(packed, count, width)
+    return _unpack_in_torch(packed, count, width).to(dtype)
 
 
 def _unpack_in_torch(packed: Tensor, count: int, width: int) -> Tensor:

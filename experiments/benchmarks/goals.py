@@ -21,7 +21,13 @@ def goal(method: str) -> float | None:
     return FLOORS.get(method.split("_")[0])
 
 
-def verdict(method: str, floors: float) -> str:
-    """Return whether a step of ``floors`` meets its goal, as a word of the table."""
+def verdict(method: str, floors: float, bytes_in_floors: float = 0.0) -> str:
+    """Return whether a step of ``floors`` meets its goal, as a word of the table; 'no: bytes' where it cannot.
+
+    Args:
+        bytes_in_floors: the bytes that a step moves by those that a floor moves: at one speed it takes as many floors.
+    """
     most = goal(method)
-    return "" if most is None else "yes" if floors <= most else "no"
+    if most is None:
+        return ""
+    return "yes" if floors <= most else "no: bytes" if bytes_in_floors > most else "no"

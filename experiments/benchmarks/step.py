@@ -4,7 +4,9 @@ Methods are those of conf/sparsifier. The floor is what a sparse step has to mov
 ``residual.add_(grad)``, one read of the rank's own slice, ``grad.zero_()``. It is timed beside every single step, so
 that a machine that slows down slows both. ``floors`` is what a step takes beside the wire, select + rest, by that time:
 its median over steps and, in brackets, the middle half of them; ``passes`` is how often one more step, which is not
-timed, goes over the vector (`experiments.benchmarks.passes`). The floor itself makes two and a part.
+timed, goes over the vector (`experiments.benchmarks.passes`). The floor itself makes two and a part. ``bytes`` are
+those that such a step reads and writes for each element, ``bytes in floors`` the same by a floor's (18 with two ranks):
+what the step would take at the floor's speed. A goal that is missed with more bytes than it allows is marked so.
 
 Each method's line is printed, and kept, as soon as it is measured. A command that was stopped goes on with the methods
 that are left when it is given again; it begins anew where the code has changed.
@@ -44,6 +46,8 @@ COLUMNS = (
     "goal",
     "met",
     "passes",
+    "bytes",
+    "bytes in floors",
     "MB sent",
     "density / target",
     "steps",
@@ -121,9 +125,13 @@ def _measure(ranks: RankGroup, settings: Settings) -> Row:
 def _line(row: Row) -> str:
     """Return what is printed of a row once it is there."""
     least = row["goal_floors"]
-    against = f", goal {least:g}: {verdict(row['method'], row['floors'])}" if least else ""
+    against = f", goal {least:g}: {_verdict(row)}" if least else ""
     at = f"d = {row['numel']:,}, density {row['density']:g}"
     return f"{row['method']}, {at}: {row['floors']:.2f} floors, middle half {_middle(row)}{against}"
+
+
+def _verdict(row: Row) -> str:
+    return verdict(row["method"], row["floors"], row["bytes_in_floors"])
 
 
 def _middle(row: Row) -> str:
@@ -132,9 +140,9 @@ def _middle(row: Row) -> str:
 
 def _summary(rows: list[Row]) -> str:
     """Return how many methods meet their goals, and the names of the others."""
-    verdicts = {row["method"]: verdict(row["method"], row["floors"]) for row in rows}
+    verdicts = {row["method"]: _verdict(row) for row in rows}
     held = [method for method, word in verdicts.items() if word]
-    missed = [method for method in held if verdicts[method] == "no"]
+    missed = [method for method in held if verdicts[method] != "yes"]
     return f"{len(held) - len(missed)} of {len(held)} methods meet their goals; not: {', '.join(missed) or 'none'}"
 
 
@@ -150,8 +158,10 @@ def _table(rows: list[Row]) -> Table:
             f"{row['floors']:.2f}",
             _middle(row),
             f"{row['goal_floors']:g}" if row["goal_floors"] else "",
-            verdict(row["method"], row["floors"]),
+            _verdict(row),
             f"{row['passes']:.1f}",
+            f"{row['bytes_per_element']:.1f}",
+            f"{row['bytes_in_floors']:.2f}",
             f"{row['bytes_sent'] / 1e6:.3f}",
             f"{row['build_up']:.2f}",
             f"{row['counted']}",

@@ -33,8 +33,14 @@ def work(settings: Settings) -> Row:
     warmup, counted = counts(steps.tried(), settings["steps"], settings["limit_s"])
     taken = steps.take(warmup + counted - NUM_TRIED)[-counted:]
     grad = steps.next_gradient()
-    passes = slowest(count_passes(lambda: step(grad), numel), device)
-    return {**_in_quartiles(taken), "passes": passes, "warmup": warmup, "counted": counted}
+    visits, least = count_passes(lambda: step(grad), numel), count_passes(steps.floor, numel)
+    visited = {
+        "passes": visits.passes,
+        "bytes_per_element": visits.bytes_per_element,
+        "bytes_in_floors": visits.bytes_per_element / least.bytes_per_element,
+    }
+    most = {key: slowest(value, device) for key, value in visited.items()}
+    return {**_in_quartiles(taken), **most, "warmup": warmup, "counted": counted}
 
 
 def _in_quartiles(taken: list[Times]) -> Row:

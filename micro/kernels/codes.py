@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels import blockwise, casts, maps, packing, signs
+from micro.kernels import blockwise, casts, maps, packing, ranges, signs
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import NEAR
@@ -47,6 +47,16 @@ class Values:
         return Values(self.x[start:stop], self.grad[start:stop], self.rest[start:stop], self.weight)
 
     @property
+    def bytes_to_add(self) -> int:
+        """Bytes that are moved for each value to read it, with its gradient where it is added."""
+        return 12 if self.grad.size else 4
+
+    @property
+    def bytes_to_leave(self) -> int:
+        """Bytes that are moved for each value to write what is left."""
+        return 4 if self.rest.size else 0
+
+    @property
     def summands(self) -> tuple[Array, Array, Array, Array]:
         """The values and the gradient, each as numbers and as bits."""
         return self.x, self.x.view(np.int32), self.grad, self.grad.view(np.int32)
@@ -65,6 +75,7 @@ class Encoding:
     """How a message is made.
 
     Attributes:
+        size: bytes of the message.
         run: encodes a part of the values, which begins at a multiple of ``unit``; returns the place in the part of the
             first sum with the gradient that is too large, or -1. With a weight it returns the bit pattern of the
             largest magnitude that is decoded.
@@ -73,6 +84,7 @@ class Encoding:
     """
 
     unit: int
+    size: int
     run: Callable[[Values, int], int]
     look: Callable[[Values, int], tuple[int, int]] | None = None
     settle: Callable[[list[int]], None] | None = None
@@ -83,11 +95,13 @@ class Decoding:
     """How the sum of messages is read, divided.
 
     Attributes:
+        size: bytes of the messages.
         run: fills a part of an array, which begins at a multiple of ``unit``; returns the bit pattern of the largest
             magnitude. With values of this part that were not sent, it adds them, and returns as for an Encoding.
     """
 
     unit: int
+    size: int
     run: Callable[[Array, int, Values], int]
 
 
@@ -96,18 +110,21 @@ def encode(encoding: Encoding, values: Values) -> int | None:
     numel, first_bad = values.x.size, None
     if encoding.look is not None and encoding.settle is not None:
         look = encoding.look
-        looked = in_parts(lambda a, b: (a, *look(values.part(a, b), a)), numel, unit=encoding.unit)
+        moved = values.bytes_to_add
+        looked = in_parts(lambda a, b: (a, *look(values.part(a, b), a)), numel, unit=encoding.unit, moved=moved)
         encoding.settle([found for _, _, found in looked])
         first_bad = next((start + bad for start, bad, _ in looked if bad >= 0), None)
         values = Values(values.x, _NOTHING, values.rest, values.weight)
-    places = in_parts(lambda a, b: (a, int(encoding.run(values.part(a, b), a))), numel, unit=encoding.unit)
+    moved = values.bytes_to_add + values.bytes_to_leave + encoding.size / max(numel, 1)
+    places = in_parts(lambda a, b: (a, int(encoding.run(values.part(a, b), a))), numel, unit=encoding.unit, moved=moved)
     return next((start + bad for start, bad in places if bad >= 0), first_bad)
 
 
 def decode(decoding: Decoding, out: Tensor) -> bool:
     """Fill ``out``; return whether all of it is finite."""
     target = out.detach().numpy()
-    highest = in_parts(lambda a, b: int(decoding.run(target[a:b], a, _NONE)), target.size, unit=decoding.unit)
+    moved, unit = 4 + decoding.size / max(target.size, 1), decoding.unit
+    highest = in_parts(lambda a, b: int(decoding.run(target[a:b], a, _NONE)), target.size, unit=unit, moved=moved)
     return max(highest) < INFINITY_BITS
 
 
@@ -143,13 +160,15 @@ def encode_mean(
     size = encoding.unit * max(1, CHUNK // encoding.unit)
     bads: Sequence[int]
     found: Sequence[int]
+    unit, to_add = encoding.unit, values.bytes_to_add + 4 + decoding.size / max(numel, 1)
+    to_encode = values.bytes_to_leave + encoding.size / max(numel, 1)
     if encoding.look is None or encoding.settle is None:
-        bads, found = zip(*in_parts(work, numel, unit=encoding.unit), strict=True)
+        bads, found = zip(*in_parts(work, numel, unit=unit, moved=to_add + to_encode), strict=True)
     else:
         look = encoding.look
-        bads = in_parts(add_up, numel, unit=encoding.unit)
-        encoding.settle(in_parts(lambda a, b: look(settled(a, b), a)[1], numel, unit=encoding.unit))
-        found = in_parts(lambda a, b: int(encoding.run(settled(a, b), a)), numel, unit=encoding.unit)
+        bads = in_parts(add_up, numel, unit=unit, moved=to_add)
+        encoding.settle(in_parts(lambda a, b: look(settled(a, b), a)[1], numel, unit=unit))
+        found = in_parts(lambda a, b: int(encoding.run(settled(a, b), a)), numel, unit=unit, moved=8 + to_encode)
     return max(found) < INFINITY_BITS, min(bads) if min(bads) < numel else None
 
 
@@ -160,14 +179,16 @@ def encode_cast(wire: Tensor, *, is_half: bool) -> Encoding:
     def run(values: Values, start: int) -> int:
         return int(casts.encode_cast(*values.all, codes[2 * start : 2 * (start + values.x.size)], is_half))
 
-    return Encoding(NEAR, run)
+    return Encoding(NEAR, codes.size, run)
 
 
 def decode_cast(wires: Tensor, divisor: float, *, is_half: bool) -> Decoding:
     """Return how they are read."""
     codes = wires.numpy()
     settings = np.float32(divisor), is_half
-    return Decoding(NEAR, lambda out, start, own: casts.decode_cast(own.summands, codes, out, *settings, start))
+    return Decoding(
+        NEAR, codes.size, lambda out, start, own: casts.decode_cast(own.summands, codes, out, *settings, start)
+    )
 
 
 def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
@@ -187,7 +208,7 @@ def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
         vectors = (values.x, values.x.view(np.int32), values.rest, values.weight)
         return int(casts.encode_natural(*vectors, codes[start : start + values.x.size], below[0], *noise, start))
 
-    return Encoding(NEAR, run, look, settle)
+    return Encoding(NEAR, wire.numel(), run, look, settle)
 
 
 def decode_natural(wires: Tensor, divisor: float) -> Decoding:
@@ -195,7 +216,9 @@ def decode_natural(wires: Tensor, divisor: float) -> Decoding:
     belows = wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()
     codes, count = wires.numpy(), np.float32(divisor)
     return Decoding(
-        NEAR, lambda out, start, own: casts.decode_natural(own.summands, belows, codes, 4 + start, out, count)
+        NEAR,
+        codes.size,
+        lambda out, start, own: casts.decode_natural(own.summands, belows, codes, 4 + start, out, count),
     )
 
 
@@ -208,7 +231,7 @@ def encode_int8(wire: Tensor, count: int, words: Words | None, *, block: int) ->
         places = header[4 * (start // block) :], codes[start : start + values.x.size]
         return int(blockwise.encode_int8(*values.all, *places, block, group, start, *noise))
 
-    return Encoding(group, run)
+    return Encoding(group, wire.numel(), run)
 
 
 def decode_int8(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
@@ -216,6 +239,7 @@ def decode_int8(wires: Tensor, count: int, divisor: float, *, block: int) -> Dec
     codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
     return Decoding(
         group,
+        codes.size,
         lambda out, start, own: blockwise.decode_int8(
             own.summands, codes, skip, out, np.float32(divisor), block, group, start
         ),
@@ -232,7 +256,7 @@ def encode_levels(wire: Tensor, count: int, words: Words, *, block: int, bits: i
         places = header[4 * (start // block) :], packed[start * bits // 8 : stop]
         return int(blockwise.encode_levels(*values.all, *places, block, group, start, bits, is_least_squares, *noise))
 
-    return Encoding(group, run)
+    return Encoding(group, wire.numel(), run)
 
 
 def decode_levels(wires: Tensor, count: int, divisor: float, *, block: int, bits: int) -> Decoding:
@@ -244,7 +268,7 @@ def decode_levels(wires: Tensor, count: int, divisor: float, *, block: int, bits
         settings = np.float32(divisor), block, group, start, bits, lowest
         return int(blockwise.decode_levels(own.summands, codes, skip, out, *settings))
 
-    return Decoding(group, run)
+    return Decoding(group, codes.size, run)
 
 
 def encode_ternary(
@@ -258,7 +282,7 @@ def encode_ternary(
         places = header[4 * (start // block) :], packed[start // 5 :]
         return int(blockwise.encode_ternary(*values.all, *places, block, group, start, limit, is_least_squares, *noise))
 
-    return Encoding(group, run)
+    return Encoding(group, wire.numel(), run)
 
 
 def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
@@ -266,6 +290,7 @@ def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> 
     codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block, blockwise.DIGITS)
     return Decoding(
         group,
+        codes.size,
         lambda out, start, own: blockwise.decode_ternary(
             own.summands, codes, skip, out, np.float32(divisor), block, group, start
         ),
@@ -282,7 +307,7 @@ def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Enco
         places = header[first:], header[first + 4 * num_blocks :], packed[start // 8 :]
         return int(signs.encode_signs(*values.all, *places, block, group, has_two))
 
-    return Encoding(group, run)
+    return Encoding(group, wire.numel(), run)
 
 
 def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_two: bool) -> Decoding:
@@ -290,9 +315,48 @@ def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_t
     codes, num_blocks, group = wires.numpy(), -(-count // block), blockwise.group_size(block, blockwise.BITS)
     return Decoding(
         group,
+        codes.size,
         lambda out, start, own: signs.decode_signs(
             own.summands, codes, num_blocks, out, np.float32(divisor), block, group, start, has_two
         ),
+    )
+
+
+def encode_range_float(wire: Tensor, count: int, *, width: int, mantissa: int | None, fewest: int) -> Encoding:
+    """Return how codec range_float is made; ``mantissa`` None: the best from ``fewest`` on, found on a sample."""
+    packed, header, form = wire.numpy()[4:], wire.numpy()[:4], np.zeros(2, np.int32)
+    stride = max(1, count // ranges.SAMPLE)
+    sample = np.empty(-(-count // stride), np.float32)
+
+    def look(values: Values, start: int) -> tuple[int, int]:
+        found: tuple[int, int] = ranges.look(*values.summands)
+        chosen = values.x[-start % stride :: stride]
+        first = -(-start // stride)
+        sample[first : first + chosen.size] = chosen
+        return found
+
+    def settle(highest: list[int]) -> None:
+        largest = np.int32(max(highest))
+        best = ranges.best_mantissa(sample, largest, width, fewest) if mantissa is None else mantissa
+        form[:] = ranges.base_of(largest, width, best), best
+        header[:] = np.array([form[0] << 5 | form[1]], np.int32).view(np.uint8)
+
+    def run(values: Values, start: int) -> int:
+        vectors = (values.x, values.x.view(np.int32), values.rest, values.weight)
+        stop = -(-(start + values.x.size) * width // 8)
+        return int(ranges.encode(*vectors, packed[start * width // 8 : stop], width, *form))
+
+    return Encoding(NEAR, wire.numel(), run, look, settle)
+
+
+def decode_range_float(wires: Tensor, divisor: float, *, width: int) -> Decoding:
+    """Return how it is read."""
+    headers = wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()
+    codes, forms, count = wires.numpy(), (headers >> 5, headers & 31), np.float32(divisor)
+    return Decoding(
+        NEAR,
+        codes.size,
+        lambda out, start, own: ranges.decode(own.summands, *forms, codes, out, count, width, start),
     )
 
 
@@ -302,8 +366,9 @@ def pack(codes: Tensor, width: int, packed: Tensor) -> None:
 
 
 def unpack(packed: Tensor, width: int, codes: Tensor) -> None:
-    """Fill ``codes`` (count,), int32 or int64, as `micro.bits.unpack` has them."""
-    packing.unpack_codes(packed.contiguous().numpy(), width, codes.numpy())
+    """Fill ``codes`` (count,) as `micro.bits.unpack` has them."""
+    loop = packing.unpack_codes if codes.dtype is torch.int32 else packing.unpack_any
+    loop(packed.contiguous().numpy(), width, codes.numpy())
 
 
 def put_places(places: Tensor, low: int, gap: int, lows: Tensor, highs: Tensor) -> None:

@@ -149,7 +149,8 @@ def absorb_(residual: Tensor, grad: Tensor, decay: float = 1.0) -> int | None:
         def absorb(a: int, b: int) -> tuple[int, int]:
             return a + int(_absorb_narrow(target[a:b], target_bits[a:b], codes[a:b], is_half, factor)), a
 
-    return next((place for place, start in in_parts(absorb, numel, unit=TILE) if place >= start), None)
+    found = in_parts(absorb, numel, unit=TILE, moved=8 + 2 * grad.element_size())
+    return next((place for place, start in found if place >= start), None)
 
 
 @jitted

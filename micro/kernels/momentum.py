@@ -73,4 +73,5 @@ def absorb_(residual: Tensor, momentum: Tensor, grad: Tensor, factor: float, *, 
     def absorb(a: int, b: int) -> tuple[int, int]:
         return a + int(_absorb(*(vector[a:b] for vector in vectors), np.float32(factor), is_nesterov)), a
 
-    return next((place for place, start in in_parts(absorb, grad.numel(), unit=TILE) if place >= start), None)
+    found = in_parts(absorb, grad.numel(), unit=TILE, moved=24)
+    return next((place for place, start in found if place >= start), None)

@@ -7,9 +7,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from micro.kernels.jit import get32, get64_at, jitted, put32, put64_at
+from micro.kernels.jit import get32, jitted, put32, put64_at
 
 LANES = 64
+GROUP = 8  # codes that fill whole bytes together, whatever their width
+WORD_BYTES = 8
 TILE = 1 << 11  # codes that stay in the nearest cache
 DIGITS = sum((np.arange(256) // 3**place % 3).astype(np.uint64) << np.uint64(8 * place) for place in range(5))
 
@@ -29,7 +31,46 @@ def _odd_in_word(typingctx: Any, codes: Any, start: Any) -> Any:
     return signature, codegen
 
 
+def _spread_group(typingctx: Any, packed: Any, place: Any, width: Any, codes: Any, start: Any) -> Any:
+    """Unpack 8 codes of up to 16 bits, from byte ``place`` on, into int32 ``codes`` from ``start`` on.
+
+    Each half of them lies in the 64 bits from a byte on: two words are read, and shifted by lanes.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word, half = ir.IntType(64), GROUP // 2
+        lanes = ir.VectorType(word, GROUP)
+        source = context.make_array(sig.args[0])(context, builder, args[0])
+        half_bits = builder.mul(args[2], word(half))
+        second = builder.add(args[1], builder.lshr(half_bits, word(3)))
+        pair = ir.Constant(ir.VectorType(word, 2), ir.Undefined)
+        for i, place in enumerate((args[1], second)):
+            loaded = builder.load(builder.bitcast(builder.gep(source.data, [place]), word.as_pointer()))
+            loaded.align = 1
+            pair = builder.insert_element(pair, loaded, ir.IntType(32)(i))
+        number = ir.VectorType(ir.IntType(32), GROUP)
+        words = builder.shuffle_vector(pair, pair, ir.Constant(number, [i // half for i in range(GROUP)]))
+
+        def all_lanes(scalar: Any) -> Any:
+            first = builder.insert_element(ir.Constant(lanes, ir.Undefined), scalar, ir.IntType(32)(0))
+            return builder.shuffle_vector(first, first, ir.Constant(number, [0] * GROUP))
+
+        into = builder.and_(half_bits, word(7))  # where the second half begins in its byte
+        steps = ir.Constant(lanes, [i % half for i in range(GROUP)])
+        is_second = ir.Constant(lanes, [i // half for i in range(GROUP)])
+        shifts = builder.add(builder.mul(all_lanes(args[2]), steps), builder.mul(all_lanes(into), is_second))
+        mask = builder.sub(builder.shl(word(1), args[2]), word(1))
+        found = builder.and_(builder.lshr(words, shifts), all_lanes(mask))
+        target = context.make_array(sig.args[3])(context, builder, args[3])
+        out = builder.bitcast(builder.gep(target.data, [args[4]]), number.as_pointer())
+        builder.store(builder.trunc(found, number), out).align = 4
+        return context.get_dummy_value()
+
+    return types.void(packed, types.int64, types.int64, codes, types.int64), codegen
+
+
 _set_in_word: Any = intrinsic(_odd_in_word)
+_take_group: Any = intrinsic(_spread_group)
 
 
 @jitted
@@ -71,7 +112,7 @@ def pack_any(codes: Any, width: Any, packed: Any) -> Any:
 
 @jitted
 def _whole_groups(count: Any, width: Any, num_bytes: Any) -> Any:
-    """Return how many groups of 8 codes can be written, or read, in words of 64 bits that stay within the bytes."""
+    """Return how many groups of 8 codes can be written in words of 64 bits that stay within the bytes."""
     room = num_bytes - (8 if width <= 8 else 16)
     return min(count // 8, room // width + 1) if room >= 0 else 0
 
@@ -82,15 +123,6 @@ def _paired(pairs: Any, width: Any, joined: Any) -> Any:
     shift, mask = np.uint64(32 - width), (np.uint64(1) << np.uint64(2 * width)) - np.uint64(1)
     for i in range(pairs.size):
         joined[i] = (pairs[i] | (pairs[i] >> shift)) & mask
-
-
-@jitted
-def _parted(joined: Any, width: Any, pairs: Any) -> Any:
-    """Part numbers of twice ``width`` bits into two in a word, 32 bits apart."""
-    mask, high = (np.uint64(1) << np.uint64(width)) - np.uint64(1), np.uint64(32)
-    for i in range(pairs.size):
-        word = np.uint64(joined[i])
-        pairs[i] = (word & mask) | (((word >> np.uint64(width)) & mask) << high)
 
 
 @jitted
@@ -141,33 +173,6 @@ def _pack_groups(codes: Any, width: Any, packed: Any) -> Any:
 
 
 @jitted
-def _unpack_groups(packed: Any, width: Any, codes: Any) -> Any:
-    """Unpack groups of 8 codes of up to 16 bits, but 4 and 8; a word is read at a time."""
-    size = min(TILE, codes.size)
-    words, quarters, halves = np.empty(size // 4, np.uint64), np.empty(size // 4, np.uint32), np.empty(size, np.uint32)
-    whole = np.empty(size, np.uint32)
-    for start in range(0, codes.size, TILE):
-        part = codes[start : start + TILE]
-        source = packed[start * width // 8 :]
-        if width < 8:
-            for i in range(part.size // 8):
-                words[i] = get64_at(source, i * width)
-            _parted(words, 4 * width, quarters[: part.size // 4].view(np.uint64))
-            _parted(quarters, 2 * width, halves[: part.size // 2].view(np.uint64))
-        else:
-            for i in range(part.size // 8):
-                low, high = get64_at(source, i * width), get64_at(source, i * width + 8)
-                words[2 * i] = low
-                words[2 * i + 1] = (
-                    (high << np.uint64(64 - 4 * width)) | (low >> np.uint64(4 * width)) if width < 16 else high
-                )
-            _parted(words, 2 * width, halves[: part.size // 2].view(np.uint64))
-        _parted(halves, width, whole[: part.size].view(np.uint64))
-        for i in range(part.size):
-            part[i] = whole[i]
-
-
-@jitted
 def pack_codes(codes: Any, width: Any, packed: Any) -> Any:
     """Fill ``packed`` (at least ceil(numel * width / 8),) uint8 with int32 codes of ``width`` bits."""
     if width == 1:
@@ -215,23 +220,14 @@ def unpack_any(packed: Any, width: Any, codes: Any) -> Any:
 
 @jitted
 def unpack_codes(packed: Any, width: Any, codes: Any) -> Any:
-    """Fill ``codes`` (numel,) int32 or int64 with what ``pack_codes`` packed."""
-    if width == 4:
-        whole = codes.size // 2
+    """Fill ``codes`` (numel,) int32 with what ``pack_codes`` packed."""
+    whole = 0
+    if width <= 16:
+        room = packed.size - WORD_BYTES - width // 2
+        whole = min(codes.size // GROUP, room // width + 1) if room >= 0 else 0
         for i in range(whole):
-            byte = np.int32(packed[i])
-            codes[2 * i] = byte & np.int32(15)
-            codes[2 * i + 1] = byte >> np.int32(4)
-        unpack_any(packed[whole:], 4, codes[2 * whole :])
-    elif width == 8:
-        for i in range(codes.size):
-            codes[i] = packed[i]
-    elif width <= 16:
-        whole = _whole_groups(codes.size, width, packed.size)
-        _unpack_groups(packed, width, codes[: 8 * whole])
-        unpack_any(packed[whole * width :], width, codes[8 * whole :])
-    else:
-        unpack_any(packed, width, codes)
+            _take_group(packed, i * width, width, codes, GROUP * i)
+    unpack_any(packed[whole * width :], width, codes[GROUP * whole :])
 
 
 @jitted

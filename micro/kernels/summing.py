@@ -171,7 +171,7 @@ def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[int | None, list[fl
         pieces = target[a:b], target_bits[a:b], source[a:b], source_bits[a:b]
         return a + int(_absorb_and_sum(*pieces, floor, rows[a // TILE :])), a
 
-    found = in_parts(absorb, grad.numel(), unit=TILE)
+    found = in_parts(absorb, grad.numel(), unit=TILE, moved=16)
     return next((place for place, start in found if place >= start), None), _together(rows)
 
 

@@ -28,14 +28,15 @@ def entries_in_parts(work: Callable[[int, int], T], count: int) -> list[T]:
     return _shared(work, count, LEAST // ENTRY, 1)
 
 
-def in_parts(work: Callable[[int, int], T], numel: int, *, unit: int = 1) -> list[T]:
+def in_parts(work: Callable[[int, int], T], numel: int, *, unit: int = 1, moved: float = 4.0) -> list[T]:
     """Return ``work(start, stop)`` of neighbouring parts of [0, numel), in order; short vectors are one part.
 
     Args:
         work: calls compiled loops and little else; threads call it at the same time.
         unit: parts begin at multiples of it.
+        moved: bytes of memory that are read and written for each element; by default a float32 is read.
     """
-    _local.visited = visited() + numel
+    _local.visited, _local.moved = visited() + numel, moved_bytes() + moved * numel
     return _shared(work, numel, LEAST, unit)
 
 
@@ -51,6 +52,12 @@ def _shared(work: Callable[[int, int], T], numel: int, least: int, unit: int) ->
 def visited() -> int:
     """Return how many elements loops visited in parts that this thread called for, since it began: for benchmarks."""
     number: int = getattr(_local, "visited", 0)
+    return number
+
+
+def moved_bytes() -> float:
+    """Return how many bytes those loops read from memory and wrote to it, as their callers say."""
+    number: float = getattr(_local, "moved", 0.0)
     return number
 
 

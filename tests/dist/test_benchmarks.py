@@ -116,6 +116,7 @@ def test_step_goes_on_where_it_was_stopped(
     assert set(table["numel"]) == {2000}
     assert table["goal_floors"].tolist()[:2] == [1.5, 2.5]
     assert (table["passes"][:2] >= 1).all()
+    assert (table["bytes_per_element"][:2] >= 16).all()
     assert ((table["floors_q1"] <= table["floors"]) & (table["floors"] <= table["floors_q3"])).all()
 
 
@@ -180,7 +181,9 @@ def test_passes_count_operations_and_compiled_loops() -> None:
         torch.empty_like(x)
         x.index_select(0, torch.arange(10))
 
-    assert count_passes(step, 5000) == 2
+    passes, bytes_per_element = count_passes(step, 5000)
+    assert passes == 2
+    assert bytes_per_element == pytest.approx(16 + (4 + 4 + 4) / 2, abs=0.01)
 
 
 def test_every_method_has_a_goal_or_is_held_against_something_else() -> None:
@@ -188,6 +191,7 @@ def test_every_method_has_a_goal_or_is_held_against_something_else() -> None:
     assert methods == set(goals.FLOORS) | goals.NOT_IN_FLOORS
     assert goals.verdict("qsgd_published", 4.0) == "yes"
     assert goals.verdict("qsgd_published", 4.1) == "no"
+    assert goals.verdict("qsgd_published", 4.1, bytes_in_floors=4.05) == "no: bytes"
     assert goals.verdict("powersgd", 9.0) == ""
 
 

@@ -19,6 +19,7 @@ from micro.codecs.natural_published import PublishedNatural
 from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
 from micro.codecs.qsgd_published import PublishedQSGD
+from micro.codecs.range_float import RangeFloat
 from micro.codecs.sign import Sign
 from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
@@ -34,6 +35,9 @@ CODECS: dict[str, FusedCodec] = {
     "int8, short blocks at random": Int8(block=7, stochastic=True),
     "natural": Natural(),
     "natural as published": PublishedNatural(),
+    "range_float": RangeFloat(),
+    "range_float, 11 bits": RangeFloat(bits=11, mantissa=6),
+    "range_float, 16 bits": RangeFloat(bits=16),
     "sign": Sign(),
     "sign, short blocks": Sign(block=13),
     "onebit": OneBit(),
@@ -172,8 +176,8 @@ def test_bits_are_packed_as_in_torch(width: int, count: int, dtype: torch.dtype)
     odd = torch.cat([torch.zeros(3, dtype=torch.uint8), packed])[3:]
     with in_torch():
         assert torch.equal(packed, bits.pack(drawn, width))
-        assert torch.equal(bits.unpack(packed, count, width), drawn)
-    assert torch.equal(bits.unpack(odd, count, width), drawn)
+        assert torch.equal(bits.unpack(packed, count, width).long(), drawn)
+    assert torch.equal(bits.unpack(odd, count, width).long(), drawn)
 
 
 @grid(low=[0, 1, 5, 8, 17], gap=[0, 1], count=[1, 2, 63, 64, 65, 1000])

@@ -151,6 +151,14 @@ def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> 
     return _decoding(decoding.LEVELS, wires, -(-count // block), (decoding.TERNARY, 0, -1, block), divisor)
 
 
+def encode_range_float(wire: Tensor, count: int, *, width: int, mantissa: int | None, fewest: int) -> None:
+    """Return None: torch makes this code."""
+
+
+def decode_range_float(wires: Tensor, divisor: float, *, width: int) -> None:
+    """Return None: torch reads this code."""
+
+
 def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Encoding | None:
     """Return how codecs sign, with a mean for each block, and onebit, with two, are made."""
     if not serves(block):
