@@ -17,7 +17,7 @@ from torch import Tensor
 from micro.kernels.floats import of_bfloat16, of_half
 from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
 from micro.kernels.threads import are_few, in_parts
-from micro.kernels.tiles import TILE, absorb_tile, shrink
+from micro.kernels.tiles import STRIP, TILE, absorb_and_clear, absorb_tile, shrink
 
 LANES = 64
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
@@ -101,13 +101,13 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 
 @jitted
 def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any, decay: Any) -> Any:
+    if decay == 1:
+        return absorb_and_clear(residual, residual_bits, grad, grad_bits)
     first_bad = -1
-    for start in range(0, grad.size, TILE):
-        end = min(start + TILE, grad.size)
-        source = grad[start:end]
+    for start in range(0, grad.size, STRIP):
+        end = min(start + STRIP, grad.size)
         shrink(residual[start:end], decay)
-        bad = absorb_tile(residual[start:end], residual_bits[start:end], source, grad_bits[start:end])
-        source[:] = 0
+        bad = absorb_and_clear(residual[start:end], residual_bits[start:end], grad[start:end], grad_bits[start:end])
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
 
@@ -115,10 +115,10 @@ def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any, decay:
 @jitted
 def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any, decay: Any) -> Any:
     first_bad = -1
-    source = np.empty(TILE, np.float32)
+    source = np.empty(STRIP, np.float32)
     source_bits = source.view(np.int32)
-    for start in range(0, grad.size, TILE):
-        end = min(start + TILE, grad.size)
+    for start in range(0, grad.size, STRIP):
+        end = min(start + STRIP, grad.size)
         codes, size = grad[start:end], end - start
         if is_half:
             for i in range(size):

@@ -8,7 +8,7 @@ from torch import Tensor
 from micro.kernels.cpu import array_of, bits_of
 from micro.kernels.jit import MAGNITUDE_BITS, jitted
 from micro.kernels.threads import in_parts
-from micro.kernels.tiles import LIMIT_BITS, ORDINARY_BITS, TILE
+from micro.kernels.tiles import LIMIT_BITS, ORDINARY_BITS, STRIP, TILE
 
 
 @jitted
@@ -45,8 +45,8 @@ def _absorb(
     is_nesterov: Any,
 ) -> Any:
     first_bad = -1
-    for start in range(0, grad.size, TILE):
-        end = min(start + TILE, grad.size)
+    for start in range(0, grad.size, STRIP):
+        end = min(start + STRIP, grad.size)
         source, codes, bad = grad[start:end], grad_bits[start:end], -1
         highest = np.int32(0)
         for i in range(codes.size):

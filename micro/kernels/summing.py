@@ -16,7 +16,7 @@ from torch import Tensor
 from micro.kernels.cpu import array_of
 from micro.kernels.jit import MAGNITUDE_BITS, jitted
 from micro.kernels.threads import in_parts
-from micro.kernels.tiles import TILE, absorb_tile
+from micro.kernels.tiles import TILE, absorb_and_clear
 
 LANES = 32
 LOWEST, HIGHEST = 2.0**-40, 2.0**50  # tiles whose largest magnitude lies between are added in single precision
@@ -144,9 +144,8 @@ def _absorb_and_sum(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any
     lanes = np.empty((ROW, LANES), np.float32)
     for start in range(0, grad.size, TILE):
         end = min(start + TILE, grad.size)
-        source, target = grad[start:end], residual[start:end]
-        bad = absorb_tile(target, residual_bits[start:end], source, grad_bits[start:end])
-        source[:] = 0
+        target = residual[start:end]
+        bad = absorb_and_clear(target, residual_bits[start:end], grad[start:end], grad_bits[start:end])
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
         _add_tile(target, floor, lanes, rows[start // TILE])
     return first_bad

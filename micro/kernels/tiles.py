@@ -7,6 +7,7 @@ import numpy as np
 from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, as_bits, jitted
 
 TILE = 1 << 12
+STRIP = 1 << 9  # elements that each loop of the adding pass visits before the next one does, for the same reason
 NEAR = 1 << 8  # elements of which each loop is short enough for memory to bring the next ones meanwhile
 LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
 MANTISSA_BITS = (1 << 23) - 1
@@ -31,22 +32,50 @@ def shrink(values: Any, factor: Any) -> Any:
 
 
 @jitted
+def _drop_nonfinite(source: Any, source_bits: Any) -> Any:
+    """Set what is NaN or infinite to zero; return its first place, or -1."""
+    first_bad = -1
+    for i in range(source.size):
+        if source_bits[i] & INFINITY_BITS == INFINITY_BITS:
+            first_bad = i if first_bad < 0 else first_bad
+            source[i] = 0
+    return first_bad
+
+
+@jitted
+def _drop_too_large(target: Any, target_bits: Any, first_bad: Any) -> Any:
+    """Set sums that are too large to zero; return their first place, or ``first_bad`` where that comes before."""
+    for i in range(target.size):
+        if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
+            first_bad = i if first_bad < 0 else min(first_bad, i)
+            target[i] = 0
+    return first_bad
+
+
+@jitted
 def absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
     """Add a tile's gradient to its residual; return the place of the first sum that is too large, or -1."""
-    first_bad = -1
     highest = highest_bits(source_bits)
-    if highest >= INFINITY_BITS:
-        for i in range(source.size):
-            if source_bits[i] & INFINITY_BITS == INFINITY_BITS:
-                first_bad = i if first_bad < 0 else first_bad
-                source[i] = 0
+    first_bad = _drop_nonfinite(source, source_bits) if highest >= INFINITY_BITS else -1
     for i in range(source.size):
         target[i] += source[i]
-    if highest >= ORDINARY_BITS:
-        for i in range(target.size):
-            if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
-                first_bad = i if first_bad < 0 else min(first_bad, i)
-                target[i] = 0
+    return _drop_too_large(target, target_bits, first_bad) if highest >= ORDINARY_BITS else first_bad
+
+
+@jitted
+def absorb_and_clear(target: Any, target_bits: Any, source: Any, source_bits: Any) -> Any:
+    """Do the same with any number of tiles, and set the gradient to zero."""
+    first_bad = -1
+    for start in range(0, source.size, STRIP):
+        end = min(start + STRIP, source.size)
+        values, gradient = target[start:end], source[start:end]
+        highest = highest_bits(source_bits[start:end])
+        bad = _drop_nonfinite(gradient, source_bits[start:end]) if highest >= INFINITY_BITS else -1
+        for i in range(gradient.size):
+            values[i] += gradient[i]
+            gradient[i] = 0
+        bad = _drop_too_large(values, target_bits[start:end], bad) if highest >= ORDINARY_BITS else bad
+        first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
 
 

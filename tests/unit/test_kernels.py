@@ -14,6 +14,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels import reference
+from micro.kernels.tiles import STRIP
 from tests.products import grid
 
 BLOCK = 1 << 16  # of the compiled scan: lengths around it are its corners
@@ -266,3 +267,15 @@ def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
     residual, grad = torch.ones(5), torch.arange(5.0)
     assert loops.absorb_(residual, grad) is None
     assert residual.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_the_adding_pass_finds_the_first_bad_place_in_any_strip(decay: float, dtype: torch.dtype) -> None:
+    for place in (0, STRIP - 1, STRIP, 3 * STRIP + 7):
+        residual, grad = torch.full((4 * STRIP + 9,), 2.0), torch.ones(4 * STRIP + 9, dtype=dtype)
+        grad[place], grad[-1] = torch.nan, torch.inf
+        assert kernels.absorb_(residual, grad, decay=decay) == place
+        assert not grad.any()
+        assert residual[[place, -1]].tolist() == [2 * decay] * 2  # what is bad is left out
+        assert (residual == 2 * decay + 1).sum() == residual.numel() - 2
