@@ -13,7 +13,8 @@ rules  the density that MiCRO's three rules give, on synthetic gradients with a 
 network  training over links of a known rate, on hosts that are network namespaces: methods and schedules, measured and
        predicted, with the kernel's count of bytes (needs root)
 gpu    Triton's kernels on a GPU: equal to the reference, bandwidth, reads by the host, CUDA graphs, and steps of all
-       methods of one rank; without a GPU in Triton's interpreter, and compiled for GPUs that are not there
+       methods, of one rank and over NCCL on several GPUs; without a GPU in Triton's interpreter, and compiled for GPUs
+       that are not there
 
 Each prints a table and writes it as csv under --out, rules and network with a figure. Times come from one run on one
 machine: compare them within a table, not across machines. step, ranks and loop take --against REVISION: an older

@@ -358,15 +358,17 @@ class _Call:
     """What the ranks return from one call of ``run``; ``done`` is set when the last of them has ended."""
 
     def __init__(self, world_size: int) -> None:
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
         self.results: list[Any] = [None] * world_size
         self.done = threading.Event()
         self._num_left = world_size
         self._lock = threading.Lock()
 
     def take_part(self, work: Callable[[Comm], Any], comm: Comm, crew: _Crew) -> None:
-        """Do one rank's work, on its thread."""
+        """Do one rank's work, on its thread and the caller's stream."""
         try:
-            self.results[comm.rank] = work(comm)
+            with torch.cuda.stream(self._stream):
+                self.results[comm.rank] = work(comm)
         except BaseException as error:
             crew.end(comm.rank, error)
         else:

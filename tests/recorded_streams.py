@@ -32,10 +32,10 @@ class RecordedEvent:
         self._record, self.number = record, next(record.names)
         self._stream = ""
 
-    def record(self, stream: "RecordedStream") -> None:
-        """Note that it is recorded on a stream."""
-        self._stream = stream.name
-        self._record.note("record", stream.name, self.number)
+    def record(self, stream: "RecordedStream | None" = None) -> None:
+        """Note that it is recorded on a stream, the current one by default."""
+        self._stream = stream.name if stream else getattr(self._record.current, "name", MAIN)
+        self._record.note("record", self._stream, self.number)
 
     def synchronize(self) -> None:
         """Note that the host waits."""

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from rich.console import Console
 
-from experiments.benchmarks import compiled_kernels, gpu_timings, kernel_checks
+from experiments.benchmarks import compiled_kernels, gpu_ranks, gpu_timings, kernel_checks
 from experiments.benchmarks.compiled_codes import code_variants
 from experiments.benchmarks.compiled_kernels import Compiled, Variant
 from experiments.benchmarks.kernel_checks import Outcome
 from experiments.config.errors import UserError
 from experiments.config.option_types import whole_number
 from experiments.reports.output import write_file, write_or_rescue
+from experiments.studies.methods import known_methods
 
 NAME = "gpu"
 BANDWIDTHS = {"A100": 2.04e12, "H100": 3.35e12, "B200": 8.0e12}  # bytes a second, as NVIDIA states them (80 GB, SXM)
@@ -50,7 +51,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         found = faults(checked, results)
         lines = [f"torch {torch.__version__}, triton {triton.__version__}, {_name(device)}.", "", *found]
         lines += ["", f"## Against the reference, {_where(device)}", "", *outcome_table(checked)]
-        lines += gpu_timings.report(device, arguments.numel) if device else []
+        if device:
+            lines += gpu_timings.report(device, arguments.numel)
+            lines += gpu_ranks.report(known_methods(), arguments.numel, torch.cuda.device_count())
         lines += ["", "## Compiled ahead of time", "", *compiled_table(results)]
         lines += ["", "## Bytes that each kernel moves", "", *traffic_table(variants)]
     text = "\n".join(lines) + "\n"

@@ -46,10 +46,12 @@ def table(methods: Sequence[str], numel: int, device: torch.device, meters: Mete
         yield f"| `{name}` | {1e3 * seconds:.3f} | {seconds / dense:.2f} | {meters.waits(step)} | {captured} |"
 
 
-def step_of(reducer: micro.Reducer, numel: int, device: torch.device) -> Callable[[], object]:
-    """Return a step of a group of one rank, the same gradient each time, after its first steps."""
-    comm, layout = micro.SoloComm(timed=False), Layout(("matrix", "rest"), ((numel // 64, 64), (numel % 64,)))
-    source = torch.randn(numel, generator=generator(0)).to(device)
+def step_of(
+    reducer: micro.Reducer, numel: int, device: torch.device, comm: micro.Comm | None = None
+) -> Callable[[], object]:
+    """Return a step, the same gradient each time, after its first steps; of a group of one rank unless one is given."""
+    comm, layout = comm or micro.SoloComm(timed=False), Layout(("matrix", "rest"), ((numel // 64, 64), (numel % 64,)))
+    source = torch.randn(numel, generator=generator(comm.rank)).to(device)
     grad, state = torch.empty_like(source), reducer.start(layout, source.dtype, device)
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from experiments.benchmarks import (
     against,
     bare_training,
     goals,
+    gpu_ranks,
     loop,
     network,
     start,
@@ -162,6 +163,20 @@ def test_rows_of_other_settings_or_other_code_are_measured_again(tmp_path: Path)
     assert again.find({**settings, "density": 0.001}) is None
     again._code["revision"] = "another"
     assert again.find(settings) is None
+
+
+@pytest.mark.xdist_group("ranks")
+def test_steps_of_several_ranks_stand_beside_an_all_reduce() -> None:
+    def row(settings: dict[str, Any]) -> dict[str, Any]:
+        first, second = ranks(2).run(gpu_ranks.work, settings)
+        assert first.keys() == second.keys()
+        return first
+
+    lines = list(gpu_ranks.table(["topk", "dense"], 1000, row))
+    cells = [[cell.strip(" |`") for cell in line.split(" | ")] for line in lines[2:]]
+    assert [name for name, *_ in cells] == ["topk", "dense"]
+    assert all(int(each[1]) == 2 and float(each[2]) > 0 and float(each[3]) > 0 for each in cells)
+    assert float(cells[1][-1]) == 0.004  # of 1000 numbers, twice a half
 
 
 def test_a_slow_method_takes_fewer_steps() -> None:

@@ -474,7 +474,7 @@ def test_the_script_trains() -> None:
     assert silent == []
 
 
-# The same on a GPU
+# The same on GPUs, over NCCL where there are two. With one nothing travels: that tests the hook and its stream alone.
 
 
 def gpus() -> Ranks:

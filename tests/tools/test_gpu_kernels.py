@@ -12,6 +12,7 @@ import torch
 from experiments.benchmarks.compiled_kernels import Compiled
 from experiments.benchmarks.gpu import SOUND, faults
 from experiments.benchmarks.kernel_checks import CHECKS, Outcome
+from experiments.studies.methods import known_methods
 
 ROOT = Path(__file__).parents[2]
 needs_triton = pytest.mark.skipif(
@@ -81,6 +82,25 @@ def test_on_a_gpu_the_report_has_bandwidths_and_collecting_needs_no_read_by_the_
     assert len(rows(report, "Bandwidth")) == 8
     waits = {name: (number, captured) for name, number, captured in rows(report, "Reads by the host")}
     assert waits["absorb and collect"] == waits["scatter"] == ("0", "yes")
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_all_methods_take_a_step_and_that_of_fixed_messages_is_captured(report: list[str]) -> None:
+    steps = {name.strip("`"): cells for name, *cells in rows(report, "Steps of one rank")}
+    assert steps.keys() == {"dense", *known_methods()}
+    assert [name for name, cells in steps.items() if cells[0] == "-"] == []
+    assert steps["micro_fixed"][2:] == ["0", "yes"]
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: with one nothing travels over NCCL")
+def test_on_two_gpus_all_methods_take_a_step_over_nccl(report: list[str]) -> None:
+    steps = {name.strip("`"): cells for name, *cells in rows(report, "Steps over NCCL")}
+    assert steps.keys() == set(known_methods())
+    assert {name: cells[-1] for name, cells in steps.items() if cells[1] == "-"} == {}
 
 
 def test_what_is_wrong_or_badly_compiled_is_named() -> None:

@@ -20,6 +20,8 @@ from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState
+from micro.rounds import all_together
+from micro.thread_ranks import SimulatedGroup
 from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -152,6 +154,29 @@ def test_without_a_wait_uses_race(lane: Callable[[torch.device], Lane]) -> None:
         assert races(backward(lane)) == gradients | residuals
     with patch.object(StreamFuture, "wait", lambda future: future._is_set.wait(20)):
         assert races(backward(lane, looks=False)) == gradients
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_simulated_ranks_work_on_the_stream_of_their_caller(shares: bool) -> None:
+    with recorded_streams() as record:
+        group = SimulatedGroup(3, shares=shares)
+
+        def reduction(comm: micro.Comm) -> None:
+            use(record, "gathered")
+            comm.gather_rows(torch.ones(2))
+            use(record, "gathered")
+
+        def work(comm: micro.Comm) -> None:
+            reduction(comm)
+            all_together([reduction] * 2, iter([comm] * 2))
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            use(record, "gathered")
+            group.run(work)
+            use(record, "gathered")
+        group.close()
+    assert races(record) == set()
+    assert {stream for what, stream, _ in record.calls if what == "use gathered"} == {"side 1"}
 
 
 def waiting(*, on_main: bool) -> Callable[[RecordedStream, Any], None]:
