@@ -101,7 +101,7 @@ def first_nonfinite(vector: Tensor) -> int | None:
     A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end.
     """
     wide = torch.promote_types(vector.dtype, torch.float32)
-    if torch.isfinite(vector.sum(dtype=wide)):  # host sync: what goes on depends on it
+    if math.isfinite(float(vector.sum(dtype=wide))):  # host sync: what goes on depends on it
         return None
     bad = torch.nonzero(~torch.isfinite(vector)).view(-1)
     return int(bad[0]) if bad.numel() else None  # host sync: only after something was found
