@@ -15,6 +15,7 @@ WINDOW = 1 << 13  # bits of the map that are set at a time
 WORD = 64
 BITS = 8
 FEW = 6  # bits of a word
+MOST_APART = 12  # places of a map for each bit that is set, so that 8 of these lie within two words mostly
 
 
 def _bits_of_bytes() -> np.ndarray:
@@ -24,7 +25,6 @@ def _bits_of_bytes() -> np.ndarray:
 
 
 BITS_OF = _bits_of_bytes()
-COUNTS = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
 
 def _put_bits(typingctx: Any, places: Any, found: Any, table: Any, byte: Any, base: Any) -> Any:
@@ -68,6 +68,92 @@ def _set_flags(typingctx: Any, flags: Any, number: Any) -> Any:
 _take_flags: Any = intrinsic(_set_flags)
 
 
+def _set_bits(typingctx: Any, places: Any, start: Any, low: Any, gap: Any, offset: Any) -> Any:
+    """Return 128 bits as two words: bit (place >> low) + gap * i + offset of the i-th of 8 places from ``start`` on."""
+    pair = types.UniTuple(types.uint64, 2)  # type: ignore[no-untyped-call]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word, lane = ir.IntType(WORD), ir.IntType(32)
+        lanes = ir.VectorType(word, BITS)
+
+        def each(number: int) -> Any:
+            return ir.Constant(lanes, [number] * BITS)
+
+        def all_lanes(scalar: Any) -> Any:
+            first = builder.insert_element(ir.Constant(lanes, ir.Undefined), scalar, lane(0))
+            return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(lane, BITS), [0] * BITS))
+
+        source = context.make_array(sig.args[0])(context, builder, args[0])
+        narrow = ir.VectorType(lane, BITS)
+        loaded = builder.load(builder.bitcast(builder.gep(source.data, [args[1]]), narrow.as_pointer()))
+        loaded.align = 4
+        steps = builder.mul(all_lanes(args[3]), ir.Constant(lanes, list(range(BITS))))
+        bits = builder.add(builder.lshr(builder.zext(loaded, lanes), all_lanes(args[2])), steps)
+        bits = builder.add(bits, all_lanes(args[4]))
+        flags = builder.shl(each(1), builder.and_(bits, each(WORD - 1)))
+        is_low = builder.icmp_unsigned("<", bits, each(WORD))
+        words = [builder.select(is_low, flags, each(0)), builder.select(is_low, each(0), flags)]
+        return context.make_tuple(builder, sig.return_type, [_joined_lanes(builder, each) for each in words])
+
+    return pair(places, types.int64, types.int64, types.int64, types.int64), codegen
+
+
+def _joined_lanes(builder: Any, vector: Any) -> Any:
+    """Return the lanes of a vector, joined by or."""
+    size, lane = vector.type.count, ir.IntType(32)
+    if size == 1:
+        return builder.extract_element(vector, lane(0))
+    half = ir.VectorType(lane, size // 2)
+    low = builder.shuffle_vector(vector, vector, ir.Constant(half, list(range(size // 2))))
+    high = builder.shuffle_vector(vector, vector, ir.Constant(half, list(range(size // 2, size))))
+    return _joined_lanes(builder, builder.or_(low, high))
+
+
+_bits_of_places: Any = intrinsic(_set_bits)
+
+
+@jitted
+def _put_word(highs: Any, number: Any, word: Any) -> Any:
+    """Write a word, or what the map has of it."""
+    if 8 * number + 8 <= highs.size:
+        put64(highs, number, word)
+    else:
+        for place in range(8 * number, highs.size):
+            highs[place] = word & np.uint64(255)
+            word >>= np.uint64(8)
+
+
+@jitted
+def _moved_to(target: Any, highs: Any, number: Any, word: Any, following: Any) -> Any:
+    """Write the word of this number, and the one after it where ``target`` lies beyond; return those from there on."""
+    _put_word(highs, number, word)
+    if target == number + 1:
+        return target, following, np.uint64(0)
+    _put_word(highs, number + 1, following)
+    return target, np.uint64(0), np.uint64(0)
+
+
+@jitted
+def _put_dense(places: Any, low: Any, gap: Any, highs: Any) -> Any:
+    """Set bits as `_put_map` does, 8 at a time where these lie within two words, as those of a dense map do."""
+    highs[:] = 0
+    number, word, following = np.int64(0), np.uint64(0), np.uint64(0)
+    i = np.int64(0)
+    while i < places.size:
+        bit = (np.int64(places[i]) >> low) + gap * i
+        if bit >> 6 > number:
+            number, word, following = _moved_to(bit >> 6, highs, number, word, following)
+        last = i + BITS - 1
+        if last < places.size and (np.int64(places[last]) >> low) + gap * last < WORD * (number + 2):
+            lower, upper = _bits_of_places(places, i, low, gap, gap * i - WORD * number)
+            word, following = word | lower, following | upper
+            i += BITS
+        else:
+            word |= np.uint64(1) << np.uint64(bit & 63)
+            i += 1
+    _moved_to(number + 2, highs, number, word, following)
+
+
 @jitted
 def _put_window(flags: Any, highs: Any) -> Any:
     """Write the flags of a window as bits, and clear them."""
@@ -100,7 +186,10 @@ def _put_map(places: Any, low: Any, gap: Any, highs: Any) -> Any:
 @jitted
 def put_places(places: Any, low: Any, gap: Any, lows: Any, highs: Any) -> Any:
     """Fill ``lows`` with the ``low`` low bits of ascending places, and set bit high + gap * i of each in ``highs``."""
-    _put_map(places, low, gap, highs)
+    if MOST_APART * places.size > 8 * highs.size:
+        _put_dense(places, np.int64(low), np.int64(gap), highs)
+    else:
+        _put_map(places, low, gap, highs)
     codes = np.empty(min(TILE, places.size), np.int32)
     mask = np.int32((np.int64(1) << low) - 1)
     for start in range(0, places.size if low else 0, TILE):
@@ -124,10 +213,13 @@ def _joined(bits: Any, start: Any, count: Any, low: Any, gap: Any, lows: Any, co
 
 
 @jitted
-def _find_in_byte(bits: Any, found: Any, byte: Any, base: Any) -> Any:
-    """Write where bits of a byte are set; return how many are found then."""
-    _put_found(bits, found, BITS_OF, np.int64(byte), np.int32(base))
-    return found + np.int64(COUNTS[byte])
+def _find_in_bytes(bits: Any, found: Any, word: Any, base: Any) -> Any:
+    """Write where bits of a word are set, byte by byte; return how many are found then."""
+    for byte in range(8):
+        before = word & ((np.uint64(1) << np.uint64(8 * byte)) - np.uint64(1))
+        code = np.int64((word >> np.uint64(8 * byte)) & np.uint64(255))
+        _put_found(bits, found + num_bits(before), BITS_OF, code, np.int32(base + 8 * byte))
+    return found + num_bits(word)
 
 
 @jitted
@@ -155,12 +247,11 @@ def get_places(lows: Any, highs: Any, low: Any, gap: Any, places: Any) -> Any:
     for first in range(0, highs.size, 8):
         if first + 8 > highs.size:
             for byte in range(first, highs.size):
-                waiting = _find_in_byte(bits, waiting, highs[byte], 8 * byte)
+                waiting = _find_in_bytes(bits, waiting, np.uint64(highs[byte]), 8 * byte)
         elif is_sparse:
             waiting = _find_in_word(bits, waiting, get64(highs, first // 8), 8 * first)
         else:
-            for byte in range(first, first + 8):
-                waiting = _find_in_byte(bits, waiting, highs[byte], 8 * byte)
+            waiting = _find_in_bytes(bits, waiting, get64(highs, first // 8), 8 * first)
         if waiting >= TILE:
             count = min(TILE, places.size - start)
             _joined(bits, start, count, low, gap, lows, codes, places)
