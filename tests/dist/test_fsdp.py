@@ -18,10 +18,13 @@ from tests.dist.fsdp_steps import (
     SKIP,
     TOPK,
     Net,
+    attached,
     backward,
     batch,
     build,
+    check_books,
     half_precision,
+    keep_books,
     meshes,
     same,
     shards,
@@ -29,7 +32,6 @@ from tests.dist.fsdp_steps import (
     train,
     update_,
     weights,
-    with_zeros,
 )
 from tests.dist.processes import COLLECTIVE_S, ranks
 from tests.faults import Fault, Faulty, InjectedError
@@ -43,52 +45,11 @@ REDUCERS = {"topk": TOPK, "micro": MICRO, "split": micro.Split(reducer=MICRO, mi
 # What runs on the ranks
 
 
-def attached(reducer: micro.Reducer, **settings: Any) -> tuple[Net, micro.ShardedAttachment]:
-    _, local, node = meshes()
-    net = build(local, **settings)
-    return net, micro.attach_fsdp(net, reducer, replicas=node)
-
-
 def dense_beside_hsdp() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Return, per step, the gradients of the dense reducer and of FSDP's own replicas."""
     net, _ = attached(micro.DenseReducer())
     own = build(meshes()[0])
     return list(zip(train(net, range(3)), train(own, range(3)), strict=True))
-
-
-def keep_books(reducer: micro.Reducer, num_nodes: int = 2) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
-    """Return the sum over nodes of all gradients, what was applied plus what waits, and whether replicas agreed.
-
-    Weights stay. Nodes use the last layer in turns, and none of them does in the last step.
-    """
-    _, local, node = meshes(num_nodes)
-    alone, net = build(local), build(local)
-    attachment = micro.attach_fsdp(net, reducer, replicas=node)
-    given: dict[str, Tensor] = {}
-    booked: dict[str, Tensor] = {}
-    is_alike = True
-    for step in range(5):
-        uses_last = (step + node.get_local_rank()) % num_nodes == 0 and step < 4
-        for model in (alone, net):
-            backward(model, step, last=uses_last)
-        assert (net.scale.grad is None) == (step == 4), "what any node uses all nodes update, and nothing else"
-        applied = with_zeros(net, shards(net))
-        for name, shard in summed(with_zeros(alone, shards(alone)), node).items():
-            given[name] = given.get(name, 0) + shard
-        for name, shard in summed(applied, node).items():
-            booked[name] = booked.get(name, 0) + shard
-            is_alike &= torch.allclose(shard, num_nodes * applied[name], rtol=1e-15, atol=0)
-        alone.zero_grad()
-        net.zero_grad()
-    kept = {name: piece for bucket in attachment.state_dict()["buckets"] for name, piece in _residual(bucket).items()}
-    for name, piece in summed(kept, node).items():
-        booked[name] = booked[name] + piece.view_as(booked[name])
-    return given, booked, is_alike
-
-
-def _residual(bucket: dict[str, Any]) -> dict[str, Tensor]:
-    residual: dict[str, Tensor] = bucket["memory"].get("residual", {})  # nothing of dense parameters
-    return residual
 
 
 def trained(reducer: micro.Reducer, settings: dict[str, Any]) -> tuple[dict[str, Tensor], list[micro.StepStats]]:
@@ -289,17 +250,6 @@ def test_the_dense_reducer_equals_the_replicas_of_fsdp_itself() -> None:
 @pytest.mark.parametrize("name", REDUCERS)
 def test_nothing_is_lost_of_nodes_that_use_different_modules(name: str) -> None:
     check_books(ranks(4).run(keep_books, REDUCERS[name]))
-
-
-def test_nothing_is_lost_of_an_odd_number_of_nodes() -> None:
-    check_books(ranks(3).run(keep_books, MICRO, 3))
-
-
-def check_books(books: list[tuple[dict[str, Tensor], dict[str, Tensor], bool]]) -> None:
-    for given, booked, is_alike in books:
-        assert is_alike
-        for parameter, expected in given.items():
-            torch.testing.assert_close(booked[parameter], expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", REDUCERS)

@@ -1,0 +1,12 @@
+"""attach_fsdp() on three nodes of one rank: they share the processes of other tests, four ranks are of their own."""
+
+import pytest
+
+from tests.dist.fsdp_steps import MICRO, check_books, keep_books
+from tests.dist.processes import ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+
+
+def test_nothing_is_lost_of_an_odd_number_of_nodes() -> None:
+    check_books(ranks(3).run(keep_books, MICRO, 3))
