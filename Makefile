@@ -47,6 +47,7 @@ demo: $(READY) ## train a small ResNet with five methods on four workers; table 
 	@$(RUN) -m experiments.figures
 
 demo-hosts: $(READY) ## the demo's methods on four hosts with links of 100 Mbit/s and 1 Gbit/s: measured (root on Linux)
+	@mkdir -p results/figures
 	@$(RUN) -m experiments.bench network --hosts 4 --steps 40 --methods ddp,topk,cltk,threshold,micro --page results/figures/demo_hosts.md \
 	  experiment=digits
 
@@ -84,7 +85,7 @@ advice: $(READY) ## profile a model and the methods on four ranks, then write re
 	@mkdir -p $(ADVICE)
 	@$(RUN) -m experiments.profile backward --nproc 4 --out $(ADVICE)/trace.json model=$(MODEL) dataset=synthetic batch_size=16 \
 	  'dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}'
-	@$(RUN) -m experiments.profile select --nproc 4 --density 0.01 --methods micro,cltk,topk,oktopk,gaussiank,dgc,powersgd --out $(ADVICE)/select.json
+	@$(RUN) -m experiments.profile select --nproc 4 --methods micro,micro_repaired,micro_published,cltk,topk,oktopk,gaussiank,dgc,powersgd --out $(ADVICE)/select.json
 	@$(RUN) -m experiments.advise --link-mbit 100,1000 --trace $(ADVICE)/trace.json --select $(ADVICE)/select.json --out $(ADVICE)
 	@cp $(ADVICE)/advice.md results/published/advice.md && cp $(ADVICE)/advice-rates.png docs/images/advice.png
 
