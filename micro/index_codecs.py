@@ -11,6 +11,7 @@ from torch import Tensor
 from micro import enumeration
 from micro.bits import get_places, num_packed_bytes, pack, put_places, unpack
 from micro.codecs.base import from_bytes, to_bytes
+from micro.on_device import on_device
 from micro.parts import Part
 
 
@@ -100,10 +101,10 @@ class Int32(IndexCodec):
 
 def _starts(counts: Sequence[int], spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """Return where the range of each index starts: (sum(counts),) int32, or (1,) where all lists have one range."""
-    starts = torch.tensor([start for start, _ in spans], dtype=torch.int32, device=device)
+    starts = on_device([start for start, _ in spans], torch.int32, device)
     if len(set(spans)) == 1:
         return starts[:1]
-    return starts.repeat_interleave(torch.tensor(counts, device=device))
+    return starts.repeat_interleave(on_device(counts, torch.int64, device), output_size=sum(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

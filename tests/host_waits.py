@@ -44,7 +44,10 @@ Nearly every method reads once at the end (`read`, or `first_nonfinite`): whethe
 finite, so that it raises, or leaves the step out, before anything is applied. What is above 1 are lengths of lists
 that depend on the data (`above`, `distinct`, `gather_header`, `where`), numbers from which the host makes a
 threshold (fits, quantiles, `_bisected`), and counts that shape the next message (`_collect`). `micro_fixed` has
-neither: its lists have a fixed length, and its threshold stays on the device. On a GPU with Triton's kernels, top-k
+neither: its lists have a fixed length, and its threshold stays on the device. gTop-k
+reads the length of two unions (`summed`), of the last merge and of what leaves a residual: only the data says how many
+indices two lists share. Ok-Topk reads that of its regions' sums too, and of what it sends to each region.
+On a GPU with Triton's kernels, top-k
 takes one read more, of the length of its candidates. Layers of more than 32,768 elements (`topk_layers`, `accordion`,
 `deft`) are searched by a scan, which reads three times more: a guess of each layer's threshold that was too high is
 seen by the host.

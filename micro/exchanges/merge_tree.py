@@ -11,8 +11,9 @@ from micro import kernels
 from micro.codecs.base import from_bytes, to_bytes
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Wire
-from micro.health import Finite
+from micro.health import Finite, flag_of, soonest
 from micro.index_codecs import IndexCodec
+from micro.kernels.reference import places_of
 from micro.on_device import on_device
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
 
@@ -56,23 +57,29 @@ class TreeExchange(Exchange[NoState]):
         k = min(step.target_count, acc.numel())
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         codec, dtype = self.entry_form(wire, acc.dtype)
-        tree = Tree(comm, codec, dtype, acc.numel(), k)
-        mark = _marked(mine.indices.numel(), is_finite=bool(is_finite))  # host sync: the count is marked by it
-        last, pruned = merge(Branch(mine, [mark]), tree)
+        counts = selection.counts
+        tree = Tree(comm, codec, dtype, acc.numel(), k, are_full=counts is not None and min(counts) >= k)
+        last, pruned = merge(Branch(mine, _mark(mine.indices, is_finite)), tree)
         whole = tree.share(last)
         total = whole.entries
         return Exchanged(
             update=(SparseValues(total.indices, total.values / comm.world_size),),
             sent=self.sent(mine, pruned, total),
-            counts=tuple(mark if mark >= 0 else ~mark for mark in whole.marks),
+            counts=counts or _counts(whole.marks),
             num_updated=total.indices.numel(),
-            is_finite=min(whole.marks) >= 0,
+            is_finite=soonest((whole.marks >= 0).all()),
         )
 
 
-def _marked(count: int, *, is_finite: bool) -> int:
-    """Return a rank's count of entries, below zero where its gradient was not finite."""
-    return count if is_finite else ~count
+def _mark(indices: Tensor, is_finite: Finite) -> Tensor:
+    """Return a rank's count of ``indices`` (1,) int32, with all bits turned where its gradient was not finite."""
+    return on_device([indices.numel()], torch.int32, indices.device) ^ (
+        flag_of(is_finite, torch.int32, indices.device) - 1
+    )
+
+
+def _counts(marks: Tensor) -> tuple[int, ...]:
+    return tuple(torch.maximum(marks, ~marks).tolist())  # host sync: numbers of the record
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +87,11 @@ class Branch:
     """What the lists of neighbouring ranks were merged to.
 
     Attributes:
-        marks: of each of those ranks, see `_marked`.
+        marks: int32, of each of those ranks, see `_mark`.
     """
 
     entries: SparseValues
-    marks: list[int]
+    marks: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,7 @@ class Tree:
         codec, dtype: the forms of indices and values on the way.
         numel: of the whole vector.
         most: entries of a list.
+        are_full: whether every rank has chosen as many, so that the length of every list is known.
     """
 
     comm: Comm
@@ -105,6 +113,7 @@ class Tree:
     dtype: torch.dtype
     numel: int
     most: int
+    are_full: bool
 
     def pass_on(self, held: Branch, target: int | None, source: int | None, num_marks: int) -> Branch | None:
         """Send ``held`` to rank ``target`` and return what rank ``source`` sent; None stands for no rank.
@@ -121,7 +130,7 @@ class Tree:
             message, leaving, [size if rank == source else 0 for rank in ranks], "values"
         )
         if target is not None:
-            self._count(len(held.marks), 1.0)
+            self._count(held.marks.numel(), 1.0)
         return None if source is None else self._unpacked(received, num_marks, held)
 
     def share(self, held: Branch) -> Branch:
@@ -147,13 +156,13 @@ class Tree:
 
     def _packed(self, held: Branch) -> Tensor:
         entries, count = held.entries, held.entries.indices.numel()
-        ahead = on_device([count, *held.marks], torch.int32, entries.indices.device)
+        ahead = torch.cat([on_device([count], torch.int32, entries.indices.device), held.marks])
         parts = (
             to_bytes(ahead),
             self.codec.encode(entries.indices, self.numel),
             to_bytes(entries.values.to(self.dtype)),
         )
-        sizes = self._sizes(len(held.marks))
+        sizes = self._sizes(held.marks.numel())
         if all(part.numel() == size for part, size in zip(parts, sizes, strict=True)):
             return torch.cat(parts)
         message = parts[0].new_zeros(sum(sizes))
@@ -163,10 +172,11 @@ class Tree:
 
     def _unpacked(self, message: Tensor, num_marks: int, like: Branch) -> Branch:
         ahead, places, values = message.split(list(self._sizes(num_marks)))
-        count, *marks = from_bytes(ahead, torch.int32).tolist()  # host sync: the length of the list
+        numbers = from_bytes(ahead, torch.int32)
+        count = self.most if self.are_full else int(numbers[0])  # host sync: the length of the list
         indices = self.codec.decode(places[: self.codec.num_bytes(count, self.numel)], count, self.numel)
         decoded = from_bytes(values, self.dtype)[:count].to(like.entries.values.dtype)
-        return Branch(SparseValues(indices, decoded), marks)
+        return Branch(SparseValues(indices, decoded), numbers[1:])
 
 
 def merge(mine: Branch, tree: Tree) -> tuple[Branch, list[SparseValues]]:
@@ -184,7 +194,7 @@ def merge(mine: Branch, tree: Tree) -> tuple[Branch, list[SparseValues]]:
         received = tree.pass_on(held, target, source, 0 if source is None else min(distance, n - source))
         if received is not None:
             entries, rest = _prune(summed([held.entries, received.entries]), tree.most)
-            held = Branch(entries, held.marks + received.marks)
+            held = Branch(entries, torch.cat([held.marks, received.marks]))
             pruned.append(rest)
         distance *= 2
     return held, [part for part in pruned if part.indices.numel()]
@@ -197,6 +207,6 @@ def _prune(entries: SparseValues, k: int) -> tuple[SparseValues, SparseValues]:
     places = kernels.largest(entries.values, k)
     is_rest = torch.ones_like(entries.indices, dtype=torch.bool)
     is_rest[places.long()] = False
-    rest = torch.nonzero(is_rest).view(-1)
+    rest = places_of(is_rest, is_rest.numel() - places.numel())
     kept, others = ([part.index_select(0, to) for part in (entries.indices, entries.values)] for to in (places, rest))
     return SparseValues(*kept), SparseValues(others[0], -others[1])

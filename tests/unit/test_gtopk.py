@@ -9,8 +9,10 @@ from micro.comm import Traffic
 from micro.exchanges.base import Wire
 from micro.exchanges.gtopk import GTopK
 from micro.exchanges.gtopk_published import PublishedGTopK
+from micro.exchanges.merge_tree import _prune
 from micro.sparse import Exchanged, SparseValues
 from tests.exchanging import exchanged
+from tests.fake_device import DeviceTensor, fake_device
 from tests.products import grid
 
 NUMEL = 23
@@ -197,3 +199,15 @@ def test_published_sends_pairs_of_float64_alone(name: str) -> None:
     micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), indices=indices)
     with pytest.raises(ValueError, match=f"rule published of gtopk sends indices as float64, got indices {name}"):
         micro.SparseReducer(micro.TopK(), 0.1, exchange=PublishedGTopK(), indices=indices)
+
+
+def test_a_list_is_pruned_on_a_device_without_a_wait() -> None:
+    acc = accumulators(1)[0]
+    entries = SparseValues(torch.arange(NUMEL, dtype=torch.int32), acc)
+    expected = _prune(entries, 7)
+    with fake_device() as waits:
+        found = _prune(SparseValues(DeviceTensor(entries.indices), DeviceTensor(acc)), 7)
+        assert not waits.seen
+        for got, want in zip(found, expected, strict=True):
+            assert got.indices.tolist() == want.indices.tolist()
+            assert got.values.tolist() == want.values.tolist()
