@@ -11,20 +11,19 @@ from micro.codecs.base import Codec
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Density
-from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.gather import Gather
 from micro.feedback import ErrorFeedback, Feedback, Undo, nothing_to_undo
-from micro.flat import Layout
 from micro.health import Finite, index_of, is_finite_by, is_number, read
 from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import as_part
 from micro.reducers.attempt import Attempt, cut_
-from micro.reducers.base import BucketState, Reducer
+from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
 from micro.reducers.tiles import Tiling, tiling_of
+from micro.reducers.with_density import WithDensity
 from micro.selectors.chunks import shares
 from micro.selectors.pieces import largest_of_each
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
@@ -34,7 +33,7 @@ Transform = Literal["dct", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DCTReducer(Reducer):
+class DCTReducer(WithDensity):
     """Send the largest coefficients of each tile: ``acc = decay * residual + grad``, ``residual = acc - sent``.
 
     With a decay of 0.999 the residual is DeMo's momentum, from which each rank takes what it sends. Every parameter is
@@ -102,16 +101,6 @@ class DCTReducer(Reducer):
         """Which published behaviours the parts follow, or None where there is only one."""
         rules = [part.rule_name for part in (self.exchange, self.density_policy, self.codec)]
         return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
-
-    @property
-    def density_policy(self) -> Density[Any]:
-        """The density as a policy."""
-        return self.density if isinstance(self.density, Density) else Constant(self.density)
-
-    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return a state with nothing kept."""
-        memory = self.feedback.start(layout.numel, dtype, device)
-        return BucketState(layout, 0, memory, density=self.density_policy.start())
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
@@ -206,17 +195,6 @@ class DCTReducer(Reducer):
         unsent = write_(comm.alike(lambda: tiling.inverse(_spread(exchanged.update, tiled))), grad)
         if unsent is not None and acc is not None:
             acc += unsent
-
-    def save(self, state: BucketState) -> dict[str, Any]:
-        """Return the state as plain data and tensors."""
-        return Reducer.save(self, state) | {"density": self.density_policy.save(state.density)}
-
-    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return the state that ``save`` described."""
-        state = Reducer.load(self, saved, dtype, device)
-        if "density" in saved:
-            state.density = self.density_policy.load(saved["density"])
-        return state
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,17 @@ from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Density, target_count
-from micro.density.constant import Constant
 from micro.feedback import Feedback, NoFeedback, Undo, nothing_to_undo
-from micro.flat import Layout
 from micro.health import Finite, flag_of, index_of, is_finite_by
 from micro.index_codecs import Bitmap, IndexCodec
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import as_part
 from micro.reducers.attempt import Attempt, cut_
-from micro.reducers.base import BucketState, Reducer
+from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
 from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
+from micro.reducers.with_density import WithDensity
 from micro.stats import Start, StepStats, traffic_fields
 from micro.transforms import to_spectrum
 
@@ -54,7 +53,7 @@ class _Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FFTReducer(Reducer):
+class FFTReducer(WithDensity):
     """Send the strongest bins of the gradient's spectrum, quantised: a share ``density`` = 1 - theta of them.
 
     Every rank transforms its accumulator, keeps the bins that hold most of its energy, and sends which they are and
@@ -112,19 +111,9 @@ class FFTReducer(Reducer):
         return self.density_policy.rule_name
 
     @property
-    def density_policy(self) -> Density[Any]:
-        """The density as a policy."""
-        return self.density if isinstance(self.density, Density) else Constant(self.density)
-
-    @property
     def codec(self) -> Codec:
         """The form of real and imaginary parts on the wire."""
         return Raw() if self.bits == 32 else RangeFloat(bits=self.bits)
-
-    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return a state with nothing kept."""
-        memory = self.feedback.start(layout.numel, dtype, device)
-        return BucketState(layout, 0, memory, density=self.density_policy.start())
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
@@ -199,17 +188,6 @@ class FFTReducer(Reducer):
         for part in bins:
             chosen.index_fill_(0, part.indices.long(), True)
         return _Gathered(bins, wires[:, -1].clone(), chosen.sum())
-
-    def save(self, state: BucketState) -> dict[str, Any]:
-        """Return the state as plain data and tensors."""
-        return Reducer.save(self, state) | {"density": self.density_policy.save(state.density)}
-
-    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return the state that ``save`` described."""
-        state = Reducer.load(self, saved, dtype, device)
-        if "density" in saved:
-            state.density = self.density_policy.load(saved["density"])
-        return state
 
 
 def _outcome(gathered: _Gathered, kept: Bins, dropped: Tensor, rank: int) -> _Outcome:

@@ -26,6 +26,7 @@ from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.rounding import write_, write_sum_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
+from micro.reducers.with_density import WithDensity
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
@@ -33,7 +34,7 @@ from micro.stats import Start, StepStats, traffic_fields
 
 
 @dataclass(frozen=True, slots=True)
-class SparseReducer(Reducer):
+class SparseReducer(WithDensity):
     """Error feedback, selection, exchange: any sparse method as a composition of its parts.
 
     Args:
@@ -79,11 +80,6 @@ class SparseReducer(Reducer):
         usual = self.exchange.name in ("union", "gather")
         parts = [self.selector.full_name, *([] if usual else [self.exchange.full_name])]
         return " + ".join(parts) + (f" ({self.rule_name})" if self.rule_name else "")
-
-    @property
-    def density_policy(self) -> Density[Any]:
-        """The density as a policy."""
-        return self.density if isinstance(self.density, Density) else Constant(self.density)
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the density policy does not fit; see Reducer."""
@@ -249,19 +245,17 @@ class SparseReducer(Reducer):
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""
-        return Reducer.save(self, state) | {
+        return WithDensity.save(self, state) | {
             "selector": self.selector.save(state.selector),
             "exchange": self.exchange.save(state.exchange),
-            "density": self.density_policy.save(state.density),
         }
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
-        state = Reducer.load(self, saved, dtype, device)
+        state = WithDensity.load(self, saved, dtype, device)
         if "selector" in saved:
             state.selector = self.selector.load(saved["selector"])
             state.exchange = self.exchange.load(saved["exchange"])
-            state.density = self.density_policy.load(saved["density"])
         return state
 
     def rebuild(
