@@ -137,7 +137,9 @@ def _draw_bytes(frames: Frames, out: Path) -> list[Path]:
     for study, own in rows.groupby(reached.STUDY) if not rows.empty else ():
         if own["sparsifier"].nunique() > 1 and own["bytes_90"].notna().any():
             model, dataset, world_size, epochs = study
-            title = f"Bytes to accuracy: {study_name(model, dataset, world_size)}, {epochs} epochs"
+            measure = metric_of(own["metric"]).label
+            length = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+            title = f"Bytes to {measure}: {study_name(model, dataset, world_size)}, {length}"
             of_this = frames.runs[(frames.runs[reached.STUDY] == [*study]).all(axis=1)]
             stem = out / f"bytes-{model}-{dataset}-n{world_size}-e{epochs}"
             figure = draw_bytes(own, f"{title}; hollow: not all seeds came there")

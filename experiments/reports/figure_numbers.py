@@ -23,8 +23,11 @@ def convergence_numbers(frames: Frames, metric: Metric) -> pd.DataFrame:
 
 
 def density_numbers(steps: pd.DataFrame) -> pd.DataFrame:
-    """Per sparse method, seed and step: target_density, density and density_error, smoothed and thinned to be drawn."""
-    sparse = steps[(steps["sparsifier"] != "dense") & ~steps["skipped"]]
+    """Per sparse method, seed and step: target_density, density and density_error, smoothed and thinned to be drawn.
+
+    Steps within a round of local steps, which exchange nothing, have none.
+    """
+    sparse = steps[(steps["sparsifier"] != "dense") & ~steps["skipped"] & steps["density"].notna()]
     lines = [_drawable(run, ["density", "density_error"]) for _, run in sparse.groupby("run")]
     columns = [*METHOD, "seed", "step", "target_density", "density", "density_error"]
     return pd.concat(lines)[columns].sort_values(columns[:4], ignore_index=True) if lines else sparse[columns]

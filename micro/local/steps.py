@@ -132,7 +132,7 @@ class LocalSteps:
         self.outer, self.on_round = outer, on_round
         self._model, self._optimizer, self._parameters = model, optimizer, parameters
         self._shapes = {name: tuple(real(p.detach()).shape) for name, p in parameters.items()}
-        self._device, self._policy, self._owns_comm = device, str(buffers), comm is None
+        self.device, self._policy, self._owns_comm = device, str(buffers), comm is None
         self.num_steps = self._steps_in_round = 0
         self.stats: RoundStats | None = None
         self._lane = _lane_of(self.comm, device) if delay else None
@@ -158,6 +158,11 @@ class LocalSteps:
     def steps_in_round(self) -> int:
         """Inner steps since the start of the round, where weights are equal on all ranks but for what is delayed."""
         return self._steps_in_round
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether weights are equal on all ranks: between rounds, where no fragment is late."""
+        return not any(fragment.is_apart or fragment.under_way for fragment in self._fragments)
 
     @property
     def num_rounds(self) -> int:
@@ -263,7 +268,7 @@ class LocalSteps:
         """
         for exchange in self._under_way:
             exchange.result()
-        check_same_weights(self._parameters, self.comm, self._device)
+        check_same_weights(self._parameters, self.comm, self.device)
         for fragment in self._fragments:
             fragment.begin()
         self._steps_in_round, self._versions = 0, None
@@ -271,7 +276,7 @@ class LocalSteps:
     def _begin(self, fragment: Fragment, *, keeps_own: bool) -> None:
         """Measure how far this rank has moved, and begin to reduce that."""
         started = time.perf_counter()
-        check_unchanged(self._parameters, self._device, self._shapes)
+        check_unchanged(self._parameters, self.device, self._shapes)
         is_last = fragment is self._fragments[-1]
         with self._failing_together():
             for vector in fragment.weights:
@@ -327,8 +332,7 @@ class LocalSteps:
             self._optimizer.state.clear()
         for fragment in self._fragments:
             fragment.go_back()
-        for buffer, kept in zip(learnt_buffers(self._model), self._kept_buffers, strict=True):
-            buffer.copy_(kept)
+        self.take_saved_buffers()
         self._versions = None
 
     @contextmanager
@@ -382,12 +386,17 @@ class LocalSteps:
         vectors = iter(saved["buckets"])
         for fragment, place in zip(self._fragments, saved["fragments"], strict=True):
             fragment.load(place, [next(vectors) for _ in fragment.weights])
-        self._kept_buffers = [kept.to(self._device) for kept in saved["buffers"]]
+        self._kept_buffers = [kept.to(self.device) for kept in saved["buffers"]]
         self.num_steps, self._steps_in_round = saved["step"], saved["steps_in_round"]
         self._note_versions()
 
     def _streaming(self) -> dict[str, Any]:
         return {"every": self.every, "delay": self.delay, "mix": self.mix}
+
+    def take_saved_buffers(self) -> None:
+        """Give the model the buffers that it had at the end of the last round."""
+        for buffer, kept in zip(learnt_buffers(self._model), self._kept_buffers, strict=True):
+            buffer.copy_(kept)
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -549,6 +549,18 @@ def test_thinning_keeps_the_same_steps_of_every_seed(tmp_path: Path) -> None:
     assert set(numbers.groupby("step").size()) == {2}
 
 
+def test_a_curve_of_densities_joins_the_ends_of_rounds(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "micro", per_epoch=300) / "steps.jsonl"
+    rows = _rows(path)
+    for row in rows:
+        if row["step"] % 5 != 4:
+            row |= dict.fromkeys(("density", "target_density", "density_error"))
+    _write_rows(path, rows)
+    numbers = density_numbers(frames.steps(tmp_path))
+    assert set(numbers["step"] % 5) == {4}
+    assert numbers.notna().all(axis=None)
+
+
 def test_skipped_steps_are_in_no_curve(tmp_path: Path) -> None:
     path = write_run(tmp_path, "micro") / "steps.jsonl"
     rows = _rows(path)

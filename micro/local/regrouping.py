@@ -1,0 +1,134 @@
+"""Go on after workers were lost: the group that forms again takes the weights of the last round that ended."""
+
+import ctypes
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from micro.comm import Comm
+from micro.local.steps import LocalSteps
+
+PARTS = ("selector", "exchange", "density")  # states that depend on how many ranks there are, and begin anew
+KEPT = {"residual"}  # what may be lost with a worker: of other feedbacks all ranks keep a sum of it
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """What the ranks of a new group have gone on from, the same on all of them.
+
+    Attributes:
+        num_rounds: rounds that had ended.
+        world_size, former_world_size: ranks now, and when that round ended.
+        newcomers: ranks that had nothing of that round: they begin with its weights, without a residual and with a new
+            inner state. The residuals of workers that did not come back are lost.
+    """
+
+    num_rounds: int
+    world_size: int
+    former_world_size: int
+    newcomers: tuple[int, ...]
+
+
+def save_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
+    """Write what this worker needs to go on from the round that has ended, in place of an earlier one.
+
+    Args:
+        path: a file of this worker's own, for instance on the disk of its node. It is written beside and then moved.
+
+    Raises:
+        ValueError: the reducer keeps what cannot be lost with a worker.
+        RuntimeError: weights are not equal on all ranks now, in the middle of a round or while fragments are under way.
+    """
+    if not local.is_equal:
+        raise RuntimeError("a round is saved at its end, when weights are equal on all ranks: call finish() before")
+    state = local.state_dict()
+    kept = {key for bucket in state["buckets"] for key in bucket["memory"]}
+    if not kept <= KEPT:
+        raise ValueError(
+            f"the reducer keeps {' and '.join(sorted(kept - KEPT))}, of which all ranks keep a sum: a worker cannot be "
+            "lost; use feedback residual, or none"
+        )
+    target = Path(path)
+    draft = target.with_name(target.name + ".draft")
+    torch.save({"local": state, "optimizer": optimizer.state_dict()}, draft)
+    os.replace(draft, target)
+
+
+def take_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[str]) -> Regrouped | None:
+    """Go on from the newest round that a rank of this group has saved; all ranks call this before the first step.
+
+    A rank that has saved that round takes its own residual and inner state. One that has not, or an earlier round,
+    takes the weights, the outer optimizer and the buffers of the lowest rank that has. Ranks need not have the numbers
+    that they had, nor be as many.
+
+    Args:
+        path: the file of ``save_round``; it need not exist.
+
+    Returns:
+        what the group has gone on from; None where no rank has saved a round: it begins with the weights that it has.
+    """
+    own = torch.load(path, weights_only=True) if Path(path).exists() else None
+    comm, device = local.comm, local.device
+    comm.begin_step()
+    number = -1 if own is None else own["local"]["num_rounds"]
+    numbers: list[int] = comm.gather_rows(torch.tensor([number], device=device)).flatten().tolist()  # host sync: once
+    newest = max(numbers)
+    if newest < 0:
+        return None
+    newcomers = tuple(rank for rank, has in enumerate(numbers) if has < newest)
+    source = numbers.index(newest)
+    common = _broadcast(_without_memory(own["local"]) if own and comm.rank == source else None, source, comm, device)
+    is_own = own is not None and comm.rank not in newcomers
+    state = own["local"] if own is not None and is_own else _with_zeros(common)
+    local.load_state_dict(_fitting(state, comm))
+    if own is not None and is_own:
+        optimizer.load_state_dict(own["optimizer"])
+    local.take_saved_buffers()
+    return Regrouped(newest, comm.world_size, common["world_size"], newcomers)
+
+
+def _without_memory(state: Mapping[str, Any]) -> dict[str, Any]:
+    buckets = [{**bucket, "memory": {key: {} for key in bucket["memory"]}} for bucket in state["buckets"]]
+    return {**state, "buckets": buckets}
+
+
+def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state that has zeros for what is kept of each parameter."""
+    buckets = []
+    for bucket in state["buckets"]:
+        zeros = {name: torch.zeros_like(piece) for name, piece in bucket["start"].items()}
+        buckets.append({**bucket, "memory": dict.fromkeys(bucket["memory"], zeros)})
+    return {**state, "buckets": buckets}
+
+
+def _fitting(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
+    """Return a state as of this rank; where there are more or fewer of them, the states of parts begin anew."""
+    buckets = state["buckets"]
+    if state["world_size"] != comm.world_size:
+        buckets = [{key: value for key, value in bucket.items() if key not in PARTS} for bucket in buckets]
+    return {**state, "rank": comm.rank, "world_size": comm.world_size, "buckets": buckets}
+
+
+def _broadcast(state: dict[str, Any] | None, source: int, comm: Comm, device: torch.device) -> dict[str, Any]:
+    """Return the state of rank ``source`` on all ranks."""
+    content = b""
+    if state is not None:
+        written = io.BytesIO()
+        torch.save(state, written)
+        content = written.getvalue()
+    length = int(comm.gather_rows(torch.tensor([len(content)], device=device)).max())  # host sync: once
+    sent = torch.zeros(length, dtype=torch.uint8, device=device)
+    if content:
+        sent.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    received: Tensor = comm.broadcast_(sent, source, "values").cpu()
+    found: dict[str, Any] = torch.load(
+        io.BytesIO(ctypes.string_at(received.data_ptr(), length)), map_location=device, weights_only=True
+    )
+    return found

@@ -1,0 +1,105 @@
+"""A worker that is killed within a round: the group that forms again goes on from the weights of the last one."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessException
+
+import micro
+from micro.local import LocalSteps, save_round, take_round
+from tests.dist.fresh_ranks import run_fresh
+from tests.local_training import ADAM, SPARSE, backward, flat, network, on_ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
+EVERY, KILLED_AT = 3, 7
+
+
+def train(folder: Path, last: int, killed: int | None = None) -> tuple[Any, Tensor, Tensor]:
+    """Take steps up to ``last``; return what was gone on from, this rank's residual then, and its last weights."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    rank, model = dist.get_rank(), network(has_norm=True)
+    optimizer, own = ADAM(model.parameters()), folder / f"{rank}.pt"
+    with LocalSteps(model, optimizer, SPARSE, every=EVERY) as local:
+        found = take_round(local, optimizer, own)
+        kept = local.residuals()[0].clone()
+        while local.num_steps < last:
+            if rank == killed and local.num_steps == KILLED_AT:
+                os.kill(os.getpid(), signal.SIGKILL)
+            backward(model, local.num_steps, rank)
+            optimizer.step()
+            if local.is_equal:
+                save_round(local, optimizer, own)
+        weights = flat(model)
+    dist.destroy_process_group()
+    return found, kept, weights
+
+
+def saved(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, weights_only=True)["local"]
+    return state
+
+
+def residual_of(state: dict[str, Any]) -> Tensor:
+    return torch.cat(list(state["buckets"][0]["memory"]["residual"].values()))
+
+
+def test_the_group_goes_on_without_a_killed_worker_and_takes_it_back(tmp_path: Path) -> None:
+    with pytest.raises(ProcessException):
+        run_fresh(2, train, tmp_path, 12, 1)
+    before = saved(tmp_path / "0.pt")
+    assert before["num_rounds"] == 2, "the third round broke off"
+    (tmp_path / "1.pt").unlink()  # lost with its node
+    ((found, kept, _),) = run_fresh(1, train, tmp_path, 9)
+    assert (found.num_rounds, found.former_world_size, found.newcomers) == (2, 2, ())
+    assert torch.equal(kept, residual_of(before))
+    alone = saved(tmp_path / "0.pt")
+    (found, kept, first), (other, none, second) = run_fresh(2, train, tmp_path, 12)
+    assert found == other
+    assert (found.num_rounds, found.former_world_size, found.newcomers) == (3, 1, (1,))
+    assert torch.equal(kept, residual_of(alone))
+    assert not none.any()
+    assert torch.equal(first, second)
+
+
+def test_what_all_ranks_keep_a_sum_of_cannot_be_lost(tmp_path: Path) -> None:
+    model: nn.Module = network()
+    optimizer = ADAM(model.parameters())
+    reducer = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather(), feedback=micro.EF21())
+    with LocalSteps(model, optimizer, reducer, every=2, comm=micro.SoloComm()) as local:
+        with pytest.raises(ValueError, match="a worker cannot be lost; use feedback residual, or none"):
+            save_round(local, optimizer, tmp_path / "0.pt")
+        backward(model, 0, 0)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="a round is saved at its end"):
+            save_round(local, optimizer, tmp_path / "0.pt")
+
+
+def test_an_earlier_round_than_the_others_is_left(tmp_path: Path) -> None:
+    def work(comm: Any) -> tuple[Any, Tensor]:
+        model, own = network(), tmp_path / f"{comm.rank}.pt"
+        optimizer = ADAM(model.parameters())
+        with LocalSteps(model, optimizer, SPARSE, every=1, comm=comm) as local:
+            for step in range(3):
+                backward(model, step, comm.rank)
+                optimizer.step()
+                if comm.rank != 0 or step < 2:  # rank 0 was lost before it could save
+                    save_round(local, optimizer, own)
+        again = network()
+        optimizer = ADAM(again.parameters())
+        with LocalSteps(again, optimizer, SPARSE, every=1, comm=comm) as local:
+            found = take_round(local, optimizer, own)
+            assert torch.equal(flat(again), flat(model))
+            return found, local.residuals()[0].clone()
+
+    (found, without), (other, kept), _ = on_ranks(3, work)
+    assert found == other
+    assert found.newcomers == (0,)
+    assert not without.any()
+    assert kept.any()
