@@ -349,6 +349,9 @@ WRONG: dict[str, str] = {
     "advise --link-mbit 9 --evidence folder": "folder cannot be read: Is a directory",
     "advise --link-mbit 9 --evidence binary.json": "binary.json is no table of numbers: ",
     "advise --link-mbit 9 --task gpt-text": "--task must be one of neumf-movielens100k, got 'gpt-text'",
+    # experiments.staleness
+    "staleness --steps 0": "--steps must be at least 1, got 0",
+    "staleness --methods micr": "got 'micr'; did you mean 'micro'?",
     # experiments.simulate
     "simulate --workers 99999999999999999999": "--workers must be at most 2147483647, got 99999999999999999999",
     "simulate --workers 0": "--workers must be at least 1, got 0",
@@ -505,7 +508,7 @@ WRONG: dict[str, str] = {
     "reproduce": "the following arguments are required: paper, KEY=VALUE",
     "reproduce nope": "paper must be one of demo, diloco, ... micro, oktopk, sparseloco, got 'nope'",
     "reproduce micr": "paper must be one of ... got 'micr'; did you mean 'micro'?",
-    "reproduce micro --scale big": "scale must be one of paper, small, got 'big'",
+    "reproduce micro --scale big": "scale must be one of paper, small, medium, got 'big'",
     "reproduce micro --scale": "--scale expected one argument",
     "reproduce micro --scale paper": "data/cache/cifar-10-batches-py is not a folder: run python",
     "reproduce micro --scale paper --root folder": "folder/cifar-10-batches-py is not a folder: run python -m",

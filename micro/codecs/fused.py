@@ -106,10 +106,10 @@ class FusedCodec(Codec):
         *,
         grad: Tensor | None = None,
     ) -> tuple[Finite, int | None]:
-        """Fill ``wire``, ``mean`` and ``rest``; see Codec. On a CPU it is one pass."""
+        """Fill ``wire``, ``mean`` and ``rest``; see Codec. Compiled loops of a CPU do it in one pass."""
         count, vectors = values.numel(), (values, mean) if rest is None else (values, mean, rest)
-        loops = serving(self, *vectors) if count and values.device.type == "cpu" else None
-        if loops is None:
+        loops = serving(self, *vectors) if count else None
+        if loops is None or not hasattr(loops, "encode_mean"):
             return super().encode_mean_into_(values, wires, key, wire, mean, rest, grad=grad)
         first_bad, grad = self._added(values, grad)
         encoding = self.encoding(loops, wire, count, key)

@@ -118,9 +118,9 @@ class Scaled(Selector[ScaledState]):
     def select(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what the selector chooses of the accumulator in units of each parameter's scale."""
         self._measure(state, acc, step.layout, comm)
-        sizes = on_device(step.layout.numels, torch.int64, acc.device)
-        factors = on_device([_factor(state.squares[name]) for name in step.layout.names], acc.dtype, acc.device)
-        scaled = factors.repeat_interleave(sizes, output_size=acc.numel()).mul_(acc)
+        scaled = acc.clone()
+        factors = [_factor(state.squares[name]) for name in step.layout.names]
+        torch._foreach_mul_(list(scaled.split(list(step.layout.numels))), factors)
         chosen = self.selector.select(state.inner, scaled, step, comm)
         return Selection(
             chosen.indices,

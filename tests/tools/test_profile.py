@@ -25,7 +25,7 @@ def stamps(ready: dict[str, float], used: dict[str, float] | None = None, **leng
 
 def row(*steps: dict[str, Any], names: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
     facts = {"model": "toy", "batch_size": 4, "device": "cpu", "element_bytes": 4}
-    return facts | {"num_bytes": dict.fromkeys(names, 8), "steps": list(steps)}
+    return facts | {"num_bytes": dict.fromkeys(names, 8), "shapes": dict.fromkeys(names, (2,)), "steps": list(steps)}
 
 
 AB = stamps({"a": 1, "b": 2})
@@ -114,7 +114,7 @@ def test_a_trace_holds_medians_over_steps_and_then_over_ranks() -> None:
     assert [(layer.name, layer.ready_s, layer.used_s) for layer in trace.layers] == [("a", 3, 5), ("b", 4, None)]
     assert (trace.forward_s, trace.backward_s, trace.update_s) == (2, 4.5, 0.5)
     assert (trace.world_size, trace.num_steps, trace.batch_size) == (2, 3, 4)
-    assert [layer.num_bytes for layer in trace.layers] == [8, 8]
+    assert [(layer.num_bytes, layer.shape) for layer in trace.layers] == [(8, (2,)), (8, (2,))]
 
 
 def test_ready_times_never_fall_and_backward_holds_them_all() -> None:

@@ -290,7 +290,7 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
         (["--methods", "micr"], "got 'micr'; did you mean 'micro'?"),
         (
             ["--methods", "powersgd"],
-            "no formula for the selection of powersgd (powersgd), only for topk, leader, micro",
+            "what powersgd sends depends on the parameters' shapes: give a layout",
         ),
         (["--algorithm", "rings"], "got 'rings'; did you mean 'ring'?"),
         (

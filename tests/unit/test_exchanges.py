@@ -154,31 +154,31 @@ def test_half_gather_sends_the_rounded_values(world_size: int, scale: float) -> 
 
 @WORLDS
 @SCALES
-def test_half_union_sends_the_rounded_mean_of_rounded_values(world_size: int, scale: float) -> None:
+def test_half_union_sends_the_rounded_mean_of_the_owners_values_and_the_others_rounded_ones(
+    world_size: int, scale: float
+) -> None:
     acc, chosen = accumulators(world_size, scale), choices(world_size, Overlap.ANY)
     indices = union_of(chosen)
     wire = halves(acc[:, indices].numpy())
-    mean = halves(wire.sum(0) / world_size)
+    shares = [len(indices) // world_size + (rank < len(indices) % world_size) for rank in range(world_size)]
+    owners = np.repeat(np.arange(world_size), shares)
+    added = np.where(np.arange(world_size)[:, None] == owners, acc[:, indices].numpy(), wire)
+    mean = halves(added.sum(0) / world_size)
     results = exchange(micro.Union(), micro.Half(), acc, chosen, Overlap.ANY)
 
     update = torch.zeros(NUMEL, dtype=torch.float64)
     update[indices] = torch.from_numpy(mean)
     for result in results:
         assert torch.equal(dense(result.update), update)
-    # Each value is booked as it was rounded; the rank that owns it books the mean's rounding too.
+    # What travels is booked as it was rounded; the owner books its value as it is, less what the mean's rounding left.
     booked = sent(results)[:, indices].numpy()
-    total = len(indices)
-    owners = np.repeat(
-        np.arange(world_size), [total // world_size + (r < total % world_size) for r in range(world_size)]
-    )
+    tolerance = 1e-15 * np.abs(added).max()
     for rank in range(world_size):
         own = owners == rank
         assert np.array_equal(booked[rank, ~own], wire[rank, ~own])
-        rounding = (wire.sum(0) - world_size * mean)[own]
-        np.testing.assert_allclose(
-            booked[rank, own], wire[rank, own] - rounding, rtol=0, atol=1e-15 * np.abs(wire).max()
-        )
-    np.testing.assert_allclose(booked.sum(0), world_size * mean, rtol=1e-15, atol=1e-15 * np.abs(wire).max())
+        rounding = (added.sum(0) - world_size * mean)[own]
+        np.testing.assert_allclose(booked[rank, own], added[rank, own] - rounding, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(booked.sum(0), world_size * mean, rtol=1e-15, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
@@ -188,9 +188,10 @@ def test_what_half_precision_cuts_off_stays_in_the_residual(kind: micro.Exchange
     simulation = micro.Simulation(reducer, layout, world_size, dtype=torch.float64)
     grads = torch.tensor([[1e6, -1e6, 1.0 + 2**-12, 1e-9], [1e6, 1e6, 1.0, 1e-9]], dtype=torch.float64)
     first = simulation.step(grads, residuals=True)
-    assert first.update.tolist() == [LARGEST_HALF, 0.0, 1.0, 0.0]
+    uneven = -LARGEST_HALF if kind.name == "union" else 0.0  # one rank owns the element, and its own value is not cut
+    assert first.update.tolist() == [LARGEST_HALF, uneven, 1.0, 0.0]
     assert first.residuals is not None
-    assert first.residuals.sum(0).tolist() == [2e6 - 2 * LARGEST_HALF, 0.0, 2**-12, 2e-9]
+    assert first.residuals.sum(0).tolist() == [2e6 - 2 * LARGEST_HALF, -2 * uneven, 2**-12, 2e-9]
     applied = first.update.clone()
     for _ in range(20):  # nothing new comes in: what was cut follows later
         applied += simulation.step(torch.zeros_like(grads)).update
