@@ -80,7 +80,7 @@ def draw(lines: pd.DataFrame, heading: str) -> Figure:
     axes = figure.subplots()
     handles = [Line2D([], [], label=label(DENSE), **TARGET_LINE)]
     for (method, variant), own in lines.groupby(["method", "variant"], sort=False):
-        drawn = look(str(method)).line | {"marker": None}
+        drawn = look(str(method)).line | {"markevery": 8}
         axes.plot(own["rate"], own["time"], **drawn)
         handles.append(Line2D([], [], label=plain(label(str(method), str(variant))), **drawn))
     axes.axhline(1, **TARGET_LINE)
