@@ -12,13 +12,16 @@ loading  what drawing a batch costs beside the step that it is for
 rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods and schedules, measured and
        predicted, with the kernel's count of bytes (needs root)
+network_rounds  forms of local steps on such hosts: seconds of a batch beside those that the page on equal tokens
+       simulates, with the kernel's count of bytes (needs root)
 gpu    Triton's kernels on a GPU: equal to the reference, bandwidth, reads by the host, CUDA graphs, and steps of all
        methods, of one rank and over NCCL on several GPUs; without a GPU in Triton's interpreter, and compiled for GPUs
        that are not there
 
-Each prints a table and writes it as csv under --out, rules and network with a figure. Times come from one run on one
-machine: compare them within a table, not across machines. step, ranks and loop take --against REVISION: an older
-revision of this code and this one measure in turn, and the table has the ratios of what they found.
+Each prints a table and writes it as csv under --out; rules, network and network_rounds draw a figure, too. Times come
+from one run on one machine: compare them within a table, not across machines. step, ranks and loop take
+--against REVISION: an older revision of this code and this one measure in turn, and the table has the ratios of what
+they found.
 """
 
 import argparse
@@ -35,6 +38,7 @@ from experiments.benchmarks import (
     loading,
     loop,
     network,
+    network_rounds,
     ranks,
     rules,
     select,
@@ -86,7 +90,21 @@ def parser() -> Parser:
         prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, select, threads, ranks, transform, bare, loop, start, loading, rules, network, gpu):
+    for benchmark in (
+        step,
+        select,
+        threads,
+        ranks,
+        transform,
+        bare,
+        loop,
+        start,
+        loading,
+        rules,
+        network,
+        network_rounds,
+        gpu,
+    ):
         command = commands.add_parser(
             benchmark.NAME,
             help=(benchmark.__doc__ or "").splitlines()[0],

@@ -12,7 +12,7 @@ from torch import Tensor
 from micro import kernels
 from micro.health import FirstBad
 from micro.kernels.reference import is_ordinary, too_large
-from micro.kernels.sums import Sums, absorb_and_sum_, sums_of
+from micro.kernels.sums import AnySums, absorb_and_sum_, soonest_sums_of
 from micro.norms import norm
 from micro.parts import Part
 from micro.sparse import SparseValues
@@ -63,10 +63,10 @@ class Feedback(Part, ABC):
             sums would overflow, which was left out; or None. On an accelerator the index is there, not on the host.
         """
 
-    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, AnySums]:
         """Return what `accumulate_` does, and the sums of the accumulator, in the same pass where that can be."""
         acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
-        return acc, first_bad, sums_of(acc)
+        return acc, first_bad, soonest_sums_of(acc)
 
     def without_grad_(self, memory: Memory) -> Tensor | None:
         """Return the accumulator (numel,) of a step but for the gradient, which the caller adds as `absorb_` does.
@@ -162,7 +162,7 @@ class ErrorFeedback(Feedback):
             memory["residual"].mul_(self.decay)
         return memory["residual"]
 
-    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, AnySums]:
         """Add the gradient to the residual in place, and the sums up in the same pass."""
         acc = self.without_grad_(memory)
         return acc, *absorb_and_sum_(acc, grad)
@@ -241,15 +241,16 @@ class MomentumCorrection(Feedback):
         loops = kernels.momentum_for(residual, momentum, grad) if self.clip is None else None
         if loops is not None:
             return residual, loops.absorb_(residual, momentum, grad, self.momentum, is_nesterov=self.nesterov)
-        ordinary = _is_known_ordinary(grad, residual.dtype)
-        first_bad = None if ordinary else _drop_too_large_(grad)
+        wide = grad.to(residual.dtype)  # what is too large is so for the residual: float16 ends before that
+        ordinary = _is_known_ordinary(wide, residual.dtype)
+        first_bad = None if ordinary else _drop_too_large_(wide)
         if self.clip is not None:
-            _clip_(grad, self.clip / math.sqrt(world_size))
+            _clip_(wide, self.clip / math.sqrt(world_size))
         if self.nesterov:
-            residual.add_(grad)
-            momentum.add_(grad).mul_(self.momentum)
+            residual.add_(wide)
+            momentum.add_(wide).mul_(self.momentum)
         else:
-            momentum.mul_(self.momentum).add_(grad)  # rounded twice, as the public code and the compiled pass do
+            momentum.mul_(self.momentum).add_(wide)  # rounded twice, as the public code and the compiled pass do
         residual.add_(momentum)
         grad.zero_()
         if not ordinary:

@@ -1,5 +1,7 @@
 """Numbers of a device on their way to the host, which waits only when it asks for them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,9 @@ class Late:
             self._copy.copy_(numbers, non_blocking=True)
             self._copied = torch.cuda.current_stream(numbers.device).record_event()
 
-    def read(self) -> list[int]:
+    def read(self) -> list[Any]:
         """Return the numbers, when they have arrived."""
         if self._copied is not None:
             self._copied.synchronize()
-        numbers: list[int] = self._copy.tolist()  # host sync: only in a captured graph, else they are on the host
+        numbers: list[Any] = self._copy.tolist()  # host sync: only in a captured graph, else they are on the host
         return numbers

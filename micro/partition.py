@@ -25,8 +25,13 @@ def equal_slices(numel: int, world_size: int) -> tuple[tuple[int, int], ...]:
 
 def cyclic_slices(numel: int, step: int, world_size: int) -> tuple[tuple[int, int], ...]:
     """Return the `cyclic_slice` of every rank, in rank order."""
-    slices, first = equal_slices(numel, world_size), step % world_size
-    return slices[first:] + slices[:first]
+    return cyclic(equal_slices(numel, world_size), step)
+
+
+def cyclic(parts: tuple[tuple[int, int], ...], step: int) -> tuple[tuple[int, int], ...]:
+    """Return the part of every rank at ``step``, in rank order: each rank has every part once in as many steps."""
+    first = step % len(parts)
+    return parts[first:] + parts[:first]
 
 
 def cyclic_slice(numel: int, step: int, rank: int, world_size: int) -> tuple[int, int]:
@@ -61,3 +66,9 @@ def layer_pieces(numels: tuple[int, ...], world_size: int) -> tuple[tuple[int, i
         pieces += [(first + start, first + stop) for start, stop in (equal_slice(size, parts, p) for p in range(parts))]
         first += size
     return tuple((start, stop) for start, stop in pieces if stop > start)
+
+
+@lru_cache(maxsize=64)  # called at every step
+def layer_piece_sizes(numels: tuple[int, ...], world_size: int) -> tuple[int, ...]:
+    """Return the lengths of the `layer_pieces`."""
+    return tuple(stop - start for start, stop in layer_pieces(numels, world_size))

@@ -268,7 +268,7 @@ def _serve(tasks: "SimpleQueue[Task]") -> None:
             _num_idle += 1
 
 
-def _start_anew() -> None:
+def _begin_in_child() -> None:
     """Forget the threads of the process that this one was forked from."""
     global _lock, _tasks, _num_idle
     _lock, _tasks, _num_idle = threading.Lock(), SimpleQueue(), 0
@@ -277,4 +277,4 @@ def _start_anew() -> None:
 _lock = threading.Lock()
 _tasks: "SimpleQueue[Task]" = SimpleQueue()
 _num_idle = 0
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_begin_in_child)

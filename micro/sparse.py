@@ -13,7 +13,8 @@ from micro.comm import Comm
 from micro.flat import Layout
 from micro.health import Finite, is_number, read
 from micro.kernels import places
-from micro.kernels.sums import Sums
+from micro.kernels.sums import AnySums
+from micro.on_device import on_device
 
 
 class Overlap(Enum):
@@ -27,7 +28,7 @@ class Overlap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the parts of a method know about the step: the same on every rank.
+    """What the parts of a method know about the step: the same on every rank, but for the last two.
 
     Attributes:
         index: number of the step, from 0.
@@ -35,8 +36,8 @@ class Step:
         seed: the run's seed, for shared randomness.
         layout: names and shapes of the flat vector's parameters.
         layer_densities: the target density of each parameter, where the policy sets one for each; else None.
-        sums: of this rank's accumulator, the one thing that ranks do not share, for a selector that wants them; else
-            None.
+        sums: of this rank's accumulator, which ranks do not share, for a selector that wants them; else None.
+        is_finite: whether this rank's gradient was finite, which ranks do not share either.
     """
 
     index: int
@@ -44,7 +45,8 @@ class Step:
     seed: int
     layout: Layout
     layer_densities: tuple[float, ...] | None = None
-    sums: Sums | None = None
+    sums: AnySums | None = None
+    is_finite: Finite = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Selection:
         threshold: the cut on abs(acc) that was used, where there is one.
         scale: factor on the mean update (1 but for unbiased estimators).
         everyone: (sum(counts),) int32, what all ranks chose, in rank order, where it is known everywhere already.
-        overfull: whether a message of fixed capacity, the same on all ranks, did not hold what was chosen.
+        overfull: whether a message, or a list, of fixed capacity did not hold what was chosen; the same on all ranks.
+        is_finite: whether the gradients of all ranks were finite, where that is known everywhere already.
     """
 
     indices: Tensor
@@ -68,6 +71,7 @@ class Selection:
     scale: float = 1.0
     everyone: Tensor | None = None
     overfull: bool = False
+    is_finite: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,10 @@ class SparseValues:
     def where(self, keep: Tensor) -> "SparseValues":
         """Return the entries at which ``keep`` (k,) is True."""
         return SparseValues(self.indices[keep], self.values[keep])
+
+    def soonest_where(self, keep: Tensor) -> "SparseValues":
+        """Return what `where` does; on an accelerator all entries, of which the others have no effect: no read."""
+        return self.where(keep) if keep.device.type == "cpu" else MaskedValues(self, keep)
 
     def add_to_(self, vector: Tensor, *, alpha: float = 1.0) -> None:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
@@ -172,6 +180,26 @@ class AllBut(AllValues):
         return partial(vector.set_, before)
 
 
+class MaskedValues(SparseValues):
+    """Entries of which some have no effect on a vector; which these are only the device knows.
+
+    Args:
+        keep: (k,) bool, or () for all: the others have the value 0, and clear nothing.
+    """
+
+    keep: Tensor
+
+    def __init__(self, entries: SparseValues, keep: Tensor) -> None:
+        super().__init__(entries.indices, entries.values.where(keep, 0.0))
+        object.__setattr__(self, "keep", keep & entries.keep if isinstance(entries, MaskedValues) else keep)
+
+    def clear_in_(self, vector: Tensor) -> Callable[[], object]:
+        """Set ``vector`` (numel,) to zero at the indices that are kept; return what puts back what it was."""
+        before = places.gather(vector, self.indices)
+        vector[self.indices] = before.where(~self.keep, 0.0)
+        return partial(_put_, vector, self.indices, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Exchanged:
     """What an exchange achieved.
@@ -212,6 +240,74 @@ def summed(parts: Sequence[SparseValues]) -> SparseValues:
     for place, part in zip(places, parts, strict=True):  # in turn, so that sums are the same bits everywhere
         values.index_add_(0, place, part.values)  # each part has an index only once
     return SparseValues(indices, values)
+
+
+BEYOND = 2**31 - 1  # stands for no index, after the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Entries at unique, ascending indices, of which the host of an accelerator does not know how many there are.
+
+    Attributes:
+        entries: those, then index `BEYOND` with value 0; on a CPU none of these.
+        count: how many there are; a tensor is () on the device.
+    """
+
+    entries: SparseValues
+    count: int | Tensor
+
+    @property
+    def message(self) -> Tensor:
+        """The count as a message (1,) int32."""
+        if isinstance(self.count, Tensor):
+            return self.count.view(1).to(torch.int32)
+        return on_device([self.count], torch.int32, self.entries.indices.device)
+
+    def read(self, count: int | None = None) -> SparseValues:
+        """Return the entries alone; the host waits for their number where it is not given."""
+        number = int(self.count) if count is None else count  # host sync: the length of the list
+        return first_of(self.entries, number)
+
+    def with_no_effect(self) -> SparseValues:
+        """Return the entries, at least one, then its index with the value 0: what subtracts them reads no number."""
+        indices = self.entries.indices
+        return SparseValues(indices.where(indices != BEYOND, indices[:1]), self.entries.values)
+
+
+def first_of(entries: SparseValues, count: int) -> SparseValues:
+    """Return the first ``count`` of ``entries``."""
+    if count == entries.indices.numel():
+        return entries
+    return SparseValues(entries.indices[:count], entries.values[:count])
+
+
+def soonest_summed(parts: Sequence[SparseValues]) -> Padded:
+    """Return what `summed` does as the host has it without waiting. On an accelerator parts may hold `BEYOND`."""
+    if parts[0].indices.device.type != "cpu" and any(part.indices.numel() > 0 for part in parts):
+        return _summed_unread(parts)
+    total = summed(parts)
+    return Padded(total, total.indices.numel())
+
+
+def _summed_unread(parts: Sequence[SparseValues]) -> Padded:
+    together = torch.cat([part.indices for part in parts])
+    ordered = together.sort().values
+    is_first = torch.cat([ordered[:1] != BEYOND, (ordered[1:] != ordered[:-1]) & (ordered[1:] != BEYOND)])
+    indices, count = packed(ordered, is_first)
+    values = parts[0].values.new_zeros(indices.numel())
+    slots = torch.searchsorted(indices, together).split([part.indices.numel() for part in parts])
+    for slot, part in zip(slots, parts, strict=True):  # in turn, as `summed` does
+        values.index_add_(0, slot, part.values)
+    return Padded(SparseValues(indices, values), count)
+
+
+def packed(indices: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Return those of ``indices`` (m,) that are kept, then `BEYOND`, (m,), and how many these are, (); no read."""
+    ends, room = keep.cumsum(0), indices.numel()
+    target = (ends - 1).where(keep, room)  # what is not kept falls into the place beyond the end
+    out = indices.new_full((room + 1,), BEYOND)
+    return out.scatter_(0, target, indices)[:room], ends[-1]
 
 
 def overflown(

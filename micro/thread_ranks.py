@@ -5,8 +5,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import accumulate
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -319,11 +319,13 @@ class ThreadComm(Comm):
         torch.stack(self._put(row.clone(), "gather_rows"), out=rows)
 
     def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        everyone = self._put((sent.clone(), [0, *accumulate(sent_sizes)]), "exchange")
-        spans = ((all_of, ends[self.rank], ends[self.rank + 1]) for all_of, ends in everyone)
-        parts = [all_of[start:stop] for all_of, start, stop in spans if start < stop]
-        if parts:
-            torch.cat(parts, out=received)
+        targets = [rank for rank, size in enumerate(sent_sizes) if size]
+        message = sent.clone()
+        leaving = message.split(sent_sizes) if len(targets) > 1 else dict.fromkeys(targets, message)
+        everyone = self._put(leaving, "exchange")
+        coming = [everyone[source][self.rank] for source, size in enumerate(received_sizes) if size]
+        if coming:
+            torch.cat(coming, out=received)
 
     def _all_reduce_(self, x: Tensor) -> None:
         if self._shares and (x.numel() <= SHORT or self._memory.crew.num_cores == 1):
@@ -367,7 +369,7 @@ class _Call:
     def take_part(self, work: Callable[[Comm], Any], comm: Comm, crew: _Crew) -> None:
         """Do one rank's work, on its thread and the caller's stream."""
         try:
-            with torch.cuda.stream(self._stream):
+            with self._on_stream():
                 self.results[comm.rank] = work(comm)
         except BaseException as error:
             crew.end(comm.rank, error)
@@ -377,6 +379,9 @@ class _Call:
             self._num_left -= 1
             if not self._num_left:
                 self.done.set()
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
 def _serve(tasks: "SimpleQueue[Task | None]") -> None:

@@ -40,13 +40,33 @@ the device has copied numbers of the host. Either way the host waits for all tha
 none: times are events, which are waited for where a time is read. A test fails where a method waits more often than
 its row says.
 
-Nearly every method reads once at the end (`read`, or `first_nonfinite`): whether all gradients and their mean were
-finite, so that it raises, or leaves the step out, before anything is applied. What is above 1 are lengths of lists
-that depend on the data (`above`, `distinct`, `gather_header`, `where`), numbers from which the host makes a
-threshold (fits, quantiles, `_bisected`), and counts that shape the next message (`_collect`). `micro_fixed` has
-neither: its lists have a fixed length, and its threshold stays on the device. gTop-k
-reads the length of two unions (`summed`), of the last merge and of what leaves a residual: only the data says how many
-indices two lists share. Ok-Topk reads that of its regions' sums too, and of what it sends to each region.
+No sparse method reads at the end whether all gradients and their mean were finite: where they were not, the device
+leaves the step without effect, and the host learns of it when the next step begins, which raises where it is to stop.
+That holds for a loop that calls `reduce_`. Attached to DDP, FSDP or local steps the host reads it once more, after
+backward for all buckets together, for it acts on it. Methods that send a whole vector (`read`, or `first_nonfinite`:
+dense, codes of all values, FFT, PowerSGD) read it before anything is applied.
+
+What else is read, and what for:
+
+- `_received`, `_counted`: the counts of all ranks, which are the lengths of the next messages: 1 read is the least for
+  a method that sends lists of their exact lengths, as MiCRO's exact form, ExDyna, Gaussian-k, SIDCo, RedSync and DGC
+  do. They collect candidates into lists with room for twice as many as are wanted, whose lengths come with these
+  counts, and collect again, exactly, where a list was full, which the record of the step says. The fitted threshold of
+  a rank stays on its device. Per tensor, all counts are read together.
+- `distinct`: how many indices differ where ranks choose by themselves and average the values of all ranks: the length
+  of the all-reduce.
+- `Transport.add_up`, `gather_header`: in DSA, the lengths of what goes to the regions, and of their sums. Elsewhere
+  `gather_header` reads counts, the lengths of lists.
+- `_largest_in_place`: in Ok-Topk, whether a row of its last message, of fixed length, was too short: then all gather
+  once more.
+- `Deft.select`: the norms of all pieces, from which the host derives how many each gives. `Scaled._measure`: those of
+  all layers, of which it makes their scales.
+- Published fits (`above`, `moments`, `mean_and_deviation`, `fit`, `smallest_of_largest`, `_raised`, `where` and
+  others): their authors' codes make numbers of the host at these places, and go on by them.
+
+`micro_fixed` reads nothing: its lists have a fixed length, its threshold stays on the device. Nor do methods of which
+all ranks choose as many (top-k and its kin with `gather`, gTop-k, CLT-k, random-k): a merged list has a place for each
+entry of both, and those that they share leave places empty.
 On a GPU with Triton's kernels, top-k
 takes one read more, of the length of its candidates. Layers of more than 32,768 elements (`topk_layers`, `accordion`,
 `deft`) are searched by a scan, which reads three times more: a guess of each layer's threshold that was too high is

@@ -97,7 +97,7 @@ def variants() -> list[Variant]:
         ),
         Variant("count above", "float32", scanning.count_kernel, scanned | {"counts": "*i32"}, blocks, "4", 4),
         Variant(
-            *("put above", "float32", scanning.put_kernel, scanned | {"ends": "*i32"} | found, blocks),
+            *("put above", "float32", scanning.put_kernel, scanned | {"ends": "*i32", "room": "i32"} | found, blocks),
             *("4 where a block holds any, and 8 for each", 4),
         ),
         Variant(

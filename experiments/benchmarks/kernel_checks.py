@@ -136,7 +136,7 @@ def _absorb_and_sum(numel: int, dtype: torch.dtype, device: torch.device) -> Pai
     residual, grad, expected, source = _gradients(numel, dtype, device)
     first_bad, found = summing.absorb_and_sum_(residual, grad)
     wanted = reference.absorb_flagged_(expected, source)
-    is_near = checking.are_near(found, sums.in_torch(expected, -1.0))
+    is_near = checking.are_near(found.tolist(), sums.in_torch(expected, -1.0))
     return [(first_bad, wanted), (residual, expected), (grad, source), (torch.tensor(is_near), torch.tensor(True))]
 
 

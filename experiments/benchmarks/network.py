@@ -11,17 +11,16 @@ each host. A line tells each method as it is done. A run that is stopped writes 
 """
 
 import argparse
-import shlex
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 
 from experiments.benchmarks.network_prediction import Prediction, measure_link, take_profiles
+from experiments.benchmarks.network_report import collect, command, write
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
 from experiments.benchmarks.network_tables import compared, draw, page, print_tables
 from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, begin_training, train_steps
@@ -29,10 +28,7 @@ from experiments.config.command_line import add_settings, comma_list
 from experiments.config.option_types import to_density, to_path, to_positive, whole_number
 from experiments.launching.measurements import Row
 from experiments.launching.namespaces import Hosts, bits_per_s, burst_s
-from experiments.launching.process_lifetime import exit_at_termination
 from experiments.launching.rank_group import RankGroup
-from experiments.reports.figure_parts import save
-from experiments.reports.output import check_folder, write_file, write_or_rescue
 
 NAME = "network"
 WARMUP = 4  # DDP settles its buckets after the first step, PowerSGD starts after the second
@@ -79,27 +75,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         RankFailure: a rank failed.
     """
     settings = NetworkSettings.of(arguments)
-    if arguments.page is not None:
-        check_folder(arguments.page.parent, "--page")
-    rows: list[Row] = []
-    try:
-        with exit_at_termination():
-            for row in _measured(settings, console):
-                rows.append(row)
-    finally:
-        if rows:
-            _report(pd.DataFrame(rows), settings, arguments, console)
 
+    def report(rows: pd.DataFrame) -> None:
+        frame = compared(rows, DDP)
+        print_tables(frame, settings.title, console)
+        text = page(frame, settings.title, command(arguments))
+        write(NAME, frame, draw(frame, settings.title), text, arguments, console)
 
-def _report(rows: pd.DataFrame, settings: NetworkSettings, arguments: argparse.Namespace, console: Console) -> None:
-    frame = compared(rows, DDP)
-    print_tables(frame, settings.title, console)
-    paths = write_or_rescue(lambda out: save(draw(frame, settings.title), frame, out / NAME), arguments.out)
-    if arguments.page is not None:
-        command = f"python -m experiments.bench {shlex.join(arguments.words)}"
-        paths.append(write_file(Path(arguments.page), page(frame, settings.title, command)))
-    for path in paths:
-        console.print(f"wrote {path}")
+    collect(_measured(settings, console), arguments, report)
 
 
 def _measured(settings: NetworkSettings, console: Console) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from experiments.config.ranges import MOST
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
 from experiments.config.values import shown
 from micro.local.checks import check_method
+from micro.local.regrouping import check_losable
 from micro.planning.schedules.base import Schedule
 from micro.reducers.wrapping import innermost, layers
 from micro.scope import scoped
@@ -200,12 +201,14 @@ def _refuse_parts(config: TrainConfig) -> None:
 
 
 def _check_rounds(config: TrainConfig, reducer: micro.Reducer) -> None:
-    """Refuse a method that does not go with local steps, and outer momentum beside a residual."""
+    """Refuse a method that does not go with local steps, or with lost workers, and outer momentum beside a residual."""
     rounds = config.rounds
     if not rounds.every:
         return
     try:
         check_method(reducer)
+        if rounds.lost_workers == "go_on":
+            check_losable(reducer)
     except ValueError as error:
         raise UserError(str(error)) from None
     smallest = micro.Layout(("weights",), ((8, 8),))

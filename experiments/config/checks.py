@@ -34,7 +34,7 @@ def check_settings(config: TrainConfig, *, joined_world_size: int | None = None)
     Raises:
         UserError: a value out of its range, or settings that contradict each other.
     """
-    _complete_cluster(config.cluster, joined_world_size)
+    _complete_cluster(config.cluster, joined_world_size, may_lack=config.rounds.lost_workers == "go_on")
     if config.sparsifier.sends_everything:
         config.density = 1.0
     _check_names(config)
@@ -71,8 +71,12 @@ def _expand_home(config: TrainConfig) -> None:
                 raise UserError(f"{name}: there is no home folder for '{given}': write the path without ~") from None
 
 
-def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> None:
-    """Check the numbers of the cluster and fill in its world size."""
+def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None, *, may_lack: bool) -> None:
+    """Check the numbers of the cluster and fill in its world size.
+
+    Args:
+        may_lack: whether fewer ranks than the run has in all may have been started.
+    """
     check_count("cluster.nproc_per_node", cluster.nproc_per_node, 1, MOST_ON_A_MACHINE)
     check_count("cluster.nnodes", cluster.nnodes, 1)
     if cluster.num_threads is not None:
@@ -97,6 +101,9 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> 
     if cluster.rdzv_endpoint != IN_JOB:
         nnodes = 1 if joined_world_size else cluster.nnodes  # ranks that were started do not use it
         host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=nnodes)
+    if may_lack:
+        _check_joined(cluster.world_size, joined_world_size)
+        return
     started = joined_world_size or cluster.nnodes * cluster.nproc_per_node
     if cluster.world_size not in (None, started):
         how = "ranks were started" if joined_world_size else "= nnodes x nproc_per_node"
@@ -104,6 +111,20 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None) -> 
             f"cluster.world_size is {cluster.world_size}, but {started} {how}: leave it out or make them equal"
         )
     cluster.world_size = started
+
+
+def _check_joined(world_size: int | None, joined: int | None) -> None:
+    """Check how many ranks a run has that goes on when some are lost, and how many of them were started."""
+    if world_size is None:
+        raise UserError(
+            "cluster.world_size is missing: with rounds.lost_workers=go_on say how many ranks there are at the most"
+        )
+    check_count("cluster.world_size", world_size, 1)
+    if joined and joined > world_size:
+        raise UserError(
+            f"cluster.world_size is {world_size}, but {joined} ranks were started: set it to the number of ranks that "
+            "there are at the most, or start fewer"
+        )
 
 
 def _check_numbers(config: TrainConfig) -> None:
@@ -115,6 +136,7 @@ def _check_numbers(config: TrainConfig) -> None:
     if config.model.num_classes is not None:
         check_count("model.num_classes", config.model.num_classes, 1)
     check_count("measure_residual_every", config.measure_residual_every, 0)
+    check_count("measure_test_every", config.measure_test_every, 0)
     check_count("checkpoint.every_steps", config.checkpoint.every_steps, 0)
     check_count("checkpoint.keep", config.checkpoint.keep, 1)
     check_count("cluster.max_restarts", config.cluster.max_restarts, 0)

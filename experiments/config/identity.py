@@ -16,7 +16,8 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
     {
         *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "cluster.slurm"),
         *("cluster.num_threads", "cluster.timeout_s"),
-        *("checkpoint", "save_weights", "tracking", "measure_residual_every", "peak_tflops", "from_"),
+        *("checkpoint", "save_weights", "tracking", "peak_tflops", "from_"),
+        *("measure_residual_every", "measure_test_every"),
         "scale",  # the values that it chooses are in the hash themselves
     }
 )
@@ -45,6 +46,7 @@ ADDED: Mapping[str, Any] = {
     "rounds.fragments": 1,
     "rounds.delay": 0,
     "rounds.mix": 1.0,
+    "rounds.lost_workers": "stop",
 }
 """Newer settings, with the values that runs before them had: with these they are not in the hash.
 

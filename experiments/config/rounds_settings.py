@@ -7,6 +7,7 @@ from experiments.config.errors import UserError, check_choice
 from experiments.config.ranges import check_count
 
 BUFFERS = ("mean", "first", "own")
+LOST_WORKERS = ("stop", "go_on")
 
 
 @dataclass(kw_only=True)
@@ -25,6 +26,9 @@ class RoundsConfig:
         fragments: of the model, each exchanged at a step of its own: a number, or a list of patterns of names for each.
         delay: steps that an exchange goes on beside training.
         mix: share of the new global weights in a worker's after an exchange; the rest stays as it is.
+        lost_workers: what becomes of the run when torchrun forms the group anew with other ranks than before. stop: it
+            ends; go_on: the ranks that are there go on from the last round that ended. Every round is then saved, in
+            place of what checkpoint.every_s says; cluster.world_size says how many ranks there are at the most.
     """
 
     every: int = 0
@@ -36,6 +40,7 @@ class RoundsConfig:
     fragments: Any = 1
     delay: int = 0
     mix: float = 1.0
+    lost_workers: str = "stop"
 
 
 def check_rounds(config: Any) -> None:
@@ -43,6 +48,7 @@ def check_rounds(config: Any) -> None:
     rounds = config.rounds
     check_count("rounds.every", rounds.every, 0)
     check_choice("rounds.buffers", BUFFERS, rounds.buffers)
+    check_choice("rounds.lost_workers", LOST_WORKERS, rounds.lost_workers)
     if not 0 < rounds.lr < float("inf"):
         raise UserError(f"rounds.lr must be positive, got {rounds.lr}: with 0 no weight would move")
     if not 0 <= rounds.momentum < 1:
@@ -68,6 +74,25 @@ def check_rounds(config: Any) -> None:
         if given != usual and (key != "optimizer.clip_at" or config.optimizer.clip is not None):
             shown = key.removesuffix(".name")
             raise UserError(f"{shown}={given} does not go with rounds.every, {why}: leave it out")
+    if rounds.lost_workers == "go_on":
+        _check_go_on(config)
+
+
+def _check_go_on(config: Any) -> None:
+    """Raise UserError for settings with which a run cannot go on without a worker."""
+    if config.cluster.simulated:
+        raise UserError("rounds.lost_workers=go_on is for real workers, none of simulated ones is lost: leave it out")
+    for key, usual in (("fragments", 1), ("delay", 0), ("mix", 1.0)):
+        if getattr(config.rounds, key) != usual:
+            raise UserError(
+                f"rounds.{key}={getattr(config.rounds, key)} does not go with rounds.lost_workers=go_on, weights are "
+                "at no time equal on all ranks: leave one of them out"
+            )
+    if config.checkpoint.every_steps:
+        raise UserError(
+            f"checkpoint.every_steps={config.checkpoint.every_steps} does not go with rounds.lost_workers=go_on, which "
+            "saves at the end of every round: leave it out"
+        )
 
 
 def _refuse_without_rounds(rounds: RoundsConfig) -> None:

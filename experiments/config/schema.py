@@ -189,6 +189,7 @@ class TrainConfig:
     lr_end: float = 0.0
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     measure_residual_every: int = 0
+    measure_test_every: int = 0
     peak_tflops: float | None = None
     checkpoint: CheckpointConfig
     start_from: str | None

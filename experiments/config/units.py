@@ -8,3 +8,8 @@ def human_bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
+
+
+def three_digits(number: float) -> str:
+    """Return a number with three digits, and whole from a thousand on: 0.123, 12.3, 2061."""
+    return f"{number:.3g}" if abs(number) < 999.5 else f"{number:.0f}"

@@ -81,20 +81,20 @@ def root_cause(failures: list[Failure]) -> Failure:
 
 
 def with_consequences(failures: list[Failure]) -> list[Failure]:
-    """Return the failures; a process that was killed because another rank had failed is told as such.
+    """Return the failures; one that was killed because another rank had failed is reported as ended with the run.
 
     NCCL kills processes soon after the error of a rank, and the launcher kills those that do not end when they should.
     """
     first_error = min((failure.time for failure in failures if failure.kind == Kind.ERROR), default=float("inf"))
     first = min((failure.time for failure in failures), default=float("inf"))
 
-    def told(failure: Failure) -> Failure:
+    def as_consequence(failure: Failure) -> Failure:
         late = failure.time > first_error + _SETTLE_S or failure.time > first + 0.9 * _SHUTDOWN_S
         if failure.kind == Kind.KILLED and late:
             return replace(failure, kind=Kind.STOPPED, message=ENDED_WITH_RUN)
         return failure
 
-    return [told(failure) for failure in failures]
+    return [as_consequence(failure) for failure in failures]
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -8,10 +8,11 @@ terminal, and the reported rank is the one that caused the failure.
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from experiments.launching.failures import RankFailure, short_line
 from experiments.launching.full_disks import LossyLog, spare_reports
 from experiments.launching.meeting import check_endpoint
 from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT, saves_path
-from experiments.launching.store_server import LOOPBACK, serve_store
+from experiments.launching.store_server import LOOPBACK, hold_port, serve_store
 from experiments.launching.watching.beats import rank_folder
 from experiments.launching.watching.launch_watch import LaunchWatch
 from experiments.runs.atomic_files import disk_errors
@@ -119,6 +120,7 @@ def launch(
             _failures(folder, spare, rdzv_endpoint, watch),
             _agent_signals_restored(),
             stop_signals.recorded(then=ranks.stop),
+            closing(ranks),
             watch,
         ):
             elastic_launch(config, sys.executable)(*command)
@@ -131,6 +133,7 @@ class _Ranks(LogsSpecs):
         super().__init__(log_dir=str(folder.ranks_path), redirects=Std.ALL)
         self._folder, self._watch = folder, watch
         self._ranks: list[int] = []
+        self._held: socket.socket | None = None  # at the port of the ranks' store
 
     @property
     def root_log_dir(self) -> str:
@@ -141,6 +144,9 @@ class _Ranks(LogsSpecs):
         for path in folders.values():
             path.mkdir(parents=True, exist_ok=True)
         self._ranks = [int(env["RANK"]) for env in envs.values()]
+        self.close()
+        if 0 in self._ranks:
+            self._held = hold_port(int(next(iter(envs.values()))["MASTER_PORT"]))
         for rank in self._ranks:
             saves_path(self._folder.path, rank).unlink(missing_ok=True)
         if stop_signals.number:  # the ranks that it was passed on to have failed
@@ -151,6 +157,11 @@ class _Ranks(LogsSpecs):
             stderrs={local_rank: str(path / "stderr.log") for local_rank, path in folders.items()},
             error_files={local_rank: str(path / "error.json") for local_rank, path in folders.items()},
         )
+
+    def close(self) -> None:
+        """Let go of the port of the ranks' store."""
+        if self._held:
+            self._held.close()
 
     def stop(self) -> None:
         """Have the ranks save and end; where not all of them take steps yet, end them at once."""

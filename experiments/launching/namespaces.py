@@ -127,6 +127,7 @@ class Hosts:
         owner = f"micro-{os.getpid()}-{_start_of(os.getpid())}-{next(_serial)}"
         self._bridge = f"{owner}-bridge"
         self._spaces = tuple(f"{owner}-{name}" for name in self.names)
+        self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Self:
         _check_machine()
@@ -173,7 +174,7 @@ class Hosts:
     def start(
         self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any
     ) -> subprocess.Popen[Any]:
-        """Start a process on a host; it is sent SIGTERM when this process ends. The caller waits for it.
+        """Start a process on a host. It is killed when the ``with`` ends, and sent SIGTERM when this process ends.
 
         Args:
             host: its number, from 0.
@@ -181,7 +182,9 @@ class Hosts:
             settings: further arguments of subprocess.Popen.
         """
         words = [*self.prefixes()[host], *command]
-        return subprocess.Popen(words, env={**os.environ, **(environment or {})}, **settings)
+        self._started = [process for process in self._started if process.poll() is None]
+        self._started.append(subprocess.Popen(words, env={**os.environ, **(environment or {})}, **settings))
+        return self._started[-1]
 
     def prefixes(self) -> list[list[str]]:
         """Return for each host the words that, before a command, run it there as a child of this process.
@@ -249,6 +252,7 @@ class Hosts:
         _tool(*_ip(space), "route", "change", *route)
 
     def _remove(self) -> None:
+        kill_all(self._started)  # those too that have not entered their namespace yet
         for space in (*self._spaces, self._bridge):
             _remove_space(space)
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+import sys
 from contextlib import suppress
 from datetime import timedelta
 
@@ -37,3 +38,25 @@ def serve_store(address: str, port: int, timeout: timedelta) -> TCPStore | None:
             master_listen_fd=listening.detach(),
         )
     return None
+
+
+def hold_port(port: int) -> socket.socket | None:
+    """Keep other processes of this machine from taking a port that a server is about to listen at.
+
+    torch chooses a free port for the ranks' store seconds before rank 0 listens at it. The socket is bound and does
+    not listen, so that Linux lets a server with SO_REUSEADDR, as torch's and serve_store's have, listen beside it, and
+    gives the port to no socket that asks for any free one.
+
+    Returns:
+        The socket: the port is held until it is closed. None where the port is taken, or the system is not Linux.
+    """
+    if sys.platform != "linux":
+        return None
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind(("", port))
+    except OSError:
+        held.close()
+        return None
+    return held

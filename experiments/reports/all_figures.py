@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.config.errors import UserError
 from experiments.reports import reached
+from experiments.reports.earlier_rows import NOTHING, Earlier
 from experiments.reports.figure_numbers import (
     SIMULATED,
     convergence_numbers,
@@ -29,6 +30,8 @@ from experiments.reports.provenance import differences
 from experiments.reports.reached_figure import draw_bytes
 from experiments.reports.rule_figure import draw_rules
 from experiments.reports.run_configs import EXPERIMENT
+from experiments.reports.run_rows import STUDY as STUDY_OF_LENGTH
+from experiments.reports.run_rows import origins_of, run_rows
 from experiments.reports.speed_figures import draw_throughput, draw_times
 from experiments.reports.step_figures import draw_convergence, draw_density, draw_residuals
 from experiments.reports.summary import of_study, summarise
@@ -77,8 +80,11 @@ def groups(frames: Frames) -> Iterator[Group]:
             )
 
 
-def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[Path]:
+def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS, *, earlier: Earlier = NOTHING) -> list[Path]:
     """Draw and write every figure of these kinds that the runs allow; returns the paths written.
+
+    Args:
+        earlier: what is known of runs that are not at hand, for the kind "bytes".
 
     Raises:
         UserError: the runs allow none.
@@ -90,7 +96,7 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[
     if "methods" in kinds:
         written += _draw_methods(frames, out)
     if "bytes" in kinds:
-        written += _draw_bytes(frames, out)
+        written += _draw_bytes(frames, out, earlier)
     if "throughput" in kinds:
         written += _draw_throughput(frames, out)
     if not written:
@@ -132,19 +138,26 @@ def _draw_methods(frames: Frames, out: Path) -> list[Path]:
     return written
 
 
-def _draw_bytes(frames: Frames, out: Path) -> list[Path]:
-    rows, written = reached.reached(frames), []
-    for study, own in rows.groupby(reached.STUDY) if not rows.empty else ():
+def _draw_bytes(frames: Frames, out: Path, earlier: Earlier) -> list[Path]:
+    runs, written = earlier.with_runs(run_rows(frames)), []
+    rows, origins = reached.means(runs, earlier.means), origins_of(runs)
+    for study, own in rows.groupby(STUDY_OF_LENGTH) if not rows.empty else ():
         if own["sparsifier"].nunique() > 1 and own["bytes_90"].notna().any():
             model, dataset, world_size, epochs = study
             measure = metric_of(own["metric"]).label
             length = "1 epoch" if epochs == 1 else f"{epochs} epochs"
             title = f"Bytes to {measure}: {study_name(model, dataset, world_size)}, {length}"
-            of_this = frames.runs[(frames.runs[reached.STUDY] == [*study]).all(axis=1)]
+            of_this = list(runs[(runs[STUDY_OF_LENGTH] == [*study]).all(axis=1)]["run"])
+            unlike = [*differences(origins, of_this), *_earlier_note(own)]
             stem = out / f"bytes-{model}-{dataset}-n{world_size}-e{epochs}"
             figure = draw_bytes(own, f"{title}; hollow: not all seeds came there")
-            written += _save(figure, own, stem, of_this["run"], frames)
+            written += save(figure, own, stem, of_this, torn=set(of_this) & set(frames.torn), notes=unlike)
     return written
+
+
+def _earlier_note(rows: pd.DataFrame) -> list[str]:
+    number = int(rows["is_earlier"].astype(bool).sum())
+    return [f"rows of an earlier table, whose runs are not at hand: {number} of {len(rows)}"] if number else []
 
 
 def _draw_throughput(frames: Frames, out: Path) -> list[Path]:

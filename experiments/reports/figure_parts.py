@@ -13,11 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from PIL import Image
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
 from experiments.reports.output import write_file
 from experiments.reports.plot_style import plain, style
+
+LARGE_BYTES = 200_000  # a PNG from which on it is written with a palette
+NUM_COLOURS = 128
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -115,4 +119,12 @@ def save(
 def _drawn(figure: Figure, kind: str, **settings: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=kind, **settings)
-    return file.getvalue()
+    return file.getvalue() if kind != "png" or file.tell() < LARGE_BYTES else _of_few_colours(file)
+
+
+def _of_few_colours(png: io.BytesIO) -> bytes:
+    """Return a PNG with a palette of NUM_COLOURS: half as large or less."""
+    image = Image.open(png).convert("RGB").quantize(NUM_COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    small = io.BytesIO()
+    image.save(small, format="png", optimize=True)
+    return small.getvalue()

@@ -11,14 +11,21 @@ OF_METHOD = "sparsifier."
 NOT_COMPARED = frozenset({"seed", "sparsifier.name"})
 
 
-def changes(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
+def changes(configs: Mapping[str, Config], plan: Iterable[Config] = ()) -> dict[str, dict[str, str]]:
     """Return, by run, the settings that are not the usual ones, with their values in words.
 
     Usual is what most forms have; of a method's own parts, what most forms of that method have. Forms are what is left
     when seeds are put together. A key reads as on the command line, without ``sparsifier.`` and ``.name``.
+
+    Args:
+        plan: configurations of the whole study: its forms say what is usual, and of those at hand only the methods that
+            it has not. So a form has the same name however few are at hand.
     """
     settings = {run: _settings(config) for run, config in configs.items()}
-    forms = list({json.dumps(found, sort_keys=True): found for found in settings.values()}.values())
+    planned = [_settings(config) for config in plan]
+    methods = {found["sparsifier.name"] for found in planned}
+    others = [found for found in settings.values() if found["sparsifier.name"] not in methods]
+    forms = list({json.dumps(found, sort_keys=True): found for found in [*planned, *others]}.values())
     return {run: _unusual(found, _usual(forms, found)) for run, found in settings.items()}
 
 

@@ -12,6 +12,21 @@ NOTE = (
 )
 
 
+def exchange_s(steps: pd.DataFrame, world_size: int, rate: float) -> pd.Series:
+    """Return the seconds that the messages of each of some steps take over a link, see `link_times`.
+
+    Args:
+        steps: rows with bytes_sent and num_collectives.
+        rate: bits per second.
+    """
+    calls = pd.to_numeric(steps["num_collectives"]).fillna(0)
+    return _seconds(steps["bytes_sent"], calls, world_size, rate)
+
+
+def _seconds(sent: pd.Series, calls: pd.Series, world_size: "int | pd.Series", rate: float) -> pd.Series:
+    return LATENCY_S * (2 * (world_size - 1) * calls) + 8 * FRAME * sent / rate
+
+
 def link_times(steps: pd.DataFrame, stages_ms: pd.DataFrame) -> pd.DataFrame:
     """Return milliseconds of a step per run, by the columns of RATES: its computation, and its messages over a link.
 
@@ -27,12 +42,11 @@ def link_times(steps: pd.DataFrame, stages_ms: pd.DataFrame) -> pd.DataFrame:
     calls = pd.to_numeric(known["num_collectives"]).groupby(known["run"]).mean()
     sent = known.groupby("run")["bytes_sent"].mean()
     facts = known.groupby("run")[["world_size", "cluster"]].first()
-    messages = 2 * (facts["world_size"] - 1) * calls
     computed_ms = stages_ms["total_ms"] - stages_ms["exchange_ms"]
     is_known = (facts["world_size"] > 1) & (facts["cluster"] != "simulated")
     return pd.DataFrame(
         {
-            column: (computed_ms + 1e3 * (LATENCY_S * messages + 8 * FRAME * sent / rate)).where(is_known)
+            column: (computed_ms + 1e3 * _seconds(sent, calls, facts["world_size"], rate)).where(is_known)
             for column, rate in RATES.items()
         }
     )

@@ -8,6 +8,7 @@ import pandas as pd
 from experiments.config.errors import UserError, suggestion
 from experiments.config.identity import flat, identity
 from experiments.reports.finished_runs import FinishedRun
+from experiments.reports.rounds_in_words import ROUNDS, short
 
 # column of the run table -> key of config.yaml
 COLUMNS = {
@@ -49,6 +50,14 @@ def selected_configs(found: Mapping[str, FinishedRun], selection: Selection) -> 
     return _select(_distinct({name: _read_config(run) for name, run in found.items()}), selection)
 
 
+UNSAID = {("accumulate", 1)}  # beside runs with more: each batch is a step, as ever
+
+
+def planned(plan: Mapping[str, Mapping[str, object]]) -> list[Config]:
+    """Return the flat configurations of runs that a study plans as those of finished runs are read."""
+    return [_without_density({key: _plain(value) for key, value in config.items()}) for config in plan.values()]
+
+
 def run_frame(configs: dict[str, Config]) -> pd.DataFrame:
     """Return a row per run: run, the keys of COLUMNS, accumulate, rule and variant; see Frames."""
     rows = [
@@ -70,13 +79,17 @@ def _read_config(run: FinishedRun) -> Config:
     missing = [key for key in COLUMNS.values() if key not in config]
     if missing:
         raise UserError(f"{run.place('configuration')} has no {', '.join(missing)}; {run.remedy}")
+    return _without_density(config)
+
+
+def _without_density(config: Config) -> Config:
     # A dense run has no density: its setting only shows which sweep it belongs to.
     return config | {"density": 1.0} if config["sparsifier.name"] == "dense" else config
 
 
 def _plain(value: object) -> object:
     """Return a setting as all sources have it: JSON does not tell 1.0 from 1."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -129,8 +142,14 @@ def _variants(configs: list[Config]) -> list[str]:
     """Name, for each of ``configs``, the settings beside the seed in which they are not all equal."""
     keys = sorted({key for config in configs for key in config} - {"seed"})
     differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    rounds = [short(config) if any(key.startswith(ROUNDS) for key in differing) else "" for config in configs]
+    differing = [key for key in differing if not key.startswith(ROUNDS)]
     chosen = [key.removesuffix(".name") for key in differing if key.endswith(".name")]
     # Once the name of a choice differs, its other settings follow from it.
     keys = [key for key in differing if not key.startswith(tuple(f"{choice}." for choice in chosen))]
     named = [(choice, f"{choice}.name") for choice in chosen] + [(key, key) for key in keys]
-    return [", ".join(f"{short.rpartition('.')[2]}={config.get(key)}" for short, key in named) for config in configs]
+    words = [
+        [f"{word.rpartition('.')[2]}={config.get(key)}" for word, key in named if (key, config.get(key)) not in UNSAID]
+        for config in configs
+    ]
+    return [", ".join(filter(None, [*own, of_rounds])) for own, of_rounds in zip(words, rounds, strict=True)]

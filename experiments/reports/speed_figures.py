@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.config.units import three_digits
 from experiments.reports.figure_parts import head, new_figure, plain_log, plain_ticks, show_percent
 from experiments.reports.frames import STAGES
 from experiments.reports.method_curves import curves_of
@@ -71,7 +72,7 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
         left += width
     for place, total in enumerate(rows["total_ms"]):
         axes.annotate(
-            f"{total:.3g}", (total, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7
+            three_digits(total), (total, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7
         )
     axes.set(xlabel="time per step (ms)", xlim=(0, 1.16 * rows["total_ms"].max()))
     axes.invert_yaxis()

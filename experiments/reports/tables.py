@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments.config.units import human_bytes
+from experiments.config.units import human_bytes, three_digits
 from experiments.reports.csv_files import write_csv
 from experiments.reports.frames import STAGES
 from experiments.reports.link_times import NAMES, NOTE
@@ -110,7 +110,7 @@ def _has_links(rows: pd.DataFrame) -> bool:
 
 
 def _milliseconds(column: str) -> Callable[[pd.Series], str]:
-    return lambda row: "-" if math.isnan(row[column]) else f"{row[column]:.3g}"
+    return lambda row: "-" if math.isnan(row[column]) else three_digits(row[column])
 
 
 NAMED: list[Column] = [

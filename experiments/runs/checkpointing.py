@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import CheckpointConfig, TrainConfig
 from experiments.runs.checkpoint_folder import Checkpoint
 from experiments.runs.checkpoint_parts import PartDigest
 from experiments.runs.checkpoints import Checkpoints
@@ -47,8 +47,9 @@ class Checkpointer:
     """Decide when to save and when to stop, and save the run. All ranks do the same before the same step.
 
     A rank that received a signal, or rank 0 when it is time to save, writes a note for the next step into the store. No
-    rank takes that step before all ranks have begun this one, so all ranks read the same note. This costs one read of
-    the store per step, and no collective.
+    rank takes that step before all ranks have begun this one, so all ranks read the same note. Within a round of local
+    steps ranks do not wait for each other: there the note is for the step after the next exchange. This costs one read
+    of the store per step, and no collective.
 
     Args:
         store: the key-value store that the ranks share; None if this process holds all ranks.
@@ -58,11 +59,11 @@ class Checkpointer:
     """
 
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
-        self._config, self._workers, self._store = config.checkpoint, workers, store
+        self._config, self._workers, self._store = _frequency(config), workers, store
+        self._round, self._delay = max(1, config.rounds.every), config.rounds.delay
         self._from = config.from_
-        self._world_size = config.world_size
         self._folder = folder
-        self._files = own_checkpoints(config, folder)
+        self._files = own_checkpoints(config, folder, num_ranks=workers.num_ranks)
         self._saved_at = time.monotonic()
         self._first_step: int | None = None
         if self._config.every_s or self._config.every_steps:
@@ -74,7 +75,7 @@ class Checkpointer:
         if self._store is None:
             return "stop" if stop_signals.number else self._by_time_or_steps(step)
         note = self._note(step)
-        self._leave_note(step + 1)
+        self._leave_note((step // self._round + 1) * self._round + self._delay)
         return note if note != "continue" else self._by_steps(step)
 
     def save(self, position: Position, shared: dict[str, Any], records: Records | None = None) -> None:
@@ -212,7 +213,7 @@ class Checkpointer:
     # Notes to the other ranks
 
     def _note(self, step: int) -> Action:
-        """Return the action that a rank noted for this step during the previous step."""
+        """Return the action that a rank noted for this step."""
         assert self._store is not None
         if not self._store.check([f"before/{step}"]):
             return "continue"
@@ -237,11 +238,26 @@ class Checkpointer:
         return "save" if every and step % every == 0 and step != self._first_step else "continue"
 
 
-def own_checkpoints(config: TrainConfig, folder: RunFolder) -> Checkpoints:
-    """Return the checkpoints of a run."""
+def own_checkpoints(config: TrainConfig, folder: RunFolder, *, num_ranks: int | None = None) -> Checkpoints:
+    """Return the checkpoints of a run.
+
+    Args:
+        num_ranks: of the group that writes them; None: all ranks of the run.
+    """
     return Checkpoints(
-        folder.checkpoints_path, run=run_name(config), world_size=config.world_size, keep=config.checkpoint.keep
+        folder.checkpoints_path,
+        run=run_name(config),
+        world_size=num_ranks or config.world_size,
+        keep=config.checkpoint.keep,
+        former=range(1, config.world_size + 1) if config.rounds.lost_workers == "go_on" else (),
     )
+
+
+def _frequency(config: TrainConfig) -> CheckpointConfig:
+    """Return when a run is saved: at the end of every round where it goes on without lost workers."""
+    if config.rounds.lost_workers == "stop":
+        return config.checkpoint
+    return replace(config.checkpoint, every_s=0.0, every_steps=config.rounds.every)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, UserError | None]:

@@ -7,7 +7,7 @@ communicates with other ranks: rank 0 begins, all ranks write their parts, rank 
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,17 @@ class Checkpoints:
         run: Name of the run they belong to; those of another run are not touched.
         world_size: Number of ranks, each with a part of its own.
         keep: How many remain after a new one is published, including the new one.
+        former: Other numbers of ranks, of which checkpoints are candidates too.
 
     Raises:
         ValueError: ``keep`` is less than 1.
     """
 
-    def __init__(self, folder: Path, *, run: str, world_size: int, keep: int = 2) -> None:
+    def __init__(self, folder: Path, *, run: str, world_size: int, keep: int = 2, former: Container[int] = ()) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}: a run needs a checkpoint to resume from")
         self._folder, self._run, self._world_size, self._keep = folder, run, world_size, keep
+        self._former = former
 
     def begin(self, step: int) -> Path:
         """Make the draft folder for the parts of all ranks, and remove drafts that a crash left; rank 0 calls this.
@@ -166,7 +168,7 @@ class Checkpoints:
         checkpoint, _ = read_description(path)
         if checkpoint.run != self._run:
             raise UserError(f"{path} belongs to run {checkpoint.run}, not to {self._run}; it is ignored")
-        if checkpoint.world_size != self._world_size:
+        if checkpoint.world_size != self._world_size and checkpoint.world_size not in self._former:
             ranks = f"{checkpoint.world_size} ranks, and this run has {self._world_size}"
             raise UserError(f"{path} holds the state of {ranks}; it is ignored")
         return checkpoint

@@ -41,9 +41,8 @@ def explained(error: OSError, path: Path, needed: int | None = None) -> str:
     if error.errno == errno.EIO:
         return f"the disk reports an error ({reason(error)})"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        facts = [free_space(path), f"{human_bytes(needed)} needed" if needed else ""]
-        told = ", ".join(fact for fact in facts if fact)
-        return f"{reason(error)} ({told})" if told else reason(error)
+        facts = ", ".join(filter(None, [free_space(path), f"{human_bytes(needed)} needed" if needed else ""]))
+        return f"{reason(error)} ({facts})" if facts else reason(error)
     return reason(error)
 
 

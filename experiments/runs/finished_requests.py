@@ -10,6 +10,8 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
 
+MEASURED = {"measure_residual_every": "residual", "measure_test_every": "loss on the test set within epochs"}
+
 
 def check_requests(configs: Sequence[TrainConfig]) -> None:
     """Refuse runs of which some are finished, and have not what is asked for. Raises: UserError: the first of them."""
@@ -26,11 +28,11 @@ def unmet_request(config: TrainConfig, folder: RunFolder) -> str:
     saved = _saved(folder)
     if config.save_weights and not folder.weights_path.exists():
         return _repeat(folder, "its weights were not saved", "save_weights=true")
-    every, before = config.measure_residual_every, saved.get("measure_residual_every") or 0
-    if every and (not before or every % before):
-        had = f"in every {before}. step" if before else "never"
-        wanted = f"measure_residual_every={every}"
-        return _repeat(folder, f"its residual was measured {had}", wanted)
+    for key, what in MEASURED.items():
+        every, before = getattr(config, key), saved.get(key) or 0
+        if every and (not before or every % before):
+            had = f"in every {before}. step" if before else "never"
+            return _repeat(folder, f"its {what} was measured {had}", f"{key}={every}")
     if config.peak_tflops is not None and saved.get("peak_tflops") is None:
         return _repeat(folder, "its utilisation was not measured", f"peak_tflops={config.peak_tflops:g}")
     if config.tracking.name != "none" and not _is_mirrored(saved, folder):

@@ -65,8 +65,8 @@ def lacking_settings(original: RunFolder) -> list[str]:
     """Return a line for each setting that the configuration of a run lacks, with the value that is taken for it."""
     known = {**flat(defaults_of_schema()), **flat(FORMER), **newer_defaults()}
     found = OmegaConf.load(original.config_path)
-    told = [key for key, value in known.items() if value != MISSING and not is_neutral(key)]
-    lacking = {key: known[key] for key in told if OmegaConf.select(found, key, default=MISSING) == MISSING}
+    recorded = [key for key, value in known.items() if value != MISSING and not is_neutral(key)]
+    lacking = {key: known[key] for key in recorded if OmegaConf.select(found, key, default=MISSING) == MISSING}
     return [f"the run's configuration is older than {key}: {shown(value)} is taken" for key, value in lacking.items()]
 
 

@@ -23,6 +23,10 @@ class Workers(Protocol):
     is_main: bool
 
     @property
+    def num_ranks(self) -> int:
+        """How many ranks the group has, those of other processes included."""
+
+    @property
     def ranks(self) -> Sequence[int]:
         """The ranks of this process."""
 
@@ -126,10 +130,16 @@ def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> 
 
 
 def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
-    """Return what a checkpoint holds for the ranks of this process. Raises: TornCheckpoint."""
-    parts = _read_parts(checkpoint, sorted({0, *workers.ranks}))
-    own = [parts[rank]["own"] for rank in workers.ranks]
-    saved = _saved(parts[0]["shared"], own, parts[workers.ranks[0]]["random"], checkpoint.world_size)
+    """Return what a checkpoint holds for the ranks of this process; a rank that it lacks gets the state of rank 0.
+
+    Raises:
+        TornCheckpoint: A part is missing or damaged.
+    """
+    sources = [rank if rank < checkpoint.world_size else 0 for rank in workers.ranks]
+    parts = _read_parts(checkpoint, sorted({0, *sources}))
+    own = [parts[rank]["own"] for rank in sources]
+    random = parts[sources[0]]["random"] if sources[0] == workers.ranks[0] else None
+    saved = _saved(parts[0]["shared"], own, random, checkpoint.world_size)
     return replace(saved, records=checkpoint.records)
 
 

@@ -9,8 +9,9 @@ from micro.comm import Comm
 class MirroredComm(Comm):
     """Rank 0 of ``world_size`` ranks, of which each other sends what it sends itself, at once.
 
-    Lists that all others send are as long as this rank expects them. Ranks that search slices of their own thus appear
-    to have chosen in the same slice: what a step computes takes as long, what comes out means nothing.
+    What others send is the first list that this rank sends, as long as it expects theirs. Ranks that search slices of
+    their own thus appear to have chosen in the same slice: what a step computes takes as long, what comes out means
+    nothing.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -20,11 +21,13 @@ class MirroredComm(Comm):
         rows.copy_(row.expand_as(rows))
 
     def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        if not sent.numel():
+        size = next(filter(None, sent_sizes), 0)
+        if not size:
             received.zero_()
             return
-        whole, rest = divmod(received.numel(), sent.numel())
-        torch.cat([*[sent] * whole, sent[:rest]], out=received)
+        first = sent[:size]
+        whole, rest = divmod(received.numel(), size)
+        torch.cat([*[first] * whole, first[:rest]], out=received)
 
     def _all_reduce_(self, x: Tensor) -> None:
         x.mul_(self.world_size)

@@ -1,12 +1,15 @@
 """A study: the runs of its grid, from a file of conf/sweep or from the user's own file."""
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
 from typing import Any
 
+from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, suggestion
+from experiments.config.identity import Flat, flat, run_name
 from experiments.config.paths import CONF
 from experiments.config.ranges import check_num_runs, check_path
 from experiments.config.schema import TrainConfig
@@ -44,6 +47,13 @@ def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
     check_num_runs(str(path), math.prod(map(len, grid.values())))
     choices = [[_words(key, value) for value in values] for key, values in grid.items()]
     return [[*map(str, fixed), *itertools.chain(*job), *overrides] for job in itertools.product(*choices)]
+
+
+def planned_runs(name: str) -> dict[str, Flat]:
+    """Return the runs of a study by their names, with their flat configurations, each once, in its order."""
+    jobs = jobs_of(name, [])
+    _, configs = distinct(jobs, compose_runs(jobs))
+    return {run_name(config): flat(dataclasses.asdict(config)) for config in configs}
 
 
 def _path_of(name: str) -> Path:

@@ -18,6 +18,7 @@ from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
 from experiments.runs.whole_rows import DamagedRows
+from experiments.training.groups import groups_until_now, plain
 from experiments.training.recording import Recorder, step_row
 from experiments.training.steps import steps_of
 from experiments.training.throughput import Throughput
@@ -35,6 +36,7 @@ class Trainer:
         resumed_from: the checkpoint that the run resumed from, None for a run that starts from step 0.
         passed_over: why checkpoints were not used, a line for each.
         missing: what is missing of the records at the end of a run that went on without; else empty.
+        groups: of ranks in which the run was trained; none where it does not go on without lost workers.
 
     Raises:
         UserError: a record or checkpoint cannot be read or written.
@@ -52,7 +54,8 @@ class Trainer:
         self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:
             self._load(self.resumed_from, of=folder.path if own else config.start_from)
-        self._throughput = Throughput(config, workers.task)
+        self.groups = groups_until_now(config, own, workers.num_ranks)
+        self._throughput = Throughput(workers.task.config, workers.task)
         self._checkpointer.remove_after(self.position.step)
         self._recorder = Recorder(folder, after_gap=self._rewind()) if workers.is_main else None
 
@@ -123,15 +126,24 @@ class Trainer:
         loss = float(reduced.loss)  # host sync: for the record, and to include all work in the step's time
         step_s = time.perf_counter() - started
         self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
+        tested = self._test_measures(at.step)
         if self._recorder:
             row = step_row(at.step, epoch, loss, lr, reduced, step_s, self.position.time_s)
-            self._recorder.step(row | {"residual_norm": self._residual_norm(at.step)})
+            self._recorder.step(row | {"residual_norm": self._residual_norm(at.step)} | tested)
         return loss
 
     def _residual_norm(self, step: int) -> float | None:
         """Return the norm of rank 0's residual in every n-th step, else None; step_s does not include it."""
         every = self._config.measure_residual_every
         return self._workers.residual_norm() if every and step % every == 0 else None
+
+    def _test_measures(self, step: int) -> dict[str, float]:
+        """Return what the test set measures after every n-th step, else nothing; step_s does not include it."""
+        every = self._config.measure_test_every
+        if not every or (step + 1) % every:
+            return {}
+        activity.begin(f"the evaluation after step {step}")
+        return self._workers.task.measures(self._workers.evaluate().cpu())
 
     def _evaluate(self) -> dict[str, Any]:
         at = self.position
@@ -163,6 +175,7 @@ class Trainer:
             "model": self._workers.task.model.state_dict(),
             "optimizer": self._steps.optimizer_state,
             "num_steps": self._workers.num_steps,
+            **({"groups": plain(self.groups)} if self.groups else {}),
         }
 
     def _load(self, saved: Saved, *, of: object) -> None:

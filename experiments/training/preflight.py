@@ -41,6 +41,7 @@ def check_runs(configs: Iterable[TrainConfig]) -> None:
     distinct: dict[tuple[str, ...], TrainConfig] = {}
     for config in configs:
         check_parts(config)
+        _check_start(config)
         distinct.setdefault(_content_key(config), config)
     for config in distinct.values():
         check_content(config)
@@ -92,6 +93,22 @@ def check_content(config: TrainConfig) -> None:
     _check_devices(config)
     check_wandb(config.tracking)
     _check_start_from(config)
+
+
+def _check_start(config: TrainConfig) -> None:
+    """Check that torchrun has started this rank, and can start it again, where the run goes on without lost workers."""
+    if config.rounds.lost_workers == "stop":
+        return
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise UserError(
+            "rounds.lost_workers=go_on is for ranks that torchrun starts again: start the run with torchrun "
+            "--nnodes=MIN:MAX --max-restarts=N, or leave it out"
+        )
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise UserError(
+            "rounds.lost_workers=go_on needs a new store each time that ranks are started: set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on every node"
+        )
 
 
 def _check_fragments(rounds: RoundsConfig, model: torch.nn.Module) -> None:

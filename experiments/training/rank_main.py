@@ -26,6 +26,7 @@ from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.devices import choose_device
+from experiments.training.groups import plain, with_ranks_there
 from experiments.training.loop import Trainer
 from experiments.training.round_workers import RealRoundWorkers, SimulatedRoundWorkers
 from experiments.training.simulated_workers import SimulatedWorkers
@@ -47,7 +48,8 @@ def run_rank(
         False if a signal stopped the run, which is saved and can be resumed.
     """
     device, store = start_group(config)
-    with _threads(config.cluster.num_threads), _workers(config, device) as workers, ExitStack() as owned:
+    there = with_ranks_there(config, dist.get_world_size()) if store else config
+    with _threads(config.cluster.num_threads), _workers(there, device) as workers, ExitStack() as owned:
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         if workers.is_main:
             write_json(folder.manifest_path, _manifest(config, workers, trainer, folder, command))
@@ -141,7 +143,8 @@ def _manifest(
     config: TrainConfig, workers: Workers, trainer: Trainer, folder: RunFolder, command: list[str]
 ) -> dict[str, Any]:
     num_parameters = sum(p.numel() for p in workers.task.model.parameters())
-    began_at = trainer.position.step
+    began = trainer.position
+    steps_left = (config.epochs - began.epoch) * workers.num_steps - began.index
     return collect_manifest(
         seed=config.seed,
         command=command,
@@ -150,10 +153,11 @@ def _manifest(
         extra={
             "device": str(workers.task.device),
             "num_parameters": num_parameters,
-            "steps": config.epochs * workers.num_steps,
-            "began_at_step": began_at,
-            "earlier_git": code_of_attempts(folder.attempts_path) if began_at else [],
+            "steps": began.step + steps_left,
+            "began_at_step": began.step,
+            "earlier_git": code_of_attempts(folder.attempts_path) if began.step else [],
             "passed_over": list(trainer.passed_over),
+            **({"groups": plain(trainer.groups)} if trainer.groups else {}),
         },
     )
 

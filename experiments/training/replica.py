@@ -16,6 +16,7 @@ from experiments.training.tasks import Batch, Carry, Task
 from experiments.training.workers import learnt_buffers, moved_to
 from micro.clipping import clip_
 from micro.comm import Comm
+from micro.local.regrouping import regrouped
 from micro.scope import scoped
 
 
@@ -96,9 +97,14 @@ class Replica:
         return {**self.local.state_dict(), **own, "carry": self._carry}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what ``state`` returned."""
-        self.optimizer.load_state_dict(state["inner"])
-        self.local.load_state_dict({key: state[key] for key in state if key not in ("inner", "own_buffers", "carry")})
+        """Restore what ``state`` returned, of another group of ranks too where the run goes on without lost workers."""
+        local = {key: state[key] for key in state if key not in ("inner", "own_buffers", "carry")}
+        is_own, is_as_many = local["rank"] == self.rank, local["world_size"] == self.local.comm.world_size
+        if self._config.rounds.lost_workers == "go_on":
+            local = regrouped(local, self.local.comm)
+        if is_own:  # else a rank begins with a new inner state
+            self.optimizer.load_state_dict(state["inner"])
+        self.local.load_state_dict(local)
         for buffer, saved in zip(learnt_buffers(self.model), state["own_buffers"], strict=True):
             buffer.copy_(saved)
-        self._carry = moved_to(state["carry"], self._task.device)
+        self._carry = moved_to(state["carry"], self._task.device) if is_as_many else None  # texts are dealt anew

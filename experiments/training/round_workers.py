@@ -34,10 +34,11 @@ class RoundWorkers(Workers):
 
     def _begin(self) -> None:
         self.num_batches = self.replicas[0].batches.num_batches
-        self._num_steps_of_run = self._config.epochs * self.num_steps
+        self._steps_left = 0
 
     def start_epoch(self, epoch: int, *, start: int = 0) -> None:
         """Start drawing every worker's batches of an epoch."""
+        self._steps_left = (self._config.epochs - epoch) * self.num_steps - start
         for replica in self.replicas:
             replica.start_epoch(epoch, start)
 
@@ -49,7 +50,8 @@ class RoundWorkers(Workers):
         computed = [replica.train(step, lr, batches) for replica, batches in zip(self.replicas, drawn, strict=True)]
         began = time.perf_counter()
         self._after_step(is_exchange=self.replicas[0].local.exchanges_next)
-        if step + 1 == self._num_steps_of_run:
+        self._steps_left -= 1
+        if not self._steps_left:
             self._finish()
         exposed_s = time.perf_counter() - began
         first, *_ = [replica.ended() for replica in self.replicas]

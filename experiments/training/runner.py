@@ -27,6 +27,7 @@ from experiments.runs.status import judge
 from experiments.runs.stop_signals import stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_process import mirrored
+from experiments.training.groups import in_words
 from experiments.training.rank_main import run_rank, start_group
 from experiments.training.tasks import steps_per_epoch
 from micro.comm import gather_objects
@@ -217,6 +218,8 @@ def _print_resume(config: TrainConfig, folder: RunFolder) -> None:
     if manifest.get("began_at_step"):
         why = " (from=scratch is for damaged runs, this one is whole)" if config.from_ == "scratch" else ""
         print(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}", file=sys.stderr)
+    for group in manifest.get("groups", ())[1:]:
+        print(in_words(group, config.world_size), file=sys.stderr)
     if missing := load_json(folder.done_path).get("missing"):
         print(f"not whole: {missing}", file=sys.stderr)
 

@@ -63,6 +63,11 @@ class Workers(ABC):
         return self.task.device
 
     @property
+    def num_ranks(self) -> int:
+        """How many workers there are, those of other processes included."""
+        return self._config.world_size
+
+    @property
     def num_steps(self) -> int:
         """Steps of an epoch."""
         return self.num_batches // self._config.accumulate

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.health import Finite
+from micro.codecs.messages import Messages
+from micro.health import Finite, all_finite
 from micro.kernels.reference import first_nonfinite
 from micro.parts import Part
 
@@ -60,6 +61,46 @@ class Codec(Part, ABC):
         if rest is not None:
             torch.sub(values, self.decode(wire, values.numel(), values.dtype), out=rest)
         return first_bad
+
+    def encode_others_into_(
+        self,
+        values: Tensor,
+        key: Key,
+        wire: Tensor,
+        messages: Messages,
+        own: int,
+        rest: Tensor | None = None,
+        *,
+        grad: Tensor | None = None,
+    ) -> int | None:
+        """Encode all parts of the values but ``own``, each by itself; see ``encode_into_``.
+
+        Args:
+            key: that of a part has the part's number at its end.
+            wire: becomes their messages, one after the other, without one of ``own``.
+
+        Returns:
+            the index in ``values`` of the first sum with the gradient that is not finite or too large, or None.
+        """
+        bads = []
+        for place, part, message in messages.others(own, has_own=False):
+            left, added = (None if vector is None else vector[part] for vector in (rest, grad))
+            bad = self.encode_into_(values[part], (*key, place), wire[message], left, grad=added)
+            if bad is not None:
+                bads.append(part.start + bad)
+        return min(bads, default=None)
+
+    def decode_others_into_(self, wires: Tensor, messages: Messages, own: int, values: Tensor) -> Finite:
+        """Fill all parts of ``values`` but ``own`` with what ``wires`` hold; see ``decode_mean_into_``.
+
+        Args:
+            wires: the messages of all parts.
+
+        Returns:
+            whether all that was filled is finite; on an accelerator the flag is there.
+        """
+        parts = messages.others(own, has_own=True)
+        return all_finite([self.decode_mean_into_(wires[None, wire], values[part]) for _, part, wire in parts])
 
     def decode_mean_into_(self, wires: Tensor, values: Tensor, divisor: float = 1.0) -> Finite:
         """Fill ``values`` (count,) with the sum of what R messages hold, in their order, divided by ``divisor``.

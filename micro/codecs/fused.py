@@ -10,7 +10,9 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.agreeing import serving
 from micro.codecs.base import Codec, Key
+from micro.codecs.messages import Messages
 from micro.health import Finite
+from micro.randomness import words_of_each
 
 
 class FusedCodec(Codec):
@@ -40,6 +42,10 @@ class FusedCodec(Codec):
     def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
         """Return the Decoding of ``loops`` that reads the sum of R messages, divided; None where they have none."""
 
+    def part_code(self, loops: ModuleType) -> Any:
+        """Return the PartCode of ``loops``, what `micro.kernels.part_codes_for` returned; None where they have none."""
+        return None
+
     def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the values as they travel; see Codec."""
         if not values.numel():
@@ -65,6 +71,35 @@ class FusedCodec(Codec):
         first_bad, grad = self._added(values, grad)
         found: int | None = loops.encode(encoding, loops.Values.of(values, rest, grad))
         return first_bad if grad is None else found
+
+    def encode_others_into_(
+        self,
+        values: Tensor,
+        key: Key,
+        wire: Tensor,
+        messages: Messages,
+        own: int,
+        rest: Tensor | None = None,
+        *,
+        grad: Tensor | None = None,
+    ) -> int | None:
+        """Encode all parts of the values but ``own``; see Codec. Compiled loops of a CPU do it in one call."""
+        loops = kernels.part_codes_for(*(vector for vector in (values, rest, grad) if vector is not None))
+        code = self.part_code(loops) if loops is not None and loops.serves(messages) else None
+        if loops is None or code is None:
+            return super().encode_others_into_(values, key, wire, messages, own, rest, grad=grad)
+        digests = words_of_each(key, len(messages.sizes)) if code.is_random else None
+        first_bad: int | None = loops.encode(code, loops.Values.of(values, rest, grad), wire, messages, own, digests)
+        return first_bad
+
+    def decode_others_into_(self, wires: Tensor, messages: Messages, own: int, values: Tensor) -> Finite:
+        """Fill all parts of ``values`` but ``own``; see Codec. Compiled loops of a CPU do it in one call."""
+        loops = kernels.part_codes_for(values)
+        code = self.part_code(loops) if loops is not None and loops.serves(messages) else None
+        if loops is None or code is None:
+            return super().decode_others_into_(wires, messages, own, values)
+        is_finite: bool = loops.decode(code, wires, messages, own, values)
+        return is_finite
 
     def _added(self, values: Tensor, grad: Tensor | None) -> tuple[int | None, Tensor | None]:
         """Return what `micro.kernels.absorb_` does of a gradient that no code adds on its way, and one to be added."""

@@ -35,6 +35,10 @@ class _Cast(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_cast(wires, divisor, is_half=self.wire_dtype is torch.float16)
 
+    def part_code(self, loops: ModuleType) -> Any:
+        """Return how parts are encoded and decoded by ``loops``."""
+        return loops.cast(is_half=self.wire_dtype is torch.float16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half(_Cast):

@@ -68,3 +68,7 @@ class Int8(FusedCodec):
     def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_int8(wires, count, divisor, block=self.block)
+
+    def part_code(self, loops: ModuleType) -> Any:
+        """Return how parts are encoded and decoded by ``loops``."""
+        return loops.int8(block=self.block, is_random=self.stochastic)

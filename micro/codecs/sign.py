@@ -60,6 +60,10 @@ class Sign(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_signs(wires, count, divisor, block=self.block, has_two=False)
 
+    def part_code(self, loops: ModuleType) -> Any:
+        """Return how parts are encoded and decoded by ``loops``."""
+        return loops.signs(block=self.block, has_two=False)
+
 
 def _mean_magnitude(rows: Tensor) -> Tensor:
     return blocks.sums((rows / rows.shape[1]).abs_())  # a sum before the division might overflow

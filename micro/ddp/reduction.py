@@ -19,7 +19,7 @@ from micro.drivers.loss_scale import LossScale, common_scale
 from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.kernels.threads import one_while
-from micro.reducers.attempt import Attempt, decide
+from micro.reducers.attempt import Attempt, decide_at_once
 from micro.reducers.base import Reducer
 from micro.scope import joined
 
@@ -306,7 +306,7 @@ class Reduction:
         update of a step that was taken back is Inf everywhere.
         """
         policy = "skip" if self._loss_scale.is_used else self._reducer.policy
-        decision = decide([attempt for _, attempt in self._finished], policy, self._comm)
+        decision = decide_at_once([attempt for _, attempt in self._finished], policy, self._comm)
         finished, self._finished = self._finished, []
         self.last_step.stats += decision.stats
         if decision.error is not None:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from micro.codecs.base import Codec, Key
+from micro.codecs.messages import Messages, equal_messages
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.health import Finite, all_finite, flag_of, is_zero, soonest
 from micro.index_codecs import IndexCodec, Int32
 from micro.on_device import on_device
-from micro.partition import equal_sizes
+from micro.partition import equal_sizes, equal_slices
 from micro.parts import NoState, StatefulPart
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
@@ -121,6 +122,17 @@ def gather_header(
     return comm.alike(lambda: _header(gathered.tolist()))  # host sync: list lengths shape the next message
 
 
+def header_of(selection: Selection, comm: Comm, *, is_finite: Finite) -> Header:
+    """Return the counts of all ranks and whether their gradients were finite, gathered where the choice does not say.
+
+    Args:
+        is_finite: whether this rank's gradient was.
+    """
+    if selection.counts is not None and selection.is_finite is not None:
+        return Header(selection.counts, selection.is_finite, [[] for _ in selection.counts])
+    return gather_header(selection.indices, comm, is_finite=is_finite, counts=selection.counts)
+
+
 def _header(rows: list[list[int]]) -> Header:
     return Header(tuple(row[0] for row in rows), all(row[1] for row in rows), [row[2:] for row in rows])
 
@@ -155,14 +167,14 @@ def gather_indices(
     spans = (selection.spans if codec.by_range else None) or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
-    sizes = [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
+    sizes = comm.alike(lambda: [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)])
     received = comm.gather_joined(mine, sizes, "indices")
     return comm.alike(lambda: codec.decode_joined(received, counts, spans))
 
 
 def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype, comm: Comm) -> Tensor:
     """Return every rank's values, of which it gives the ``encoded`` ones, one list after the other in rank order."""
-    sizes = [codec.num_bytes(count, dtype) for count in counts]
+    sizes = comm.alike(lambda: [codec.num_bytes(count, dtype) for count in counts])
     received = comm.gather_joined(encoded, sizes, "values")
     if codec.lossless:
         return decode_lists(received, counts, codec, dtype)
@@ -276,38 +288,36 @@ def mean_encoded_(
         memory: (at least `message_bytes`,) uint8 for the messages.
         grad: (k,) is added to the values while they are encoded, and used up; it may be the memory of ``mean``.
     """
-    n, rank, counts = comm.world_size, comm.rank, equal_sizes(values.numel(), comm.world_size)
-    sizes = [codec.num_bytes(count, values.dtype) for count in counts]
-    memory = torch.empty(sum(sizes) + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
-    leaving, flagged = memory[: sum(sizes) + 1].split([sum(sizes) - sizes[rank], sizes[rank] + 1])
-    parts, rests, grads = values.split(counts), _parts_of(rest, counts), _parts_of(grad, counts)
-    pieces = iter(leaving.split(sizes[:rank] + sizes[rank + 1 :]))
-    bads: list[int | None] = [None] * n
-    for place in (*range(rank), *range(rank + 1, n)):
-        bads[place] = codec.encode_into_(parts[place], (*key, place), next(pieces), rests[place], grad=grads[place])
-    received = comm.scatter_to_others(leaving, sizes, "values")
-    means, mine = mean.split(counts), parts[rank]
-    if mine.data_ptr() == means[rank].data_ptr():
+    n, rank, numel = comm.world_size, comm.rank, values.numel()
+    bare, flagged = (_messages(numel, codec, values.dtype, comm, gap=gap) for gap in (0, 1))
+    start, stop = equal_slices(numel, n)[rank]
+    memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
+    leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - bare.sizes[rank], flagged.sizes[rank]])
+    in_others = codec.encode_others_into_(values, key, leaving, bare, rank, rest, grad=grad)
+    received = comm.scatter_to_others(leaving, bare.sizes, "values")
+    mine, own_mean = values[start:stop], mean[start:stop]
+    if mine.data_ptr() == own_mean.data_ptr():
         mine = mine.clone()
-    fits, bads[rank] = codec.encode_mean_into_(
-        mine, received, (*key, n), flagged[:-1], means[rank], rests[rank], grad=grads[rank]
-    )
-    first_bad = next((sum(counts[:place]) + bad for place, bad in enumerate(bads) if bad is not None), None)
-    flagged[-1] = is_finite if first_bad is None else False
-    wires = comm.gather_joined(flagged, [size + 1 for size in sizes], "values").split([size + 1 for size in sizes])
+    own_rest, own_grad = (None if vector is None else vector[start:stop] for vector in (rest, grad))
+    fits, in_own = codec.encode_mean_into_(mine, received, (*key, n), message[:-1], own_mean, own_rest, grad=own_grad)
+    bads = (in_others, None if in_own is None else start + in_own)
+    first_bad = min((bad for bad in bads if bad is not None), default=None)
+    message[-1] = is_finite if first_bad is None else False
+    wires = comm.gather_joined(message, flagged.sizes, "values")
 
     def decode_others() -> tuple[Finite, Finite]:
-        others = [place for place in range(n) if place != rank]
-        decoded = [codec.decode_mean_into_(wires[place][None, :-1], means[place]) for place in others]
-        return soonest(torch.stack([wire[-1] for wire in wires]).all()), all_finite([fits, *decoded])
+        fit = codec.decode_others_into_(wires, flagged, rank, mean)
+        return soonest(flagged.last_bytes(wires).all()), all_finite([fits, fit])
 
     return Averaged(*comm.fill_alike_(mean, decode_others), first_bad)
 
 
-def _parts_of(vector: Tensor | None, counts: Sequence[int]) -> Sequence[Tensor | None]:
-    return [None] * len(counts) if vector is None else vector.split(list(counts))
+def _messages(numel: int, codec: Codec, dtype: torch.dtype, comm: Comm, *, gap: int) -> Messages:
+    """Return the messages in which all parts of ``numel`` values travel, with so many bytes behind each."""
+    parts = equal_sizes(numel, comm.world_size)
+    return equal_messages(numel, len(parts), *(codec.num_bytes(parts[place], dtype) for place in (0, -1)), gap)
 
 
 def message_bytes(numel: int, codec: Codec, dtype: torch.dtype, comm: Comm) -> int:
     """Return the bytes of the messages that `mean_encoded_` sends of ``numel`` values."""
-    return sum(codec.num_bytes(count, dtype) for count in equal_sizes(numel, comm.world_size)) + 1
+    return _messages(numel, codec, dtype, comm, gap=0).num_bytes + 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Wire, count_of, gather_header, gather_indices, gather_values
+from micro.exchanges.base import Exchange, Header, NoState, Wire, gather_header, gather_indices, gather_values
 from micro.exchanges.regions import Transport
 from micro.health import Finite
 from micro.partition import equal_slices
@@ -50,10 +50,10 @@ class SplitAndGather(Exchange[NoState]):
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
         chosen = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         regions = EqualRegions(Transport(comm, wire, (step.seed, step.index, comm.rank)), acc.numel())
-        decoded, total = regions.transport.add_up(self.leaving(chosen), regions.spans)
-        header = gather_header(chosen.indices, comm, is_finite=is_finite, extra=count_of(total))
-        counts = [count for (count,) in header.extras]
-        dense = self.is_dense(regions, counts, acc.dtype)
+        decoded, sums = regions.transport.add_up(self.leaving(chosen), regions.spans)
+        header = gather_header(chosen.indices, comm, is_finite=is_finite, extra=sums.message)
+        counts, dense = comm.alike(lambda: self._form(regions, header, acc.dtype))
+        total = sums.read(counts[comm.rank])
         mean, unsent = regions.gather_dense(total) if dense else regions.gather_pairs(total, counts)
         return Exchanged(
             update=(mean,),
@@ -62,6 +62,11 @@ class SplitAndGather(Exchange[NoState]):
             num_updated=mean.indices.numel(),
             is_finite=header.is_finite,
         )
+
+    def _form(self, regions: "EqualRegions", header: Header, dtype: torch.dtype) -> tuple[list[int], bool]:
+        """Return how many sums the regions have, and whether they travel dense."""
+        counts = [count for (count,) in header.extras]
+        return counts, self.is_dense(regions, counts, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
-from micro.exchanges.base import Averaged, Exchange, NoState, Wire, gather_header, gather_indices, gather_values
+from micro.exchanges.base import (
+    Averaged,
+    Exchange,
+    NoState,
+    Wire,
+    gather_header,
+    gather_indices,
+    gather_values,
+    header_of,
+)
 from micro.health import Finite
 from micro.kernels import places
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, num_distinct
@@ -44,7 +53,7 @@ class Gather(Exchange[NoState]):
         is_finite: Finite,
     ) -> Exchanged:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
-        header = gather_header(selection.indices, comm, is_finite=is_finite, counts=selection.counts)
+        header = header_of(selection, comm, is_finite=is_finite)
         codec, dtype, counts = wire.values, acc.dtype, header.counts
         encoded = codec.encode(places.gather(acc, selection.indices), (step.seed, step.index, comm.rank))
         indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)

@@ -15,7 +15,7 @@ from micro.health import Finite, flag_of, soonest
 from micro.index_codecs import IndexCodec
 from micro.kernels.reference import places_of
 from micro.on_device import on_device
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, soonest_summed, summed
 
 
 class TreeExchange(Exchange[NoState]):
@@ -193,7 +193,9 @@ def merge(mine: Branch, tree: Tree) -> tuple[Branch, list[SparseValues]]:
         source = rank + distance if rank % (2 * distance) == 0 and rank + distance < n else None
         received = tree.pass_on(held, target, source, 0 if source is None else min(distance, n - source))
         if received is not None:
-            entries, rest = _prune(summed([held.entries, received.entries]), tree.most)
+            both = [held.entries, received.entries]
+            total = soonest_summed(both).entries if tree.are_full else summed(both)  # k or more in any case, or read
+            entries, rest = _prune(total, tree.most)
             held = Branch(entries, torch.cat([held.marks, received.marks]))
             pruned.append(rest)
         distance *= 2

@@ -14,7 +14,7 @@ from micro.exchanges.base import Exchange, Header, Wire, gather_header, gather_i
 from micro.exchanges.regions import Spans, Transport
 from micro.health import Finite
 from micro.partition import equal_slice
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Exchanged, Overlap, Padded, Selection, SparseValues, Step
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class MovingRegions(Exchange[OktopkState]):
         """Return the places (world_size - 1,) int64, among ``count`` chosen indices, of the boundaries to propose."""
 
     @abstractmethod
-    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Largest:
+    def largest_sums(self, state: OktopkState, sums: Padded, now: RegionStep) -> Largest:
         """Return the sums of all regions that are applied.
 
         Args:
@@ -205,4 +205,4 @@ def _common(mine: SparseValues, indices: Tensor) -> SparseValues:
     if walked is not None:
         return SparseValues(*walked)
     places = torch.searchsorted(indices, mine.indices).clamp_(max=indices.numel() - 1)
-    return mine.where(indices.index_select(0, places) == mine.indices)
+    return mine.soonest_where(indices.index_select(0, places) == mine.indices)

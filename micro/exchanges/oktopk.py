@@ -9,7 +9,7 @@ from torch import Tensor
 from micro.exchanges.moving_regions import Largest, MovingRegions, OktopkState, RegionStep
 from micro.exchanges.sums_in_rows import capacity_after, gather_largest, kept_of
 from micro.on_device import on_device
-from micro.sparse import SparseValues
+from micro.sparse import Padded, SparseValues
 
 NUM_SUM_BINS = 32  # counts of sums by magnitude that each rank sends to the others: 128 bytes
 FINEST = 1.01  # width of the two bins around the threshold; the others widen towards both ends, a factor 9.4 away
@@ -55,16 +55,16 @@ class Oktopk(MovingRegions):
         """Return places that cut the choice into world_size equal parts."""
         return torch.arange(1, world_size) * count // world_size
 
-    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Largest:
+    def largest_sums(self, state: OktopkState, sums: Padded, now: RegionStep) -> Largest:
         """Return the k largest of all regions' sums, exactly; the state keeps the smallest of them."""
         k = now.step.target_count
         capacity = capacity_after(state, k, now.transport)
         if capacity is None:
-            return self._by_histogram(state, sums, now)
+            return self._by_histogram(state, sums.read(), now)
         found = gather_largest(sums, k, capacity, now)
         if found is None:
             state.room *= 2
-            return self._by_histogram(state, sums, now, overfull=True)
+            return self._by_histogram(state, sums.read(), now, overfull=True)
         state.threshold, state.held = found.smallest, found.held
         return Largest(found.sums, found.header)
 
@@ -75,13 +75,13 @@ class Oktopk(MovingRegions):
         bins = torch.bucketize(magnitudes, _edges(state.threshold or 0.0, magnitudes), right=True)
         header = now.gather_header(torch.bincount(bins, minlength=NUM_SUM_BINS))
         histogram = header.extras
-        cut, missing = _cut(histogram, now.step.target_count)
+        cut, missing = comm.alike(lambda: _cut(histogram, now.step.target_count))
         if not missing:  # no rank chose anything, which all ranks know
             return Largest(sums, header, overfull)
         inside = torch.nonzero(bins == cut).view(-1)
         sizes = [row[cut] for row in histogram]
         near = comm.gather_joined(magnitudes.index_select(0, inside), sizes, "counts")
-        found = kept_of(near, missing, sizes)
+        found = comm.alike(lambda: kept_of(near, missing, sizes))
         state.threshold = found.smallest
         own = found.places[sum(found.counts[: comm.rank]) :][: found.counts[comm.rank]] - sum(sizes[: comm.rank])
         keep = bins > cut

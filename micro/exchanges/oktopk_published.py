@@ -9,7 +9,7 @@ from torch import Tensor
 from micro import kernels
 from micro.exchanges.base import count_of
 from micro.exchanges.moving_regions import Largest, MovingRegions, OktopkState, RegionStep
-from micro.sparse import SparseValues
+from micro.sparse import Padded, SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,16 @@ class PublishedOktopk(MovingRegions):
         """Return places count // world_size entries apart; the last region gets the rest."""
         return torch.arange(1, world_size) * (count // world_size)
 
-    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Largest:
+    def largest_sums(self, state: OktopkState, sums: Padded, now: RegionStep) -> Largest:
         """Return what the public code applies: at a re-evaluation the k largest, else all above the threshold."""
-        k = now.step.target_count
+        k, entries = now.step.target_count, sums.entries  # whose padding is zero
         if state.threshold is None or now.step.index % self.reevaluate == 0:
-            return _reevaluated(state, sums.where(sums.values != 0), k, now)
-        sums = sums.where(sums.values.abs() > state.threshold)
-        header = now.gather_header(count_of(sums))
+            return _reevaluated(state, entries.where(entries.values != 0), k, now)
+        kept = entries.where(entries.values.abs() > state.threshold)
+        header = now.gather_header(count_of(kept))
         held = [count for (count,) in header.extras]
         state.threshold *= _factor(sum(held) / k)
-        return Largest(self.gather(state, sums, held, now.transport), header)
+        return Largest(self.gather(state, kept, held, now.transport), header)
 
 
 def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep) -> Largest:

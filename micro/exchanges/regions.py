@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from micro.codecs.base import Key
+from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.exchanges.base import Wire, decode_lists
+from micro.index_codecs import Int32
 from micro.on_device import on_device
-from micro.sparse import SparseValues, summed
+from micro.sparse import Padded, SparseValues, first_of, soonest_summed
 
 Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
 
@@ -28,8 +30,8 @@ class Transport:
     wire: Wire
     key: Key
 
-    def add_up(self, entries: SparseValues, regions: Spans) -> tuple[SparseValues, SparseValues]:
-        """Send every entry to the rank in whose region it lies.
+    def add_up(self, entries: SparseValues, regions: Spans) -> tuple[SparseValues, Padded]:
+        """Send every entry to the rank in whose region it lies; those with index `BEYOND` to none.
 
         Returns:
             the entries as their receivers decode them; the sums in this rank's region, added in rank order.
@@ -40,8 +42,9 @@ class Transport:
         sizes[1:] -= sizes[:-1].clone()
         received = self.comm.scatter_parts(sizes, [1] * n, "counts").view(-1)
         leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
+        entries = first_of(entries, sum(leaving))
         sent, parts = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
-        return sent, summed(parts)
+        return sent, soonest_summed(parts)
 
     def scatter(
         self, entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans]
@@ -56,6 +59,8 @@ class Transport:
         """
         (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
         form, codec = self.wire.indices, self.wire.values
+        if isinstance(form, Int32) and isinstance(codec, Raw) and dtype.itemsize % 4 == 0:
+            return entries, self._scatter_rows(entries, leaving, coming)
         wires = self._encoded(entries.values, leaving)
         received = self._scatter_pairs(
             form.encode_joined(entries.indices, leaving, there),
@@ -67,6 +72,18 @@ class Transport:
         if not codec.lossless:
             entries = SparseValues(entries.indices, decode_lists(wires, leaving, codec, dtype))
         return entries, [SparseValues(i, v) for i, v in zip(indices, values, strict=True)]
+
+    def _scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> list[SparseValues]:
+        """Send entries as rows of an index and a value, so that no list needs to be cut; return what each rank sent."""
+        dtype, comm = entries.values.dtype, self.comm
+        width = 1 + dtype.itemsize // 4
+        row = torch.cat([entries.indices.view(-1, 1), entries.values.view(torch.int32).view(-1, width - 1)], 1)
+        sizes, received_sizes = ([width * count for count in counts] for counts in (leaving, coming))
+        received = comm.scatter_lists(row.view(-1), sizes, received_sizes, "values").view(-1, width)
+        if comm.world_size > 1:
+            comm.traffic.move(4 * (entries.indices.numel() - leaving[comm.rank]), "values", "indices")
+        values = received[:, 1:].clone(memory_format=torch.contiguous_format).view(dtype).view(-1)
+        return list(SparseValues(received[:, 0].contiguous(), values).split(coming))
 
     def _encoded(self, values: Tensor, counts: list[int]) -> Tensor:
         """Return the messages of lists of values, one after the other; each list of a codec has its own key."""

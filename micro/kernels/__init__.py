@@ -16,6 +16,7 @@ from torch import Tensor
 
 from micro.kernels import candidates, reference
 from micro.kernels.candidates import Candidates
+from micro.kernels.passing import Passing
 
 MOST_MERGED = 64  # lists that are merged one after the other
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
@@ -61,6 +62,8 @@ class _TritonLoops(_Loops, Protocol):
     def check(self, device: torch.device) -> None: ...
 
     def largest(self, x: Tensor, k: int, sample: int) -> Tensor: ...
+
+    def above_unread(self, x: Tensor, threshold: Tensor, room: int) -> Passing: ...
 
     def absorb_flagged_(self, residual: Tensor, grad: Tensor) -> Tensor: ...
 
@@ -130,6 +133,11 @@ def codes_for(*values: Tensor) -> ModuleType | None:
     return _codes_on_gpu() if all(x.dtype == torch.float32 for x in values) and on_gpu(*values) else None
 
 
+def part_codes_for(*vectors: Tensor) -> ModuleType | None:
+    """Return the module of the compiled codes that encode parts of these vectors in one call, else None."""
+    return _part_codes() if all(map(compiled, vectors)) else None
+
+
 def codes_on(device: torch.device) -> ModuleType | None:
     """Return the module of the compiled codes where whole numbers on ``device`` are packed by it, else None."""
     return _codes() if device.type == "cpu" and _with_numba() is not None else None
@@ -177,6 +185,13 @@ def _codes() -> ModuleType:
 
 
 @cache
+def _part_codes() -> ModuleType:
+    from micro.kernels import part_codes
+
+    return part_codes
+
+
+@cache
 def _codes_on_gpu() -> ModuleType:
     from micro.kernels.triton import codes
 
@@ -217,6 +232,21 @@ def above(x: Tensor, threshold: float) -> Tensor:
 def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return what `above` returns, and the magnitudes (k,) of those elements, in one scan."""
     return _for(x).above(x, threshold)
+
+
+def above_unread(x: Tensor, threshold: float | Tensor, room: int) -> Passing:
+    """Return the first ``room`` of what `above_with_magnitudes` does, and how many pass; an accelerator is not read.
+
+    Args:
+        threshold: a tensor is (1,), on the device of ``x``; rounded to the dtype of ``x`` first.
+    """
+    if not isinstance(threshold, Tensor):
+        rounded = float(torch.tensor(threshold, dtype=x.dtype))  # on the host
+        threshold = torch.full((1,), rounded, dtype=x.dtype, device=x.device)
+    cut, room = threshold.to(x.dtype), min(room, x.numel())
+    if on_gpu(x):
+        return cast(_TritonLoops, _with_triton()).above_unread(x, cut, room)
+    return reference.above_unread(x, cut, room)
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,11 +15,12 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from micro.kernels.floats import of_bfloat16, of_half
-from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit, lowest_bit_or_64, num_bits
 from micro.kernels.threads import are_few, in_parts
 from micro.kernels.tiles import STRIP, TILE, absorb_and_clear, absorb_tile, shrink
 
 LANES = 64
+AT_ONCE = 3  # hits written of each word, there or not: a branch that is guessed wrong costs more than these
 BLOCK = 1 << 16  # elements between two looks at the room left in the output
 
 
@@ -54,21 +55,28 @@ def _grown(full: Any, count: Any) -> Any:
 
 @jitted
 def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
-    indices, magnitudes = np.empty(capacity + BLOCK, np.int32), np.empty(capacity + BLOCK, np.int32)
+    room = capacity + BLOCK + AT_ONCE
+    indices, magnitudes = np.empty(room, np.int32), np.empty(room, np.int32)
     count = 0
     for piece in range(lowests.size):
         lowest, end = lowests[piece], pieces[piece, 1]
         for first in range(pieces[piece, 0], end, BLOCK):
-            if count + BLOCK > indices.size:
+            if count + BLOCK + AT_ONCE > indices.size:
                 indices, magnitudes = _grown(indices, count), _grown(magnitudes, count)
             stop = min(first + BLOCK, end)
             whole = stop - (stop - first) % LANES
             for start in range(first, whole, LANES):
                 word: Any = passing(bits, start, lowest)  # type: ignore[call-arg]
+                place, count = count, count + np.int64(num_bits(word))
+                for _ in range(AT_ONCE):  # past the last hit it writes what the next word overwrites
+                    i = start + (lowest_bit_or_64(word) & (LANES - 1))
+                    indices[place], magnitudes[place] = i, bits[i] & MAGNITUDE_BITS
+                    place += 1
+                    word &= word - np.uint64(1)
                 while word:
                     i = start + lowest_bit(word)
-                    indices[count], magnitudes[count] = i, bits[i] & MAGNITUDE_BITS
-                    count += 1
+                    indices[place], magnitudes[place] = i, bits[i] & MAGNITUDE_BITS
+                    place += 1
                     word &= word - np.uint64(1)
             for i in range(whole, stop):
                 magnitude = bits[i] & MAGNITUDE_BITS

@@ -31,10 +31,10 @@ def _binned(places: Any, bits: Any, start: Any, lowest: Any, shift: Any) -> Any:
     return counts
 
 
-def cut(counts: Tensor, k: int, rank: int) -> Cut:
+def cut(counts: Tensor, k: int) -> Cut:
     """Return where the k-th magnitude lies and how much each rank keeps; see the reference."""
     last, missing, inside, total, shares, taken = _cut(counts.numpy(), np.int64(k))
-    return Cut(last, missing / inside if inside else 1.0, int(shares[rank]), tuple(taken.tolist()), total)
+    return Cut(last, missing / inside if inside else 1.0, tuple(shares.tolist()), tuple(taken.tolist()), total)
 
 
 @jitted
@@ -81,28 +81,40 @@ def _shares(counts: Any, missing: Any, inside: Any) -> Any:
 
 def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int, share: int) -> Tensor:
     """Return the indices of what is kept; see the reference."""
-    kept = np.empty(count + 1, np.int32)[:count]  # torch gives an empty array of numpy's a stride that it refuses later
+    kept = np.empty(count + 1, np.int32)
     _keep(kept, indices.numpy(), bits_of(magnitudes), np.int32(bottom), np.int32(top), np.int64(share))
-    return torch.from_numpy(kept)
+    return torch.from_numpy(kept[:count])  # an empty array of numpy's has a stride that torch refuses later
 
 
 @jitted
 def _keep(kept: Any, indices: Any, bits: Any, bottom: Any, top: Any, share: Any) -> None:
+    """Write what is kept, and behind it one that is not: without a branch, which would be guessed wrong half the time.
+
+    Of those that equal the smallest the first are kept.
+    """
     smallest, ties = top - np.int32(1), 0
     if share:
-        inside = bits[(bits >= bottom) & (bits < top)]
+        inside = _between(bits, bottom, top)
         smallest = np.partition(inside, inside.size - share)[inside.size - share]
         ties = share - (inside > smallest).sum()
-    count = 0
-    for i in range(bits.size):
-        if bits[i] < smallest:
-            continue
-        if bits[i] == smallest:
-            if not ties:
-                continue
-            ties -= 1
+    count, first = 0, 0
+    while ties:
+        kept[count] = indices[first]
+        count += bits[first] >= smallest
+        ties -= bits[first] == smallest
+        first += 1
+    for i in range(first, bits.size):
         kept[count] = indices[i]
-        count += 1
+        count += bits[i] > smallest
+
+
+@jitted
+def _between(bits: Any, bottom: Any, top: Any) -> Any:
+    found, count = np.empty(bits.size + 1, np.int32), 0
+    for i in range(bits.size):
+        found[count] = bits[i]
+        count += (bits[i] >= bottom) & (bits[i] < top)
+    return found[:count]
 
 
 def surely_kept(last: list[int], scale: float, share: float, roots: float) -> Tensor:

@@ -15,22 +15,23 @@ from micro.kernels.reference import places_of
 from micro.on_device import on_device
 
 NUM_BINS = 32  # counts that each rank sends: 128 bytes
+OVERFULL = -1  # sent as counts by a rank that found more than it had room for
 
 
 class Cut(NamedTuple):
-    """The bin in which the k-th magnitude lies, and what is kept of it; all but ``share`` is equal on all ranks.
+    """The bin in which the k-th magnitude lies, and what is kept of it; equal on all ranks.
 
     Attributes:
         bin: its number; all above it is kept.
         fraction: the part of it that is kept.
-        share: how many of it this rank keeps.
+        shares: how many of it each rank keeps.
         taken: how many each rank keeps in all.
         num_candidates: of all ranks.
     """
 
     bin: int
     fraction: float
-    share: int
+    shares: tuple[int, ...]
     taken: tuple[int, ...]
     num_candidates: int
 
@@ -49,7 +50,18 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Ten
     return places + start, magnitudes, _counts(_bins(magnitudes, lowest, shift))
 
 
-def cut(counts: Tensor, k: int, rank: int) -> Cut:
+def collect_unread(x: Tensor, start: int, lowest: int, shift: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Do what `collect` does, but do not read how many there are: lists have ``room`` places, the last ones empty.
+
+    Where more were found, every count is `OVERFULL`.
+    """
+    found = kernels.above_unread(x, magnitude_of(lowest), room)
+    magnitudes, places = found.magnitudes.to(torch.float32), torch.arange(found.room, device=x.device)
+    counts = _counts(_bins(magnitudes, lowest, shift).where(places < found.count, NUM_BINS), NUM_BINS + 1)[:NUM_BINS]
+    return found.indices + start, magnitudes, counts.where(found.count <= found.room, OVERFULL)
+
+
+def cut(counts: Tensor, k: int) -> Cut:
     """Return where the k-th magnitude of all lies, and how much each rank keeps so that k are kept, or all there are.
 
     Ranks keep of that bin in proportion to what they have in it, by largest remainder, low ranks first among equals.
@@ -66,7 +78,7 @@ def cut(counts: Tensor, k: int, rank: int) -> Cut:
     missing = min(k - above, inside)
     shares = _apportion(missing, counts[:, last], inside)
     taken = tuple(counts[:, last + 1 :].sum(1).add_(shares).tolist())
-    return Cut(last, missing / inside if inside else 1.0, int(shares[rank]), taken, sum(totals))
+    return Cut(last, missing / inside if inside else 1.0, tuple(shares.tolist()), taken, sum(totals))
 
 
 def _apportion(missing: int, counts: Tensor, total: int) -> Tensor:
@@ -175,11 +187,11 @@ def _bins(magnitudes: Tensor, lowest: int, shift: int) -> Tensor:
     return ((magnitudes.view(torch.int32) - lowest) >> shift).clamp_(0, NUM_BINS - 1)
 
 
-def _counts(bins: Tensor) -> Tensor:
-    """Return (NUM_BINS,) int32 counts of ``bins`` (m,); of an accelerator `torch.bincount` would read the largest."""
+def _counts(bins: Tensor, num_bins: int = NUM_BINS) -> Tensor:
+    """Return (num_bins,) int32 counts of ``bins`` (m,); of an accelerator `torch.bincount` would read the largest."""
     if bins.device.type == "cpu":
-        return torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
-    counts = torch.zeros(NUM_BINS, dtype=torch.int32, device=bins.device)
+        return torch.bincount(bins, minlength=num_bins).to(torch.int32)
+    counts = torch.zeros(num_bins, dtype=torch.int32, device=bins.device)
     return counts.scatter_add_(0, bins.long(), torch.ones_like(bins))
 
 

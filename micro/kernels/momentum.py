@@ -8,17 +8,7 @@ from torch import Tensor
 from micro.kernels.cpu import array_of, bits_of
 from micro.kernels.jit import MAGNITUDE_BITS, jitted
 from micro.kernels.threads import in_parts
-from micro.kernels.tiles import LIMIT_BITS, ORDINARY_BITS, STRIP, TILE
-
-
-@jitted
-def _drop_too_large(values: Any, bits: Any, first_bad: Any) -> Any:
-    """Set what is too large to zero; return its first place, or ``first_bad`` where that is lower and not -1."""
-    for i in range(values.size):
-        if bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
-            first_bad = i if first_bad < 0 else min(first_bad, i)
-            values[i] = 0
-    return first_bad
+from micro.kernels.tiles import ORDINARY_BITS, STRIP, TILE, drop_too_large
 
 
 @jitted
@@ -52,12 +42,12 @@ def _absorb(
         for i in range(codes.size):
             highest = max(highest, codes[i] & np.int32(MAGNITUDE_BITS))
         if highest >= ORDINARY_BITS:
-            bad = _drop_too_large(source, codes, bad)
+            bad = drop_too_large(source, codes, bad)
         _add(residual[start:end], momentum[start:end], source, factor, is_nesterov)
         source[:] = 0
         if highest >= ORDINARY_BITS:
-            bad = _drop_too_large(momentum[start:end], momentum_bits[start:end], bad)
-            bad = _drop_too_large(residual[start:end], residual_bits[start:end], bad)
+            bad = drop_too_large(momentum[start:end], momentum_bits[start:end], bad)
+            bad = drop_too_large(residual[start:end], residual_bits[start:end], bad)
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
 

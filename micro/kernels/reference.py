@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from micro.kernels.passing import Passing
+
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
 
 
@@ -17,11 +19,25 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 def places_of(mask: Tensor, count: int) -> Tensor:
     """Return the ascending places (count,) int64 at which ``mask`` is set, when it is known that there are so many."""
-    if mask.device.type == "cpu":
-        return torch.nonzero(mask).view(-1)
-    target = (mask.cumsum(0) - 1).where(mask, count)  # what is not set falls into the place beyond the end
-    places = torch.empty(count + 1, dtype=torch.int64, device=mask.device)
-    return places.scatter_(0, target, torch.arange(mask.numel(), device=mask.device))[:count]
+    return torch.nonzero(mask).view(-1) if mask.device.type == "cpu" else first_places_of(mask, count)
+
+
+def first_places_of(mask: Tensor, room: int) -> Tensor:
+    """Return the first ascending places (room,) int64 at which ``mask`` (numel,) is set, then zeros, without a read."""
+    ends = mask.cumsum(0)
+    target = (ends - 1).where(mask & (ends <= room), room)  # what is not taken falls into the place beyond the end
+    places = torch.zeros(room + 1, dtype=torch.int64, device=mask.device)
+    return places.scatter_(0, target, torch.arange(mask.numel(), device=mask.device))[:room]
+
+
+def above_unread(x: Tensor, threshold: Tensor, room: int) -> Passing:
+    """Do what `micro.kernels.above_unread` does; ``threshold`` is (1,) of the dtype of ``x``."""
+    magnitudes = x.abs()
+    passes = magnitudes >= threshold
+    places, count = first_places_of(passes, room), passes.sum()
+    found = magnitudes.index_select(0, places) if x.numel() else magnitudes.new_zeros(room)
+    is_there = torch.arange(room, device=x.device) < count
+    return Passing(places.to(torch.int32), found.where(is_there, torch.zeros_like(found)), count)
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,18 @@ def entries_in_parts(work: Callable[[int, int], T], count: int) -> list[T]:
     return _shared(work, count, LEAST // ENTRY, 1)
 
 
+def lists_in_parts(
+    work: Callable[[int, int], T], count: int, numel: int, *, passes: int = 1, moved: float = 4.0
+) -> list[T]:
+    """Return what `in_parts` does for ``count`` lists of about one length, ``numel`` elements in all.
+
+    Args:
+        passes: over the elements, each of which counts as a visit.
+    """
+    _local.visited, _local.moved = visited() + passes * numel, moved_bytes() + moved * numel
+    return _shared(work, count, max(1, LEAST * count // max(numel, 1)), 1)
+
+
 def in_parts(work: Callable[[int, int], T], numel: int, *, unit: int = 1, moved: float = 4.0) -> list[T]:
     """Return ``work(start, stop)`` of neighbouring parts of [0, numel), in order; short vectors are one part.
 
@@ -166,11 +178,11 @@ def _serve(jobs: "SimpleQueue[_Job]") -> None:
         jobs.get().do_parts()
 
 
-def _start_anew() -> None:
+def _begin_in_child() -> None:
     global _helpers
     _helpers = _Helpers()
 
 
 _local = threading.local()
 _helpers = _Helpers()
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -43,7 +43,7 @@ def _drop_nonfinite(source: Any, source_bits: Any) -> Any:
 
 
 @jitted
-def _drop_too_large(target: Any, target_bits: Any, first_bad: Any) -> Any:
+def drop_too_large(target: Any, target_bits: Any, first_bad: Any) -> Any:
     """Set sums that are too large to zero; return their first place, or ``first_bad`` where that comes before."""
     for i in range(target.size):
         if target_bits[i] & MAGNITUDE_BITS >= LIMIT_BITS:
@@ -59,7 +59,7 @@ def absorb_tile(target: Any, target_bits: Any, source: Any, source_bits: Any) ->
     first_bad = _drop_nonfinite(source, source_bits) if highest >= INFINITY_BITS else -1
     for i in range(source.size):
         target[i] += source[i]
-    return _drop_too_large(target, target_bits, first_bad) if highest >= ORDINARY_BITS else first_bad
+    return drop_too_large(target, target_bits, first_bad) if highest >= ORDINARY_BITS else first_bad
 
 
 @jitted
@@ -74,7 +74,7 @@ def absorb_and_clear(target: Any, target_bits: Any, source: Any, source_bits: An
         for i in range(gradient.size):
             values[i] += gradient[i]
             gradient[i] = 0
-        bad = _drop_too_large(values, target_bits[start:end], bad) if highest >= ORDINARY_BITS else bad
+        bad = drop_too_large(values, target_bits[start:end], bad) if highest >= ORDINARY_BITS else bad
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
 

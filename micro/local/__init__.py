@@ -1,8 +1,17 @@
 """The driver for local steps: every worker trains by itself for H steps, then differences of weights are reduced."""
 
 from micro.local.outer import Outer
-from micro.local.regrouping import Regrouped, save_round, take_round
+from micro.local.regrouping import Regrouped, check_losable, regrouped, save_round, take_round
 from micro.local.round_stats import RoundStats
 from micro.local.steps import LocalSteps
 
-__all__ = ["LocalSteps", "Outer", "Regrouped", "RoundStats", "save_round", "take_round"]
+__all__ = [
+    "LocalSteps",
+    "Outer",
+    "Regrouped",
+    "RoundStats",
+    "check_losable",
+    "regrouped",
+    "save_round",
+    "take_round",
+]

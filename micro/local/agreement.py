@@ -41,7 +41,7 @@ def check_equal(settings: Mapping[str, Any], comm: Comm, device: torch.device) -
 
 def check_same_weights(parameters: Mapping[str, Tensor], comm: Comm, device: torch.device) -> None:
     """Raise ValueError on all ranks where a parameter does not have the same bits on all of them."""
-    sums = _rows(comm, device, [_sum_of(_content(real(p.detach()))) for p in parameters.values()])
+    sums = _rows(comm, device, [_sum_of(content_of(real(p.detach()))) for p in parameters.values()])
     for rank, row in enumerate(sums):
         for name, own, first in zip(parameters, row, sums[0], strict=True):
             if own != first:
@@ -72,6 +72,7 @@ def _sum_of(content: bytes) -> int:
     return zlib.crc32(content)
 
 
-def _content(tensor: Tensor) -> bytes:
+def content_of(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor's numbers."""
     here = tensor.contiguous().cpu()
     return ctypes.string_at(here.data_ptr(), here.numel() * here.element_size()) if here.numel() else b""

@@ -3,6 +3,7 @@
 import ctypes
 import io
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from micro.comm import Comm
+from micro.flat import Layout
+from micro.local.agreement import content_of
 from micro.local.steps import LocalSteps
+from micro.reducers.base import Reducer
+from micro.reducers.two_level import TwoLevel
+from micro.reducers.wrapping import innermost, layers
 
-PARTS = ("selector", "exchange", "density")  # states that depend on how many ranks there are, and begin anew
+PARTS = {"selector", "exchange", "density"}  # states that depend on how many ranks there are, and begin anew
+WRAPPED = "sparse"  # where reducer split saves the state of the one inside it
 KEPT = {"residual"}  # what may be lost with a worker: of other feedbacks all ranks keep a sum of it
 
 
@@ -48,25 +55,41 @@ def save_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[
     """
     if not local.is_equal:
         raise RuntimeError("a round is saved at its end, when weights are equal on all ranks: call finish() before")
-    state = local.state_dict()
-    kept = {key for bucket in state["buckets"] for key in bucket["memory"]}
+    check_losable(local.reducer)
+    target = Path(path)
+    draft = target.with_name(target.name + ".draft")
+    torch.save({"local": local.state_dict(), "optimizer": optimizer.state_dict()}, draft)
+    os.replace(draft, target)
+
+
+def check_losable(reducer: Reducer) -> None:
+    """Check that a worker may be lost with what a reducer keeps for it.
+
+    Raises:
+        ValueError: all ranks keep a sum of it, which would be wrong without the worker, or ranks keep parts of what
+            their node sends.
+    """
+    if any(isinstance(layer, TwoLevel) for layer in layers(reducer)):
+        raise ValueError(
+            "reducer two_level keeps a share of a node's residual on each of its ranks: a worker cannot be lost; use "
+            "the reducer inside it"
+        )
+    smallest = Layout(("weights",), ((8, 8),))
+    memory = innermost(reducer).start(smallest, torch.float32, torch.device("cpu")).memory
+    kept = {key for key, vector in memory.items() if vector.numel()}
     if not kept <= KEPT:
         raise ValueError(
             f"the reducer keeps {' and '.join(sorted(kept - KEPT))}, of which all ranks keep a sum: a worker cannot be "
             "lost; use feedback residual, or none"
         )
-    target = Path(path)
-    draft = target.with_name(target.name + ".draft")
-    torch.save({"local": state, "optimizer": optimizer.state_dict()}, draft)
-    os.replace(draft, target)
 
 
 def take_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[str]) -> Regrouped | None:
     """Go on from the newest round that a rank of this group has saved; all ranks call this before the first step.
 
-    A rank that has saved that round takes its own residual and inner state. One that has not, or an earlier round,
-    takes the weights, the outer optimizer and the buffers of the lowest rank that has. Ranks need not have the numbers
-    that they had, nor be as many.
+    A rank that has saved that round takes its own residual and inner state. One that has not, or an earlier round, or
+    one of a group that went on without the others, takes the weights, the outer optimizer and the buffers of the lowest
+    rank that has. Ranks need not have the numbers that they had, nor be as many.
 
     Args:
         path: the file of ``save_round``; it need not exist.
@@ -77,13 +100,13 @@ def take_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[
     own = torch.load(path, weights_only=True) if Path(path).exists() else None
     comm, device = local.comm, local.device
     comm.begin_step()
-    number = -1 if own is None else own["local"]["num_rounds"]
-    numbers: list[int] = comm.gather_rows(torch.tensor([number], device=device)).flatten().tolist()  # host sync: once
-    newest = max(numbers)
+    saved = (-1, 0) if own is None else (own["local"]["num_rounds"], _sum_of_weights(own["local"]))
+    rows: list[list[int]] = comm.gather_rows(torch.tensor(saved, device=device)).tolist()  # host sync: once
+    newest = max(rounds for rounds, _ in rows)
     if newest < 0:
         return None
-    newcomers = tuple(rank for rank, has in enumerate(numbers) if has < newest)
-    source = numbers.index(newest)
+    source = next(rank for rank, (rounds, _) in enumerate(rows) if rounds == newest)
+    newcomers = tuple(rank for rank, row in enumerate(rows) if row != rows[source])
     common = _broadcast(_without_memory(own["local"]) if own and comm.rank == source else None, source, comm, device)
     is_own = own is not None and comm.rank not in newcomers
     state = own["local"] if own is not None and is_own else _with_zeros(common)
@@ -92,6 +115,31 @@ def take_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[
         optimizer.load_state_dict(own["optimizer"])
     local.take_saved_buffers()
     return Regrouped(newest, comm.world_size, common["world_size"], newcomers)
+
+
+def regrouped(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
+    """Return the state of LocalSteps at the end of a round for this rank, of a group of any size, without a message.
+
+    Args:
+        state: what this rank saved in its former group or, for a rank that was not in it, what another one saved.
+
+    Raises:
+        ValueError: the state was saved in the middle of a round: there are weights of each rank.
+    """
+    if any(fragment["is_apart"] or fragment["under_way"] for fragment in state["fragments"]):
+        raise ValueError(
+            f"state was saved at step {state['step']}, in the middle of a round: ranks have weights of their own there"
+        )
+    return _fitting(state if state["rank"] == comm.rank else _with_zeros(state), comm)
+
+
+def _sum_of_weights(state: Mapping[str, Any]) -> int:
+    """Return a sum that tells the weights of a round from others: two groups may have ended as many rounds."""
+    found = 0
+    for bucket in state["buckets"]:
+        for piece in bucket["start"].values():
+            found = zlib.crc32(content_of(piece), found)
+    return found
 
 
 def _without_memory(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,8 +160,13 @@ def _fitting(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
     """Return a state as of this rank; where there are more or fewer of them, the states of parts begin anew."""
     buckets = state["buckets"]
     if state["world_size"] != comm.world_size:
-        buckets = [{key: value for key, value in bucket.items() if key not in PARTS} for bucket in buckets]
+        buckets = [_without_parts(bucket) for bucket in buckets]
     return {**state, "rank": comm.rank, "world_size": comm.world_size, "buckets": buckets}
+
+
+def _without_parts(bucket: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {WRAPPED: _without_parts(bucket[WRAPPED])} if WRAPPED in bucket else {}
+    return {key: value for key, value in {**bucket, **inner}.items() if key not in PARTS}
 
 
 def _broadcast(state: dict[str, Any] | None, source: int, comm: Comm, device: torch.device) -> dict[str, Any]:

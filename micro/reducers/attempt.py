@@ -56,6 +56,13 @@ def cut_(acc: Tensor, indices: Tensor | slice, num_summands: int) -> None:
     acc[indices] = acc[indices].clamp(-limit, limit)
 
 
+def cut_where_(acc: Tensor, indices: Tensor, is_cut: Tensor, num_summands: int) -> None:
+    """Do what `cut_` does at those of ``indices`` (m,) where ``is_cut`` (m,); unread by the host."""
+    limit = torch.finfo(acc.dtype).max / (2 * num_summands)
+    values = acc.index_select(0, indices)
+    acc.index_add_(0, indices, (values.clamp(-limit, limit) - values).where(is_cut, 0.0))
+
+
 def decide(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:
     """Let the step of all buckets count, or of none: one bucket that is not finite takes all of them back.
 
@@ -67,6 +74,11 @@ def decide(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:
     """
     if attempts and (late := attempts[0].decide_late(attempts, policy)) is not None:
         return late
+    return decide_at_once(attempts, policy, comm)
+
+
+def decide_at_once(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:
+    """Do what `decide` does for a caller that acts on a bad step at once: the host of an accelerator waits."""
     findings = [finding for attempt in attempts for finding in attempt.findings]
     if not findings:
         return Decision(tuple(attempt.stats for attempt in attempts))

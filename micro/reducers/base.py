@@ -16,7 +16,7 @@ from micro.flat import Layout, regroup
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part
 from micro.peer_failures import first_line
-from micro.reducers.attempt import Attempt, decide
+from micro.reducers.attempt import Attempt, Decision, decide, decide_at_once
 from micro.rounds import all_together
 from micro.sparse import SparseValues
 from micro.stats import StepStats
@@ -34,6 +34,7 @@ class BucketState:
         factors: matrices by parameter name, where a method approximates with them.
         spare: (numel,) memory for the next message, while all values travel, or for copies that undo a step; not saved.
         wire: bytes for the messages of such steps, where values are encoded; not saved.
+        news: of the last step, where the host of an accelerator has yet to learn of it and must stop if it was bad.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
 
@@ -46,6 +47,7 @@ class BucketState:
     factors: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
     wire: Tensor | None = None
+    news: Any = None
     broken_by: str | None = None
 
     def break_off(self, error: BaseException) -> None:
@@ -94,6 +96,13 @@ def _whole_or_broken(states: Sequence[BucketState]) -> Iterator[None]:
         for state in states:
             state.break_off(error)
         raise
+
+
+def _stats_of(decision: Decision) -> tuple[StepStats, ...]:
+    """Return the statistics of a step that was decided, or raise its error."""
+    if decision.error is not None:
+        raise decision.error
+    return decision.stats
 
 
 def _each_counted(comm: Comm) -> Iterator[Comm]:
@@ -191,17 +200,20 @@ class Reducer(Part, ABC):
         Raises:
             NonFiniteGradient: on all ranks, when any gradient, or the update, held NaN or Inf and the policy is to
                 stop. The policy 'skip' makes the update zero. Either way what is finite stays in the residuals, NaN and
-                Inf are dropped.
+                Inf are dropped. On an accelerator, of one bucket of a sparse method, the update of such a step is zero
+                and the next step raises: the host has not waited.
             RuntimeError: an error ended an earlier step in its middle; see BucketState.check_whole. Every other error,
                 of this rank or of one that it waits for, does that.
         """
         with _whole_or_broken([state]):
-            return self._decided([self.attempt_(state, grad, comm)], comm)[0]
+            return _stats_of(decide([self.attempt_(state, grad, comm)], self.policy, comm))[0]
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
     ) -> tuple[StepStats, ...]:
         """Replace every bucket's gradient by its mean update, and let the step count for all of them or for none.
+
+        The host of an accelerator waits until it knows which.
 
         Args:
             states, grads: one per bucket, in the same order on all ranks.
@@ -215,13 +227,7 @@ class Reducer(Part, ABC):
                 attempts = all_together(buckets, _each_counted(comm))
             else:
                 attempts = [attempt(each) for attempt, each in zip(buckets, _each_counted(comm), strict=False)]
-            return self._decided(attempts, comm)
-
-    def _decided(self, attempts: Sequence[Attempt], comm: Comm) -> tuple[StepStats, ...]:
-        decision = decide(attempts, self.policy, comm)
-        if decision.error is not None:
-            raise decision.error
-        return decision.stats
+            return _stats_of(decide_at_once(attempts, self.policy, comm))
 
     def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
         """Start to reduce a bucket of DDP; the returned function waits for the end.

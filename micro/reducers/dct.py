@@ -18,6 +18,7 @@ from micro.health import Finite, index_of, is_finite_by, is_number, read
 from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
+from micro.norms import norm
 from micro.parts import as_part
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState
@@ -157,11 +158,11 @@ class DCTReducer(WithDensity):
         error: Tensor | None = None
         fits: Finite = True
         if exchanged.is_finite is not False:
+            error = _relative_error_(tiled, exchanged.sent)
             keeps = self.feedback.name == "residual"
             if keeps:
                 undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back
-                acc -= tiling.inverse(_spread((exchanged.sent,), tiled))
-            error = _relative_error(tiled, exchanged.sent)
+                acc -= tiling.inverse(_spread_((exchanged.sent,), tiled), _of_dtype(grad, tiled))
             self._write(exchanged, tiling, tiled, acc if keeps else None, grad, comm)
             fits = is_number(grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32)))
         is_finite, is_sum_finite, num_updated, records = read(
@@ -189,10 +190,14 @@ class DCTReducer(WithDensity):
 
     @staticmethod
     def _write(
-        exchanged: Exchanged, tiling: Tiling, tiled: Tensor, acc: Tensor | None, grad: Tensor, comm: Comm
+        exchanged: Exchanged, tiling: Tiling, scratch: Tensor, acc: Tensor | None, grad: Tensor, comm: Comm
     ) -> None:
         """Write the mean into ``grad``, and what it loses on being rounded into ``acc``."""
-        unsent = write_(comm.alike(lambda: tiling.inverse(_spread(exchanged.update, tiled))), grad)
+
+        def write() -> Tensor | None:
+            return write_(tiling.inverse(_spread_(exchanged.update, scratch), _of_dtype(grad, scratch)), grad)
+
+        unsent = comm.fill_alike_(grad, write)
         if unsent is not None and acc is not None:
             acc += unsent
 
@@ -217,19 +222,27 @@ class Applied:
     undo: Undo
 
 
-def _spread(parts: tuple[SparseValues, ...], like: Tensor) -> Tensor:
-    """Return the sum of ``parts`` as a vector like ``like`` (numel,)."""
-    whole = torch.zeros_like(like)
+def _spread_(parts: tuple[SparseValues, ...], out: Tensor) -> Tensor:
+    """Set ``out`` (numel,) to the sum of ``parts`` and return it."""
+    out.zero_()
     for part in parts:
-        part.add_to_(whole)
-    return whole
+        part.add_to_(out)
+    return out
 
 
-def _relative_error(tiled: Tensor, sent: SparseValues) -> Tensor:
-    """Return () what sending loses of the accumulator, by the norms of coefficients: the transform keeps them."""
-    whole = torch.linalg.vector_norm(tiled, dtype=torch.float64)
-    left = tiled.index_fill(0, sent.indices.long(), 0.0)
-    lost = tiled.index_select(0, sent.indices) - sent.values
-    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in (left, lost)]
-    error: Tensor = torch.stack(norms).norm() / whole.clamp_min(torch.finfo(torch.float64).tiny)
+def _of_dtype(vector: Tensor, like: Tensor) -> Tensor | None:
+    """Return ``vector`` where it can hold what ``like`` does."""
+    return vector if vector.dtype == like.dtype else None
+
+
+def _relative_error_(tiled: Tensor, sent: SparseValues) -> Tensor:
+    """Return () what sending loses of the accumulator, by the norms of coefficients: the transform keeps them.
+
+    ``tiled`` loses what was sent.
+    """
+    whole = norm(tiled, dtype=torch.float64)
+    lost = norm(tiled.index_select(0, sent.indices) - sent.values, dtype=torch.float64)
+    tiled.index_fill_(0, sent.indices.long(), 0.0)
+    norms = torch.stack([norm(tiled, dtype=torch.float64), lost])
+    error: Tensor = norms.norm() / whole.clamp_min(torch.finfo(torch.float64).tiny)
     return error

@@ -16,12 +16,12 @@ from micro.density.constant import Constant
 from micro.feedback import ErrorFeedback
 from micro.flat import Layout
 from micro.kernels.candidates import NUM_BINS, Candidates
-from micro.nonfinite import Policy, check_policy, report
+from micro.nonfinite import Policy, check_policy
 from micro.partition import equal_slices
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.fixed_cut import cut_at, first_place, next_place
-from micro.reducers.late_attempt import LateAttempt, News, Verdict
+from micro.reducers.late_attempt import LateAttempt, News, Verdict, hear
 from micro.reducers.rounding import rounded
 from micro.selectors.histogram import magnitude_bins
 from micro.stats import Start, traffic_fields
@@ -141,7 +141,8 @@ class FixedMicro(Reducer):
         """Replace ``grad`` (numel,) by the mean update; what undoes it are the values at what was sent."""
         start = Start.of(comm, grad.device)
         own: FixedState = state.selector
-        self._hear(own, comm, grad.device)
+        news, own.news = own.news, None
+        hear(news, comm, grad.device)
         target = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         k, step = target.count, state.step
         capacity = self.room(k, grad.numel(), comm.world_size)
@@ -173,14 +174,6 @@ class FixedMicro(Reducer):
             await_=partial(setattr, own, "news"),
         )
         return LateAttempt(grad, verdict)
-
-    @staticmethod
-    def _hear(own: FixedState, comm: Comm, device: torch.device) -> None:
-        """Raise, on all ranks, where the last step was bad and the policy is to stop: the host did not wait then."""
-        news, own.news = own.news, None
-        findings = () if news is None else news.findings()
-        if news is not None and findings:
-            raise report(findings, news.step, comm, device)
 
     def _collected(
         self, own: FixedState, residual: Tensor, grad: Tensor, k: int, capacity: int, comm: Comm

@@ -1,16 +1,19 @@
 """A reduction of which the host does not know yet whether all gradients were finite: the device does."""
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from micro.comm import Comm
 from micro.flat import Layout
 from micro.late import Late
 from micro.late_stats import LateStats
-from micro.nonfinite import Finding, Policy
+from micro.nonfinite import Finding, Policy, report
 from micro.reducers.attempt import Attempt, Decision
 from micro.stats import StepStats
 
@@ -22,7 +25,8 @@ class News:
     Attributes:
         layout: of the vector.
         step: its number.
-        late: whether the step was bad, and this rank's first bad index, the vector's length where there is none.
+        late: whether the step was bad, this rank's first bad index, the vector's length where there is none, the same
+            of the update where that is known, and maybe more.
     """
 
     layout: Layout
@@ -31,10 +35,21 @@ class News:
 
     def findings(self) -> tuple[Finding, ...]:
         """Return what was not finite; the host waits for it."""
-        is_bad, first_bad = self.late.read()
+        is_bad, *places = self.late.read()
         if not is_bad:
             return ()
-        return (Finding(self.layout, first_bad if first_bad < self.layout.numel else None),)
+        return (Finding(self.layout, *(int(at) if at < self.layout.numel else None for at in places[:2])),)
+
+
+def hear(news: News | None, comm: Comm, device: torch.device) -> None:
+    """Raise NonFiniteGradient, on all ranks, where the last step was bad and had to stop: the host did not wait then.
+
+    Args:
+        news: of that step, where it had to stop if it was bad.
+    """
+    findings = () if news is None else news.findings()
+    if news is not None and findings:
+        raise report(findings, news.step, comm, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +62,7 @@ class Verdict:
         rank: of this rank.
         is_bad: () bool, whether a gradient of any rank was not finite; nothing was sent then.
         first_bad: (1,) int32 index of this rank's first bad sum, the vector's length where there is none.
-        numbers: the other late numbers of LateStats, in their order.
+        numbers: whether a message was too small, the threshold as bits of a float32, then every rank's count.
         take_back_where_: takes the step back where a () bool is true, without the host.
         await_: called with what the host has yet to learn of the step, where it must stop if that is bad.
     """
@@ -69,7 +84,7 @@ class Verdict:
         """Return statistics whose late numbers are on their way."""
         late = Late(torch.cat([is_bad.view(1).to(self.numbers.dtype), self.numbers]))
         unknown: dict[str, Any] = {"counts": (), "local_count": 0, "global_count": 0, "threshold": None}
-        return LateStats(**self.facts, **unknown, skipped=False, rank=self.rank, late=late)
+        return LateStats(**self.facts, **unknown, skipped=False, late=late, to_fields=partial(_late_fields, self.rank))
 
 
 class LateAttempt(Attempt):
@@ -115,3 +130,16 @@ class LateAttempt(Attempt):
             for verdict in verdicts:
                 verdict.await_(verdict.news(is_bad))
         return Decision(tuple(verdict.stats(is_bad) for verdict in verdicts))
+
+
+def _late_fields(rank: int, numbers: Sequence[int]) -> dict[str, Any]:
+    """Return the late fields of a rank's statistics."""
+    skipped, overfull, bits, *counts = numbers
+    return {
+        "skipped": bool(skipped),
+        "overfull": bool(overfull),
+        "threshold": struct.unpack("=f", struct.pack("=i", bits))[0],
+        "counts": tuple(counts),
+        "local_count": counts[rank],
+        "global_count": 0 if skipped else sum(counts),
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,11 +21,13 @@ from micro.feedback import ErrorFeedback, Feedback, Undo, after
 from micro.flat import Layout
 from micro.health import Finite, FirstBad, index_of, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
-from micro.kernels.sums import Sums
+from micro.kernels.sums import AnySums
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.late_attempt import hear
 from micro.reducers.rounding import write_, write_sum_
+from micro.reducers.unread_attempt import UnreadAttempt, can_wait, judged_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.reducers.with_density import WithDensity
 from micro.selectors.base import Selector
@@ -98,21 +101,22 @@ class SparseReducer(WithDensity):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the sparse mean update; what undoes it are the values at what was sent."""
-        start = Start.of(comm, grad.device)
+        start, news, state.news = Start.of(comm, grad.device), state.news, None
+        hear(news, comm, grad.device)
         wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.effective_target(wanted, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
         at_work = self.at(target.density)
         acc, bad, sums, to_add = self._accumulate_(at_work, state, grad, comm)
         is_finite = is_finite_by(bad, grad.numel())
-        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums)
+        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums, is_finite)
         if at_work.sends_all:
             sent = self._send_all(state, acc, grad, step, comm, is_finite=is_finite, to_add=to_add)
             sent = replace(sent, forgotten=None if forgotten is None else float(forgotten))  # host sync: the record
             bad = sent.first_bad if bad is None else bad
         else:
             state.spare = state.wire = None
-            sent = self._send(at_work, state, acc, grad, step, comm, forgotten, is_finite=is_finite)
+            sent = self._send(at_work, state, acc, grad, step, comm, forgotten, first_bad=bad)
         state.step += 1
         stats = StepStats(
             step=step.index,
@@ -130,12 +134,14 @@ class SparseReducer(WithDensity):
             overfull=sent.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
+        if sent.late is not None:
+            return UnreadAttempt(grad, stats, state.layout, sent.undo, sent.late, partial(setattr, state, "news"))
         findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
 
     def _accumulate_(
         self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm
-    ) -> tuple[Tensor, FirstBad, Sums | None, Tensor | None]:
+    ) -> tuple[Tensor, FirstBad, AnySums | None, Tensor | None]:
         """Return the accumulator, where its first bad sum is, its sums, and the gradient where it is still to add."""
         if at_work.sends_all and not self.codec.lossless and grad.device.type == "cpu":
             acc = self.feedback.without_grad_(state.memory)
@@ -174,7 +180,7 @@ class SparseReducer(WithDensity):
         comm: Comm,
         forgotten: Tensor | None,
         *,
-        is_finite: Finite,
+        first_bad: FirstBad,
     ) -> Sent:
         """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
         start = Start.of(comm, grad.device)
@@ -189,20 +195,28 @@ class SparseReducer(WithDensity):
             overlap=at_work.selector.overlap,
             wire=Wire(self.codec, self.indices),
             comm=comm,
-            is_finite=is_finite,
+            is_finite=step.is_finite,
         )
-        exchanged, overflow, lost = overflown(exchanged.update, selection.scale, exchanged, comm, forgotten)
-        if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
-            cut_(acc, overflow, comm.world_size)
-        return Sent(
+        sent = partial(
+            Sent,
             counts=exchanged.counts,
-            num_updated=int(exchanged.num_updated),
-            undo=self._apply_(state, acc, grad, exchanged, selection.scale, comm),
-            is_finite=bool(exchanged.is_finite),
-            in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
             select=select,
             overfull=selection.overfull or exchanged.overfull,
+        )
+        apply_ = partial(self._apply_, state, acc, grad, selection.scale, comm)
+        if can_wait(acc, exchanged):
+            judged = judged_(acc, exchanged, selection.scale, comm, first_bad)
+            undo, late = apply_(judged.exchanged, judged.is_good), judged.late(forgotten)
+            return sent(num_updated=0, undo=undo, is_finite=True, in_update=None, late=late)
+        exchanged, overflow, lost = overflown(exchanged.update, selection.scale, exchanged, comm, forgotten)
+        if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
+            cut_(acc, overflow, comm.world_size)
+        return sent(
+            num_updated=int(exchanged.num_updated),
+            undo=apply_(exchanged),
+            is_finite=bool(exchanged.is_finite),
+            in_update=None if overflow is None else int(overflow.min()),
             forgotten=lost,
         )
 
@@ -225,14 +239,26 @@ class SparseReducer(WithDensity):
         return replace(self, selector=Everything(), density=1.0, exchange=exchange)
 
     def _apply_(
-        self, state: BucketState, acc: Tensor, grad: Tensor, exchanged: Exchanged, scale: float, comm: Comm
+        self,
+        state: BucketState,
+        acc: Tensor,
+        grad: Tensor,
+        scale: float,
+        comm: Comm,
+        exchanged: Exchanged,
+        is_good: Tensor | None = None,
     ) -> Undo:
+        """Apply an exchange: write the update into ``grad``, and keep what was not sent.
+
+        Args:
+            is_good: () bool, where the device decides: the update is zero where it is false.
+        """
         undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
         if exchanged.is_finite:
             instead, back = self.feedback.deliver_(state.memory, exchanged.update, scale)
             undo = after(back, undo)
             if instead is not None:
-                write_(instead, grad)
+                write_(instead if is_good is None else instead.where(is_good, 0.0), grad)
                 return undo
             unsent = write_sum_(exchanged.update, grad, scale=scale, comm=comm)
             if unsent is not None:

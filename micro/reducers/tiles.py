@@ -11,6 +11,7 @@ from torch import Tensor
 from micro.flat import Layout
 from micro.selectors.pieces import Pieces, pieces_at
 
+LARGE_ROW = 1 << 12  # elements of a row of tiles from which on it is multiplied by itself
 TOGETHER = 1 << 17  # elements of equal regions that are transformed at once: few calls, and little memory
 
 
@@ -77,20 +78,22 @@ class Tiling:
         """Return the tiles (numel,) of ``vector`` (numel,), each as its two-dimensional DCT where there is one."""
         tiled = torch.empty_like(vector)
         for region in self.regions:
-            tiles = region.of_matrix(vector)
+            tiles, out = region.of_matrix(vector), region.of_tiles(tiled)
             if self.has_transform:
-                tiles = dct(region.height, tiles) @ tiles @ dct(region.width, tiles).T
-            region.of_tiles(tiled).copy_(tiles)
+                _multiply(dct(region.height, tiles), tiles, dct(region.width, tiles).T, out)
+            else:
+                out.copy_(tiles)
         return tiled
 
-    def inverse(self, tiled: Tensor) -> Tensor:
-        """Return the vector whose tiles these are."""
-        vector = torch.empty_like(tiled)
+    def inverse(self, tiled: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the vector whose tiles these are, in ``out`` (numel,) of the same dtype where it is given."""
+        vector = torch.empty_like(tiled) if out is None else out
         for region in self.regions:
-            tiles = region.of_tiles(tiled)
+            tiles, matrix = region.of_tiles(tiled), region.of_matrix(vector)
             if self.has_transform:
-                tiles = dct(region.height, tiles).T @ tiles @ dct(region.width, tiles)
-            region.of_matrix(vector).copy_(tiles)
+                _multiply(dct(region.height, tiles).T, tiles, dct(region.width, tiles), matrix)
+            else:
+                matrix.copy_(tiles)
         return vector
 
     def pieces(self, device: torch.device) -> Pieces:
@@ -141,6 +144,24 @@ def _bands(length: int, size: int) -> list[tuple[tuple[int, int], int]]:
 def _pieces(regions: tuple[Region, ...], device: str) -> Pieces:
     spans = sorted((start, start + region.height * region.width) for region in regions for start in region.starts)
     return pieces_at(tuple(spans), device)
+
+
+def _multiply(left: Tensor, tiles: Tensor, right: Tensor, out: Tensor) -> None:
+    """Set ``out`` to ``left @ tile @ right`` of each of ``tiles`` (repeats, tile rows, tile columns, height, width).
+
+    Large regions go row by row of tiles: a product then takes the tiles where they are, and its result is still in the
+    cache when the next step reads it.
+    """
+    repeats, rows, columns, height, width = tiles.shape
+    if repeats > 1 or rows == 1 or height * width * columns < LARGE_ROW:
+        out.copy_(left @ tiles @ right)
+        return
+    half, whole = tiles.new_empty(2, columns, height, width)
+    lefts = left.expand(columns, height, height)
+    for row, place in zip(tiles[0], out[0], strict=True):
+        torch.bmm(lefts, row, out=half)
+        torch.mm(half.view(-1, width), right, out=whole.view(-1, width))
+        place.copy_(whole)
 
 
 def dct(length: int, like: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from micro.comm import Comm
 from micro.exchanges.base import AverageEncoded, message_bytes
 from micro.feedback import Feedback, Undo, after
 from micro.health import Finite, flag_of, is_number, is_zero, read
+from micro.late import Late
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
@@ -31,6 +32,8 @@ class Sent:
         select: seconds choosing.
         forgotten: see StepStats.
         first_bad: index of this rank's first sum that was left out, where the gradient was added while it was sent.
+        late: what the host has yet to learn, where a bad step had no effect on its device: num_updated, is_finite,
+            in_update and forgotten mean nothing then.
         overfull: whether a message of fixed capacity did not hold what was chosen.
     """
 
@@ -44,6 +47,7 @@ class Sent:
     forgotten: float | None = None
     overfull: bool = False
     first_bad: int | None = None
+    late: Late | None = None
 
 
 def send_all(

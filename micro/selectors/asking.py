@@ -20,11 +20,13 @@ class Ask:
         op: "gather_rows" or "all_reduce".
         mine: (m,) of this rank; equally long on all ranks. The sum may take its memory.
         kind: as what its bytes count.
+        is_read: whether the host needs the answer, which is then in its memory: one read for all that ask together.
     """
 
     op: Literal["gather_rows", "all_reduce"]
     mine: Tensor
     kind: Kind = "counts"
+    is_read: bool = False
 
 
 Asking = Generator[Ask, Tensor, T]
@@ -67,13 +69,20 @@ def _alike(waiting: dict[int, Ask]) -> list[list[int]]:
     """Return the places of those that one message can serve."""
     found: dict[tuple[object, ...], list[int]] = {}
     for place, ask in waiting.items():
-        found.setdefault((ask.op, ask.kind, ask.mine.dtype), []).append(place)
+        found.setdefault((ask.op, ask.kind, ask.mine.dtype, ask.is_read), []).append(place)
     return list(found.values())
 
 
 def _answer(asks: Sequence[Ask], comm: Comm) -> list[Tensor]:
     call = comm.gather_rows if asks[0].op == "gather_rows" else comm.all_reduce_
     if len(asks) == 1:
-        return [call(asks[0].mine, asks[0].kind)]
-    answer = call(torch.cat([ask.mine for ask in asks]), asks[0].kind)
-    return [part.contiguous() for part in answer.split([ask.mine.numel() for ask in asks], dim=-1)]
+        return [_received(call(asks[0].mine, asks[0].kind), asks[0])]
+    answer = _received(call(torch.cat([ask.mine for ask in asks]), asks[0].kind), asks[0])
+    sizes = [ask.mine.numel() for ask in asks]
+    if answer.dim() == 1:
+        return list(answer.split(sizes))
+    return comm.alike(lambda: [part.contiguous() for part in answer.split(sizes, dim=-1)])
+
+
+def _received(answer: Tensor, ask: Ask) -> Tensor:
+    return answer.cpu() if ask.is_read else answer  # host sync: what the choices do next depends on it

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.norms import norms_of
-from micro.partition import layer_pieces
+from micro.partition import layer_piece_sizes, layer_pieces
 from micro.parts import NoState
 from micro.selectors.base import Selector
 from micro.selectors.layer_bins import largest_in_bins, pack
@@ -46,7 +46,7 @@ class Deft(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the largest of each piece in the bin that is this rank's in this step."""
         pieces = layer_pieces(step.layout.numels, comm.world_size)
-        sizes = [stop - start for start, stop in pieces]
+        sizes = layer_piece_sizes(step.layout.numels, comm.world_size)
         norms = comm.all_reduce_(norms_of(acc, sizes).to(torch.float64), "counts").tolist()  # host sync: the counts
         wanted, bins, counts = comm.alike(lambda: _shared_out(step, norms, sizes, comm.world_size))
         return Selection(largest_in_bins(acc, pieces, wanted, bins[comm.rank]), counts=counts)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.norms import norms_of
-from micro.partition import layer_pieces
+from micro.partition import layer_piece_sizes, layer_pieces
 from micro.parts import NoState
 from micro.selectors.base import Selector
 from micro.selectors.layer_bins import largest_in_bins, pack
@@ -43,7 +43,7 @@ class PublishedDeft(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return the largest of each piece in the bin that is this rank's in this step."""
         pieces, n = layer_pieces(step.layout.numels, comm.world_size), comm.world_size
-        sizes = [stop - start for start, stop in pieces]
+        sizes = layer_piece_sizes(step.layout.numels, comm.world_size)
         norms = norms_of(acc, sizes).tolist()  # host sync: the counts
         wanted = _counts(step.target_count, norms, sizes)
         bins, whole = _planned(sizes, wanted, step.index % n, comm, acc.device)
@@ -56,12 +56,16 @@ class PublishedDeft(Selector[NoState]):
 def _counts(budget: int, norms: Sequence[float], sizes: Sequence[int]) -> list[int]:
     """Return how many a rank takes of each piece by its own norms; the order of operations is the code's."""
     wanted, total = [0] * len(sizes), sum(norms)
-    for i in sorted(range(len(sizes)), key=lambda i: (norms[i], i), reverse=True):
-        share = norms[i] / total if total > 0 else 0.0
+    pairs = sorted(zip(norms, range(len(sizes)), strict=True), reverse=True)
+    for norm, i in pairs:
+        share = norm / total if total > 0 else 0.0
         count = int(budget * share) if math.isfinite(share) else 0
-        wanted[i] = sizes[i] if sizes[i] < count else max(1, count)
-        budget -= wanted[i]
-        total -= norms[i]
+        taken = count if count > 1 else 1
+        if taken > sizes[i]:
+            taken = sizes[i]
+        wanted[i] = taken
+        budget -= taken
+        total -= norm
     return wanted
 
 

@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.interleaving import DealtBlocks
 from micro.partition import cyclic_slices
 from micro.selectors.asking import Asking, answered
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import Agreed
-from micro.selectors.micro_rules.base import Search, ThresholdRule
+from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.selectors.micro_rules.repaired import Repaired
 from micro.sparse import Overlap, Selection, Step
@@ -43,14 +44,21 @@ class _RotatingSlices(Selector[Any]):
         spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
         start, stop = spans[comm.rank]
         found = yield from self.threshold_rule.search(state, Search(acc[start:stop], acc.numel(), spans, step, comm))
-        return Selection(
-            found.indices,
-            counts=found.counts,
-            spans=spans,
-            threshold=found.threshold,
-            everyone=found.everyone,
-            overfull=found.overfull,
-        )
+        return _selection(found, found.indices, spans=spans, everyone=found.everyone)
+
+
+def _selection(
+    found: Found, indices: Tensor, *, spans: tuple[tuple[int, int], ...] | None = None, everyone: Tensor | None = None
+) -> Selection:
+    """Return what a search found, as a selection of these indices."""
+    return Selection(
+        indices,
+        counts=found.counts,
+        spans=spans,
+        threshold=found.threshold,
+        everyone=everyone,
+        overfull=found.overfull,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +79,36 @@ class Micro(_RotatingSlices):
             a place in the slice needs (2 up to 65,536 elements). Where a slice gives more than that, or less by as
             much, its step takes the collective that was to be saved. None:
             indices travel by themselves, exactly as many as there are.
+        block: slices are interleaved: a slice has every world_size-th block of so many elements, and so a share of
+            every layer of some length. It is copied, 8 numel / world_size bytes of memory traffic a step, and packed
+            indices are as long as those of the whole vector. None: a slice is one range.
 
     Raises:
-        ValueError: a slack that is negative or 1 and more.
+        ValueError: a slack that is negative or 1 and more, or blocks without elements.
     """
 
     slack: float | None = None
+    block: int | None = None
     name: ClassVar[str] = "micro"
     rule: ClassVar[str] = "agreed"
 
     def __post_init__(self) -> None:
+        if self.block is not None and self.block < 1:
+            raise ValueError(f"block of {self.name} must be at least 1, got {self.block}")
         if self.slack is not None and not 0 <= self.slack < 1:
             raise ValueError(f"slack of {self.name} must be in [0, 1), got {self.slack}")
+
+    def choosing(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
+        """Choose from a range, or from blocks that are put together; see Selector."""
+        if self.block is None:
+            return (yield from _RotatingSlices.choosing(self, state, acc, step, comm))
+        dealt = DealtBlocks(acc.numel(), comm.world_size, self.block)
+        own, spans = dealt.slice(acc, step.index, comm.rank), dealt.spans(step.index)
+        found = yield from self.threshold_rule.search(state, Search(own, acc.numel(), spans, step, comm))
+        indices = dealt.places(found.indices, step.index, comm.rank)
+        if found.everyone is None:
+            return _selection(found, indices)
+        return _selection(found, indices, everyone=dealt.places_of_all(found.everyone, found.counts, step.index))
 
     @property
     def sends_indices(self) -> bool:  # type: ignore[override]  # depends on the setting

@@ -11,11 +11,11 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Target, target_count
 from micro.flat import Layout
-from micro.parts import as_part
 from micro.randomness import seed_for
 from micro.selectors.asking import Asking, answered_together
 from micro.selectors.base import Selector
-from micro.sparse import Overlap, Selection, Step
+from micro.selectors.wrapping import WrappingSelector
+from micro.sparse import Selection, Step
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class PerTensorState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PerTensor(Selector[PerTensorState]):
+class PerTensor(WrappingSelector[PerTensorState]):
     """Select within each parameter separately, as if each were a bucket, while one exchange serves them all.
 
     Where a selector sees a whole bucket, parameters with large gradients take all of k, and which parameters these are
@@ -46,36 +46,22 @@ class PerTensor(Selector[PerTensorState]):
         ValueError: a selector that has to see all parameters, or sees each separately already, or is unbiased.
     """
 
-    selector: Selector[Any]
     name: ClassVar[str] = "per_tensor"
     by_layer: ClassVar[bool] = True
     needs_all: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "selector", as_part(Selector, self.selector))
-        why = _why_not(self.selector)
-        if why:
-            raise ValueError(f"selector {self.selector.full_name} {why}: use it without per_tensor")
-
-    @property
-    def overlap(self) -> Overlap:  # type: ignore[override]  # depends on the selector
-        """How the index sets of different ranks relate: as they do within each parameter."""
-        return self.selector.overlap
-
-    @property
-    def follows_density(self) -> bool:  # type: ignore[override]  # depends on the selector
-        """Whether a density of 1 means every index."""
-        return self.selector.follows_density
-
-    @property
-    def rule_name(self) -> str | None:
-        """Which published behaviour the selector follows."""
-        return self.selector.rule_name
-
-    @property
-    def full_name(self) -> str:
-        """The name, and the selector's."""
-        return f"{self.name} {self.selector.full_name}"
+    @staticmethod
+    def why_not(selector: Selector[Any]) -> str | None:
+        """Return why a selector makes no sense within each parameter separately, or None where it does."""
+        if selector.by_layer:
+            return "looks at each parameter separately already"
+        if selector.needs_all:
+            return "makes sense for all parameters together only"
+        if selector.sends_indices:
+            return "with a slack sends its indices in one message for each parameter"
+        if getattr(selector, "unbiased", False):
+            return "scales the update by one factor, which would differ from parameter to parameter"
+        return None
 
     def start(self) -> PerTensorState:
         """Return a state that knows no parameter yet."""
@@ -117,19 +103,6 @@ class PerTensor(Selector[PerTensorState]):
         chosen = answered_together(askings, comm)
         found = [_shifted(selection, start) for selection, start in zip(chosen, starts, strict=True)]
         return found[0] if len(found) == 1 else _joined(found)
-
-
-def _why_not(selector: Selector[Any]) -> str | None:
-    """Return why a selector makes no sense within each parameter separately, or None where it does."""
-    if selector.by_layer:
-        return "looks at each parameter separately already"
-    if selector.needs_all:
-        return "makes sense for all parameters together only"
-    if selector.sends_indices:
-        return "with a slack sends its indices in one message for each parameter"
-    if getattr(selector, "unbiased", False):
-        return "scales the update by one factor, which would differ from parameter to parameter"
-    return None
 
 
 @lru_cache(maxsize=64)  # needed at every step

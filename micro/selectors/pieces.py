@@ -17,20 +17,18 @@ SAMPLE = 1 << 10  # elements of a piece from which its threshold is guessed; a w
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of a vector, and where each is sampled.
+    """Pieces of a vector.
 
     Attributes:
-        spans: (S, 2) int64 starts and stops, ascending, not overlapping.
-        sample: (M,) int64 places, ascending: at most SAMPLE of each piece, evenly spread.
-        taken: (S,) int64: how many of them lie in each piece.
+        edges: the start and the stop of each, ascending, not overlapping.
+        spans: (S, 2) int64 the same on the device.
         longest: number of elements of the longest piece.
         on_host: (S, 2) the spans on the CPU.
         tables: of the pieces where they are short and on an accelerator; else none.
     """
 
+    edges: tuple[tuple[int, int], ...]
     spans: Tensor
-    sample: Tensor
-    taken: Tensor
     longest: int
     on_host: Tensor
     tables: tuple[Table, ...] = ()
@@ -45,15 +43,10 @@ class Pieces:
 def pieces_at(spans: tuple[tuple[int, int], ...], device: str = "cpu") -> Pieces:
     """Return the pieces with these starts and stops."""
     edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
-    lengths = edges[:, 1] - edges[:, 0]
-    taken = lengths.clamp(max=SAMPLE)
-    within = torch.arange(int(taken.sum())) - (taken.cumsum(0) - taken).repeat_interleave(taken)
-    stride = torch.div(lengths, taken.clamp(min=1), rounding_mode="floor")
-    sample = edges[:, 0].repeat_interleave(taken) + within * stride.repeat_interleave(taken)
-    longest = int(lengths.max()) if spans else 0
+    longest = max((stop - start for start, stop in spans), default=0)
     in_tables = torch.device(device).type != "cpu" and longest <= kernels.LONGEST_NEAR
     tables = tables_of(spans, device) if in_tables else ()
-    return Pieces(edges.to(device), sample.to(device), taken.to(device), longest, edges, tables)
+    return Pieces(spans, edges.to(device), longest, edges, tables)
 
 
 @lru_cache(maxsize=64)
@@ -94,10 +87,23 @@ def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -
 
 def _guess(x: Tensor, pieces: Pieces, counts: Tensor) -> Tensor:
     """Return thresholds (S,) that a few more than ``counts`` elements should reach; 0 where all might be needed."""
-    expected = pieces.taken * counts / pieces.lengths.clamp(min=1)
+    sample, taken = _sample(pieces.edges, str(x.device))
+    expected = taken * counts / pieces.lengths.clamp(min=1)
     ranks = (expected + 3 * expected.sqrt() + 1).ceil().to(torch.int64)
     ranks = torch.where(counts > 0, ranks, 0)
-    return kernels.kth_by_run(x.index_select(0, pieces.sample).abs(), pieces.taken, ranks)
+    return kernels.kth_by_run(x.index_select(0, sample).abs(), taken, ranks)
+
+
+@lru_cache(maxsize=64)
+def _sample(spans: tuple[tuple[int, int], ...], device: str) -> tuple[Tensor, Tensor]:
+    """Return places (M,) int64, ascending: at most SAMPLE of each piece, evenly spread; and how many of each (S,)."""
+    edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
+    lengths = edges[:, 1] - edges[:, 0]
+    taken = lengths.clamp(max=SAMPLE)
+    within = torch.arange(int(taken.sum())) - (taken.cumsum(0) - taken).repeat_interleave(taken)
+    stride = torch.div(lengths, taken.clamp(min=1), rounding_mode="floor")
+    sample = edges[:, 0].repeat_interleave(taken) + within * stride.repeat_interleave(taken)
+    return sample.to(device), taken.to(device)
 
 
 def _counts(candidates: Tensor, spans: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from micro.density.base import Target
 from micro.flat import Layout
 from micro.norms import norms_of
 from micro.on_device import on_device
-from micro.parts import as_part
 from micro.selectors.base import Selector
+from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Overlap, Selection, Step
 
 
@@ -26,7 +26,7 @@ class ScaledState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled(Selector[ScaledState]):
+class Scaled(WrappingSelector[ScaledState]):
     """Select by the magnitude divided by the root mean square of the parameter's accumulator.
 
     With one threshold for a whole model, a parameter whose gradients are a thousandth of the others' waits until its
@@ -50,28 +50,25 @@ class Scaled(Selector[ScaledState]):
         ValueError: a memory outside [0, 1), or a selector that does not compare magnitudes of different parameters.
     """
 
-    selector: Selector[Any]
     memory: float = 0.9
     name: ClassVar[str] = "scaled"
     needs_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "selector", as_part(Selector, self.selector))
         if not 0 <= self.memory < 1:
             raise ValueError(f"memory of {self.name} must be in [0, 1), got {self.memory}")
-        why = _why_not(self.selector)
-        if why:
-            raise ValueError(f"selector {self.selector.full_name} {why}: use it without scaled")
+        WrappingSelector.__post_init__(self)
 
-    @property
-    def overlap(self) -> Overlap:  # type: ignore[override]  # depends on the selector
-        """How the index sets of different ranks relate: as the selector's do."""
-        return self.selector.overlap
-
-    @property
-    def follows_density(self) -> bool:  # type: ignore[override]  # depends on the selector
-        """Whether a density of 1 means every index."""
-        return self.selector.follows_density
+    @staticmethod
+    def why_not(selector: Selector[Any]) -> str | None:
+        """Return why a scale makes no difference to a selector, or no sense, or None where it does."""
+        if selector.by_layer or selector.needs_all:
+            return "weighs each parameter itself already"
+        if selector.overlap is Overlap.SAME:
+            return "does not look at magnitudes"
+        if selector.wants_sums:
+            return "fits a law to the accumulator as it is"
+        return None
 
     @property
     def sends_indices(self) -> bool:  # type: ignore[override]  # depends on the selector
@@ -82,16 +79,6 @@ class Scaled(Selector[ScaledState]):
     def shares_scale(self) -> bool:
         """Whether ranks select by one scale: those that share a threshold."""
         return self.overlap is Overlap.DISJOINT
-
-    @property
-    def rule_name(self) -> str | None:
-        """Which published behaviour the selector follows."""
-        return self.selector.rule_name
-
-    @property
-    def full_name(self) -> str:
-        """The name, and the selector's."""
-        return f"{self.name} {self.selector.full_name}"
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what the selector aims at."""
@@ -148,14 +135,3 @@ class Scaled(Selector[ScaledState]):
 def _factor(square: float) -> float:
     """Return the inverse of a scale; 1 where there is none yet."""
     return square**-0.5 if square else 1.0
-
-
-def _why_not(selector: Selector[Any]) -> str | None:
-    """Return why a scale makes no difference to a selector, or no sense, or None where it does."""
-    if selector.by_layer or selector.needs_all:
-        return "weighs each parameter itself already"
-    if selector.overlap is Overlap.SAME:
-        return "does not look at magnitudes"
-    if selector.wants_sums:
-        return "fits a law to the accumulator as it is"
-    return None

@@ -5,9 +5,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from micro.kernels.sums import Sums
-from micro.selectors.staged_fit import StagedFit, StagesState, Survivors, fit
-from micro.sparse import Selection
+from micro.comm import Comm
+from micro.selectors.asking import Asking
+from micro.selectors.staged_fit import StagedFit, StagesState, fit
+from micro.sparse import Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +40,11 @@ class PublishedSidco(StagedFit[StagesState]):
         """Return the state that ``save`` described; older versions saved more than is needed."""
         return StagesState(saved["stages"], saved["calls"], saved["excess"])
 
-    def fit(self, acc: Tensor, shares: list[float], sums: Sums | None) -> Survivors:
-        """Fit the law in double precision."""
-        return fit(acc, self.law, shares)
-
-    def select_beyond(
-        self, state: StagesState, acc: Tensor, survivors: Survivors, num_stages: int, k: int
-    ) -> tuple[Selection, float]:
-        """Return what exceeds the fitted threshold, and how many those are."""
+    def fitting(
+        self, state: StagesState, acc: Tensor, shares: list[float], k: int, step: Step, comm: Comm
+    ) -> Asking[tuple[Selection, float]]:
+        """Fit the law in double precision, and return what exceeds its threshold, and how many those are."""
+        survivors = fit(acc, self.law, shares)
         indices, _magnitudes = survivors.passed(acc)
         return Selection(indices, threshold=survivors.threshold), float(indices.numel())
+        yield  # which makes this a generator

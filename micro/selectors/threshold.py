@@ -1,6 +1,7 @@
 """Hard-threshold: a fixed cut, whatever density comes out."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,12 +9,23 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.selectors.base import NoState, Selector
+from micro.selectors.asking import Asking, answered
+from micro.selectors.base import Selector
+from micro.selectors.unread import UNKNOWN, Unread, counted
 from micro.sparse import Selection, Step
+
+PLENTY = 2.0  # room of an accelerator's list, for each index that is wanted, and for each of the last step
+
+
+@dataclass(slots=True)
+class ThresholdState:
+    """How many indices the last step chose; 0 before the first."""
+
+    last_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold(Selector[NoState]):
+class Threshold(Selector[ThresholdState]):
     """Select every magnitude at or above one threshold that never changes, over the whole vector on every rank.
 
     Args:
@@ -35,10 +47,48 @@ class Threshold(Selector[NoState]):
         if self.value is not None and not self.value > 0:
             raise ValueError(f"value of the threshold must be positive, got {self.value}")
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def start(self) -> ThresholdState:
+        """Return the state before the first step."""
+        return ThresholdState()
+
+    def select(self, state: ThresholdState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return all indices at or above the threshold."""
+        return answered(self.choosing(state, acc, step, comm), comm)
+
+    def choosing(self, state: ThresholdState, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
+        """Choose all indices at or above the threshold; see Selector."""
         threshold = self.value if self.value is not None else hard_threshold(step.target_count)
-        return Selection(kernels.above(acc, threshold), threshold=threshold)
+        if acc.device.type == "cpu":
+            return _above(acc, threshold)
+        room = math.ceil(PLENTY * max(step.target_count, state.last_count))
+        selection = yield from counted(_Above(acc, threshold, room), step, comm)
+        state.last_count = selection.indices.numel()
+        return selection
+
+
+def _above(acc: Tensor, threshold: float) -> Selection:
+    return Selection(kernels.above(acc, threshold), threshold=threshold)
+
+
+class _Above(Unread):
+    """What is at or above a threshold, as far as a list has ``room`` for it."""
+
+    def __init__(self, acc: Tensor, threshold: float, room: int) -> None:
+        self.acc, self.threshold = acc, threshold
+        self.found = kernels.above_unread(acc, threshold, room)
+
+    def numbers(self) -> Tensor:
+        """Return the count."""
+        count = self.found.count
+        return count.where(count <= self.found.room, UNKNOWN).double().view(1)
+
+    def read(self, numbers: Sequence[float]) -> Selection:
+        """Return what was found."""
+        return Selection(self.found.read(int(numbers[0]))[0], threshold=self.threshold)
+
+    def anew(self) -> Selection:
+        """Return all, however many there are."""
+        return _above(self.acc, self.threshold)
 
 
 def hard_threshold(k: int) -> float:

@@ -50,6 +50,7 @@ def _be_rank(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )
+    torch.set_num_threads(torch.get_num_threads())  # a fork has none of torch's threads: one thread must make them anew
     torch.save(work(*args), _result(folder, rank))
     save_coverage()
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 TIMEOUT_S = 600.0  # of the collectives: the others do not wait so long
 
 
-def train(driver: str, exits: int, told: Path) -> None:
+def train(driver: str, exits: int, reported: Path) -> None:
     """Take two steps, in the second of which a rank exits; write how the other's ended."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     fault = Fault("exits", rank=exits, at=0, op="exchange")
@@ -32,7 +32,7 @@ def train(driver: str, exits: int, told: Path) -> None:
     try:
         step(1)
     except micro.PeerError as error:
-        told.write_text(f"{time.monotonic() - started}\n{error}")
+        reported.write_text(f"{time.monotonic() - started}\n{error}")
         os._exit(0)
 
 
@@ -53,7 +53,7 @@ def fsdp_step(reducer: micro.Reducer) -> Callable[[int], object]:
 @pytest.mark.parametrize("exits", [0, 1])
 def test_the_others_of_a_rank_that_exits_end_soon(driver: str, exits: int, tmp_path: Path) -> None:
     with suppress(FileNotFoundError):  # no rank returns
-        run_fresh(2, train, driver, exits, tmp_path / "told")
-    elapsed_s, message = (tmp_path / "told").read_text().split("\n", 1)
+        run_fresh(2, train, driver, exits, tmp_path / "reported")
+    elapsed_s, message = (tmp_path / "reported").read_text().split("\n", 1)
     assert float(elapsed_s) < TIMEOUT_S / 10
     assert message.startswith(f"lost contact with rank {exits}: RuntimeError: ")

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException
 
 import micro
-from micro.local import LocalSteps, save_round, take_round
+from micro.local import LocalSteps, check_losable, regrouped, save_round, take_round
 from tests.dist.fresh_ranks import run_fresh
 from tests.local_training import ADAM, SPARSE, backward, flat, network, on_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 EVERY, KILLED_AT = 3, 7
+EXDYNA = micro.SparseReducer(micro.ExDyna(), 0.2)
 
 
 def train(folder: Path, last: int, killed: int | None = None) -> tuple[Any, Tensor, Tensor]:
@@ -68,6 +69,44 @@ def test_the_group_goes_on_without_a_killed_worker_and_takes_it_back(tmp_path: P
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    "reducer", [SPARSE, micro.Split(reducer=EXDYNA, min_dims=2), EXDYNA], ids=["", "split", "exdyna"]
+)
+def test_another_number_of_ranks_goes_on_from_the_end_of_a_round(reducer: micro.Reducer) -> None:
+    def steps(world_size: int, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        models = [network() for _ in range(world_size)]
+
+        def work(comm: Any) -> dict[str, Any]:
+            model, optimizer = models[comm.rank], ADAM(models[comm.rank].parameters())
+            with LocalSteps(model, optimizer, reducer, every=2, comm=comm) as local:
+                if saved:
+                    local.load_state_dict(regrouped(saved[comm.rank] if comm.rank < len(saved) else saved[0], comm))
+                    assert bool(local.residuals()[0].any()) == (comm.rank < len(saved))
+                for step in range(4):
+                    if step == 3:
+                        with pytest.raises(
+                            ValueError, match=r"at step \d+, in the middle of a round: ranks have weights"
+                        ):
+                            regrouped(local.state_dict(), comm)
+                    backward(model, step, comm.rank)
+                    optimizer.step()
+                return {"weights": flat(model), **local.state_dict()}
+
+        ended = on_ranks(world_size, work)
+        assert all(torch.equal(state["weights"], ended[0]["weights"]) for state in ended)
+        return [{key: value for key, value in state.items() if key != "weights"} for state in ended]
+
+    saved: list[dict[str, Any]] = []
+    for world_size in (3, 2, 4):
+        saved = steps(world_size, saved)
+    assert saved[0]["num_rounds"] == 6
+
+
+def test_a_share_of_a_node_cannot_be_lost() -> None:
+    with pytest.raises(ValueError, match="reducer two_level keeps a share of a node's residual on each of its ranks"):
+        check_losable(micro.TwoLevel(reducer=SPARSE, ranks_per_node=2))
+
+
 def test_what_all_ranks_keep_a_sum_of_cannot_be_lost(tmp_path: Path) -> None:
     model: nn.Module = network()
     optimizer = ADAM(model.parameters())
@@ -79,6 +118,28 @@ def test_what_all_ranks_keep_a_sum_of_cannot_be_lost(tmp_path: Path) -> None:
         optimizer.step()
         with pytest.raises(RuntimeError, match="a round is saved at its end"):
             save_round(local, optimizer, tmp_path / "0.pt")
+
+
+def test_a_round_of_another_group_is_left(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.pt", tmp_path / "1.pt"]
+    for seed, path in enumerate(paths):  # each went on without the other, for as many rounds
+        model = network()
+        optimizer = ADAM(model.parameters())
+        with LocalSteps(model, optimizer, SPARSE, every=1, comm=micro.SoloComm()) as local:
+            backward(model, seed, 0)
+            optimizer.step()
+            save_round(local, optimizer, path)
+    models = [network(), network()]
+
+    def work(comm: Any) -> tuple[Any, Tensor]:
+        model = models[comm.rank]
+        optimizer = ADAM(model.parameters())
+        with LocalSteps(model, optimizer, SPARSE, every=1, comm=comm) as local:
+            return take_round(local, optimizer, paths[comm.rank]), flat(model)
+
+    (found, first), (_, second) = on_ranks(2, work)
+    assert found.newcomers == (1,)
+    assert torch.equal(first, second)
 
 
 def test_an_earlier_round_than_the_others_is_left(tmp_path: Path) -> None:

@@ -74,9 +74,9 @@ def test_a_sweep_makes_one_folder_per_run_and_goes_on_after_a_failure(tmp_path: 
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(folders) == 4
     assert sum((folder / "DONE").exists() for folder in folders) == 2
-    told = [line for line in done.stderr.splitlines() if line.startswith("error")]
-    assert len(told) == 2
-    assert all("not finite at step" in line for line in told)
+    reported = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(reported) == 2
+    assert all("not finite at step" in line for line in reported)
 
 
 def test_a_mistake_starts_nothing_and_leaves_nothing(tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ def test_a_host_that_vanishes_is_named_and_each_host_prints_one_line(hosts: Host
         closing.enter_context(hosts.cut(cut))
         for process in started:
             assert process.wait(limit_s + LIMIT_S) == 1  # the limit, and the time for an overloaded machine to end
-    told = [(tmp_path / f"log{host}").read_text().splitlines() for host in range(NUM_TRAINING)]
-    errors = [[line for line in lines if " step " not in line] for lines in told]
-    assert [len(lines) for lines in errors] == [1] * NUM_TRAINING, told
+    reported = [(tmp_path / f"log{host}").read_text().splitlines() for host in range(NUM_TRAINING)]
+    errors = [[line for line in lines if " step " not in line] for lines in reported]
+    assert [len(lines) for lines in errors] == [1] * NUM_TRAINING, reported
     assert f"lost host {hosts.names[cut]} (rank {cut}): it has not answered for " in errors[0][0]
     assert f"this host, {hosts.names[cut]}, is cut off from the others: {hosts.names[0]}" in errors[cut][0]

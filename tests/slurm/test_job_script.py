@@ -115,9 +115,9 @@ def test_a_run_that_its_time_limit_stops_is_queued_again_where_it_got_on(
 def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]
-    told = submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
-    assert "#SBATCH --array=1-2\n" in told
-    assert " ".join(jobs[1]) in told
+    made = submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
+    assert "#SBATCH --array=1-2\n" in made
+    assert " ".join(jobs[1]) in made
     assert not (tmp_path / "runs").exists()
 
 

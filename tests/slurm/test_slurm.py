@@ -70,8 +70,8 @@ class Study:
         return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in sorted(place.glob("**/*.log")))
 
 
-def array_of(told: str) -> str:
-    return told.split(" as array ")[1].split()[0]
+def array_of(reply: str) -> str:
+    return reply.split(" as array ")[1].split()[0]
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +80,21 @@ def study(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Study:
     output = tmp_path_factory.mktemp("study") / "runs"
     common = [*WORDS, *QUEUED, f"output={output}"]
     study = Study([common, [*common, "lr=1e30"]])
-    told = study.submit()
+    reply = study.submit()
     try:
-        go_through(site, study, told)
+        go_through(site, study, reply)
     except BaseException:
         site.cancel()  # the other tests find an empty queue
         raise
     return study
 
 
-def go_through(site: Site, study: Study, told: str) -> None:
-    assert told.startswith("submitted 2 as array "), told
-    assert "(rows 1-2) of 2 runs: 0 done, 0 queued or running" in told
-    stop_and_release(site, f"{array_of(told)}_1", study)
+def go_through(site: Site, study: Study, reply: str) -> None:
+    assert reply.startswith("submitted 2 as array "), reply
+    assert "(rows 1-2) of 2 runs: 0 done, 0 queued or running" in reply
+    stop_and_release(site, f"{array_of(reply)}_1", study)
     wait_until(lambda: not site.queue(), "an empty queue", timeout_s=WAIT_S)
-    states = [site.job(f"{array_of(told)}_{row}")["JobState"] for row in (1, 2)]
+    states = [site.job(f"{array_of(reply)}_{row}")["JobState"] for row in (1, 2)]
     assert states == ["COMPLETED", "FAILED"], study.logs()
 
 
@@ -138,14 +138,14 @@ def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> No
     output = failed.path.parent
     assert json.loads(failed.failure_path.read_text())["message"].startswith("NonFiniteGradient")
     assert "#SBATCH --array=2%2\n" in study.submit(dry_run=True)
-    told = study.submit()
-    assert "(rows 2) of 2 runs: 1 done, 0 queued or running" in told
+    reply = study.submit()
+    assert "(rows 2) of 2 runs: 1 done, 0 queued or running" in reply
     try:
-        assert site.job(array_of(told))["ArrayTaskId"].split("%")[0] == "2"
+        assert site.job(array_of(reply))["ArrayTaskId"].split("%")[0] == "2"
         assert in_queue(output) == {failed.path.name}
         assert study.submit() == "nothing to submit of 2 runs: 1 done, 1 queued or running"
     finally:
-        site.cancel(array_of(told))
+        site.cancel(array_of(reply))
     assert len(list(output.glob("slurm/*/array.sh"))) == 1
 
 
@@ -178,6 +178,6 @@ def test_hydras_own_launcher_sends_runs_through_the_queue(site: Site, tmp_path: 
     good, bad = (folder_of(config) for config in prepare_runs([[*words[:-1], "lr=0.1"], [*words[:-1], "lr=1e30"]]))
     assert good.is_done()
     assert not bad.is_done()
-    (told,) = [line for line in ran.stderr.splitlines() if line.startswith("error:")]
-    assert told.startswith(f"error: {bad.path.name}: NonFiniteGradient")
+    (reply,) = [line for line in ran.stderr.splitlines() if line.startswith("error:")]
+    assert reply.startswith(f"error: {bad.path.name}: NonFiniteGradient")
     assert sorted(path.name for path in (tmp_path / "sweep/.submitit").iterdir() if path.is_dir())  # SLURM ran them

@@ -93,9 +93,9 @@ def test_two_jobs_on_one_run_folder_are_kept_apart(site: Site, tmp_path: Path) -
 
         second = submitted(site, array, f"--exclude={site.job(first)['NodeList']}")
         wait_until(lambda: site.job(second)["JobState"] == "FAILED", "the end of the second job", timeout_s=WAIT_S)
-        told = [line for line in logs(array).splitlines() if line.startswith("error: ")]
-        assert len(told) >= 1
-        assert all(f"is in use by {owner}; wait for it" in line for line in told), told
+        reported = [line for line in logs(array).splitlines() if line.startswith("error: ")]
+        assert len(reported) >= 1
+        assert all(f"is in use by {owner}; wait for it" in line for line in reported), reported
         assert folder.owner() == owner
         assert not folder.failure_path.exists()
 

@@ -191,6 +191,16 @@ ROWS: tuple[Row, ...] = (
         rule="agreed",
     ),
     Row(
+        name="micro+blocks",
+        make=sparse(micro.Micro(block=7)),
+        band=EXACT,
+        counts=agreed_counts,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=3,
+        rule="agreed",
+    ),
+    Row(
         name="micro+repaired",
         make=sparse(micro.RepairedMicro()),
         band=STEERED,

@@ -148,7 +148,12 @@ def test_everything_is_written(written: Path) -> None:
     report = (written / "compare.md").read_text()
     assert "`python -m experiments.compare --methods dense,topk,micro" in report
     assert "left out of the figures of density: Dense." in report
-    assert report.count("## ") == 2
+    assert report.count("## ") == 4
+    last = numbers[(numbers["stream"] == "correlated") & (numbers["method"] == "topk")].set_index("world_size")
+    row = next(line for line in report.split("by the number of workers: sent")[1].splitlines() if "Top-k" in line)
+    assert [cell.strip() for cell in row.split("|")[2:-1]] == [
+        f"{last.loc[n, 'bytes_share']:.3g}" for n in sorted(last.index)
+    ]
 
 
 def test_a_method_that_fails_is_told_and_costs_the_others_nothing(

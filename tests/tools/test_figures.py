@@ -15,14 +15,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from PIL import Image
 from rich.console import Console
 
 from experiments import figures
 from experiments.config.errors import UserError
+from experiments.config.units import three_digits
 from experiments.reports import frames, tables
 from experiments.reports.all_figures import draw_all, groups
 from experiments.reports.figure_numbers import convergence_numbers, density_numbers, throughput_numbers
-from experiments.reports.figure_parts import save
+from experiments.reports.figure_parts import NUM_COLOURS, new_figure, save
 from experiments.reports.measures import METRICS, in_words, metric_of
 from experiments.reports.method_curves import GREY_LINE, leading
 from experiments.reports.method_figure import draw_methods
@@ -35,7 +37,7 @@ from experiments.reports.summary import of_study, summarise, summary
 
 Row = dict[str, Any]
 NUMEL = 270_000
-TABLES = {"summary.csv", "summary.md", "reached.csv", "reached.md"}
+TABLES = {"summary.csv", "summary.md", "reached.csv", "reached.md", "reached_runs.csv"}
 RULES = {"micro": "agreed", "micro_published": "published", "micro_repaired": "repaired"}
 # build-up, scatter of the density, and milliseconds of compute, select, exchange, rest
 TRAITS: dict[str, tuple[float, float, tuple[float, ...]]] = {
@@ -506,6 +508,19 @@ def test_runs_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path: Pat
     assert list(table["num_seeds"]) == [2, 2]
 
 
+def test_a_run_that_adds_no_gradients_up_is_not_named_for_that(tmp_path: Path) -> None:
+    for number in (1, 4):
+        path = write_run(tmp_path, "topk", seed=number) / "config.yaml"
+        path.write_text(f"{path.read_text()}accumulate: {number}\n")
+    assert list(summary(tmp_path)["variant"]) == ["", "accumulate=4"]
+
+
+def test_milliseconds_of_long_steps_are_written_out() -> None:
+    assert [three_digits(number) for number in (0.12345, 12.345, 999.4, 999.6, 2061.2)] == [
+        *("0.123", "12.3", "999", "1000", "2061")
+    ]
+
+
 def test_a_dense_run_belongs_to_every_density_and_counts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -625,3 +640,14 @@ def test_of_many_methods_the_best_are_in_colour_and_all_are_drawn() -> None:
     assert len(legend.get_texts()) == 9
     grey = [line for line in figure.axes[0].get_lines() if line.get_color() == GREY_LINE["color"]]
     assert (len(grey), len(figure.axes[0].get_lines())) == (4, 12)
+
+
+def test_a_large_figure_is_written_with_few_colours(tmp_path: Path) -> None:
+    figure = new_figure(4, 3)
+    figure.subplots().imshow(np.random.default_rng(0).random((300, 400, 3)), interpolation="nearest")
+    figure.set_dpi(200)
+    first, second = (save(figure, pd.DataFrame(), tmp_path / name)[1] for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    with Image.open(first) as image:
+        assert image.mode == "P"
+        assert len(image.getcolors() or ()) <= NUM_COLOURS

@@ -134,7 +134,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "reported"),
     [
         (errno.EDQUOT, "disk quota exceeded ("),
         (errno.EIO, "the disk reports an error (input/output error); check that disk and start the run again"),
@@ -143,7 +143,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: 
 )
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_other_errors_of_a_disk(
-    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, told: str
+    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, reported: str
 ) -> None:
     """``write`` fails for a row of records, ``fsync`` when a checkpoint is saved."""
     real = getattr(os, call)
@@ -157,7 +157,7 @@ def test_other_errors_of_a_disk(
     with monkeypatch.context() as patch, struck(15, lambda: patch.setattr(os, call, broken), monkeypatch):
         line = error_of(train(*command))
     assert "/steps.jsonl: " in line
-    assert told in line
+    assert reported in line
     again = train(*command)
     assert "resumed from step 10:" in again.stderr
     check_whole(tmp_path / "runs", whole, again)

@@ -18,6 +18,10 @@ from experiments.runs import disks
 from tests.dist.rank_functions import Ended, called
 from tests.small_disks import BreakingDisk, MemoryDisk, mounted
 
+BENCHMARKS = (
+    *("step", "select", "threads", "transform", "bare", "loop", "start", "loading", "rules", "network"),
+    "network_rounds",
+)
 COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "advise": (advise.main, ["--link-mbit", "1"]),
     "simulate": (simulate.main, []),
@@ -28,7 +32,19 @@ COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "reproduce": (reproduce.main, ["micro"]),
     **{
         f"bench {name}": (bench.main, [name])
-        for name in ["step", "select", "threads", "transform", "bare", "loop", "start", "loading", "rules", "network"]
+        for name in [
+            "step",
+            "select",
+            "threads",
+            "transform",
+            "bare",
+            "loop",
+            "start",
+            "loading",
+            "rules",
+            "network",
+            "network_rounds",
+        ]
     },
 }
 PROFILES = {f"profile {name}": (profile.main, [name]) for name in ("link", "select", "backward")}

@@ -179,10 +179,10 @@ def test_a_mistake_is_told_in_one_line_before_a_rank_starts(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words[:1], "--out", str(tmp_path / "x.json"), *words[1:]]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert told.count("\n") == 1
-    assert re.search(message, told)
+    reported = capsys.readouterr().err
+    assert reported.startswith("error: ")
+    assert reported.count("\n") == 1
+    assert re.search(message, reported)
     assert list(tmp_path.iterdir()) == []
 
 

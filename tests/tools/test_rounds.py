@@ -37,3 +37,19 @@ def test_local_steps_learn(tmp_path: Path) -> None:
     words = [*IMAGES, "epochs=6", "sparsifier=micro", "rounds.every=5", "optimizer=adam", "lr=0.01"]
     rows = read_records(Run(configured(tmp_path, *words)).folder.steps_path)
     assert sum(row["loss"] for row in rows[-5:]) < 0.7 * sum(row["loss"] for row in rows[:5])
+
+
+@pytest.mark.parametrize(
+    "words", [["sparsifier=topk", "rounds.every=4"], ["sparsifier=micro"]], ids=["rounds", "gradients"]
+)
+def test_evaluations_within_epochs_change_nothing_else(words: list[str], tmp_path: Path) -> None:
+    asked = Run(configured(tmp_path / "often", *IMAGES, *words, "measure_test_every=5"))
+    plain = Run(configured(tmp_path / "seldom", *IMAGES, *words))
+    assert asked.digest == plain.digest
+    rows = read_records(asked.folder.steps_path)
+    assert [row["step"] for row in rows if "test_loss" in row] == [4, 9]
+    ends = read_records(asked.folder.epochs_path)
+    assert [row["step"] for row in ends] == [5, 10]
+    for row, end in zip((rows[4], rows[9]), ends, strict=True):
+        assert (row["test_loss"], row["accuracy"]) == (end["test_loss"], end["accuracy"])
+    assert not any("test_loss" in row for row in read_records(plain.folder.steps_path))

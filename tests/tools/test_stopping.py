@@ -170,13 +170,13 @@ def test_a_second_interrupt_leaves_at_once() -> None:
 
 
 def test_a_nested_context_keeps_what_was_recorded_and_tells_who_asks() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     with handled(lambda number, frame: None), stop_signals.recorded():
         signal.raise_signal(signal.SIGTERM)
-        with stop_signals.recorded(then=lambda: told.append(stop_signals.number)):
-            assert told == [signal.SIGTERM]
+        with stop_signals.recorded(then=lambda: reported.append(stop_signals.number)):
+            assert reported == [signal.SIGTERM]
             signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-    assert told == [signal.SIGTERM, signal.SIGUSR1]
+    assert reported == [signal.SIGTERM, signal.SIGUSR1]
     assert stop_signals.number == signal.SIGTERM
     stop_signals.number = 0

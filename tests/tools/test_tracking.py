@@ -101,11 +101,11 @@ def test_folder_files_and_server_say_the_same(
     assert track.main([str(folder.path), "--mode", "online", "--entity", "lab"]) == 0
     assert capsys.readouterr().out.strip() == f"{server.url}/lab/micro/runs/{folder.path.name}"
     assert server.runs[folder.path.name].state == "finished"
-    told = from_folders(runs)
-    assert len(told.steps) > 5
-    assert_same(told, from_wandb_files(runs))
-    assert_same(told, from_wandb_server("lab/micro"))
-    assert_same(told, read(["wandb", "lab/micro"], {"model": ["mlp"]}))
+    expected = from_folders(runs)
+    assert len(expected.steps) > 5
+    assert_same(expected, from_wandb_files(runs))
+    assert_same(expected, from_wandb_server("lab/micro"))
+    assert_same(expected, read(["wandb", "lab/micro"], {"model": ["mlp"]}))
     with pytest.raises(UserError, match=r"cannot read lab/none from W&B: .*none"):
         from_wandb_server("lab/none")
     assert figures.main(["--source", "wandb", "lab/micro", "--table", "--out", str(tmp_path / "out")]) == 0

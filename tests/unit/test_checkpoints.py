@@ -109,13 +109,13 @@ def test_the_state_of_a_model_and_of_randomness_comes_back(tmp_path: Path) -> No
     checkpoints = of(tmp_path, world_size=1)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     draft = checkpoints.begin(1)
-    told = {"model": model.state_dict(), "random": torch.get_rng_state()}
-    checkpoint = checkpoints.publish(draft, 1, [checkpoints.write_part(draft, 0, told)])
+    state = {"model": model.state_dict(), "random": torch.get_rng_state()}
+    checkpoint = checkpoints.publish(draft, 1, [checkpoints.write_part(draft, 0, state)])
     read = checkpoints.read_part(checkpoint, 0)
     again = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     again.load_state_dict(read["model"])
     assert [bits(tensor) for tensor in again.state_dict().values()] == list(map(bits, model.state_dict().values()))
-    assert torch.equal(read["random"], told["random"])
+    assert torch.equal(read["random"], state["random"])
 
 
 def test_views_of_one_storage_are_written_once(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, value: objec
 def test_what_a_checkpoint_says_of_itself(tmp_path: Path) -> None:
     checkpoint = take(of(tmp_path), 1234)
     assert checkpoint.path == tmp_path / "checkpoints" / "step-000001234"
-    told = json.loads((checkpoint.path / "CHECKPOINT.json").read_text())
-    assert {**told, "time": "", "parts": [part["size"] for part in told["parts"]]} == {
+    description = json.loads((checkpoint.path / "CHECKPOINT.json").read_text())
+    assert {**description, "time": "", "parts": [part["size"] for part in description["parts"]]} == {
         "format": 1,
         "run": "run-a",
         "step": 1234,
@@ -370,7 +370,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         (cut, "bytes long where"),
         (flip, "not the bytes that were written"),
@@ -379,7 +379,7 @@ def flip(path: Path) -> None:
     ids=["cut short", "one bit", "missing"],
 )
 def test_a_torn_part_is_told_and_the_checkpoint_before_is_there(
-    tmp_path: Path, damage: Callable[[Path], None], told: str
+    tmp_path: Path, damage: Callable[[Path], None], reported: str
 ) -> None:
     checkpoints = of(tmp_path)
     for step in (5, 10):
@@ -388,7 +388,7 @@ def test_a_torn_part_is_told_and_the_checkpoint_before_is_there(
     damage(newest.path / "rank1.pt")
     Checkpoints.read_part(newest, 0)
     with pytest.raises(
-        TornCheckpoint, match=rf"^cannot use checkpoint [^\n]*-000000010: rank1.pt: [^\n]*{told}"
+        TornCheckpoint, match=rf"^cannot use checkpoint [^\n]*-000000010: rank1.pt: [^\n]*{reported}"
     ) as got:
         Checkpoints.read_part(newest, 1)
     assert isinstance(got.value, UserError)
@@ -426,7 +426,7 @@ def rewrite(**changes: object) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         (Path.unlink, "CHECKPOINT.json: no such file"),
         (cut, "CHECKPOINT.json: not the description of a checkpoint"),
@@ -439,7 +439,7 @@ def rewrite(**changes: object) -> Callable[[Path], None]:
     ],
 )
 def test_what_cannot_be_gone_on_from_is_left_out_and_told(
-    tmp_path: Path, damage: Callable[[Path], None], told: str
+    tmp_path: Path, damage: Callable[[Path], None], reported: str
 ) -> None:
     checkpoints = of(tmp_path)
     before = take(checkpoints, 5)
@@ -447,7 +447,7 @@ def test_what_cannot_be_gone_on_from_is_left_out_and_told(
     damage(path / "CHECKPOINT.json")
     assert checkpoints.candidates() == [before]
     [problem] = checkpoints.problems()
-    assert told in problem
+    assert reported in problem
     assert str(path) in problem
     assert "\n" not in problem
     take(checkpoints, 10)

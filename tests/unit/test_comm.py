@@ -131,6 +131,27 @@ def test_scatter_lists_of_different_lengths(world_size: int) -> None:
 
 
 @WORLDS
+@pytest.mark.parametrize("distance", [1, 2])
+def test_scatter_lists_to_one_rank_each_that_does_not_see_what_changes_later(world_size: int, distance: int) -> None:
+    """What is sent may change as soon as the call has returned, also where one list is all that leaves."""
+
+    def work(comm: Comm) -> list[float]:
+        target, source = ((comm.rank + sign * distance) % world_size for sign in (1, -1))
+        mine = own(comm, 3)
+        sizes, received_sizes = (
+            [3 if rank == there else 0 for rank in range(world_size)] for there in (target, source)
+        )
+        received = comm.scatter_lists(mine, sizes, received_sizes, "values").clone()
+        mine.fill_(-1.0)
+        comm.gather_rows(torch.zeros(1))
+        return received.tolist()
+
+    lists, _ = run(world_size, work)
+    for rank, got in enumerate(lists):
+        assert got == [100 * ((rank - distance) % world_size) + i for i in range(3)]
+
+
+@WORLDS
 def test_scatter_lists_that_are_all_empty(world_size: int) -> None:
     def work(comm: Comm) -> list[Tensor]:
         return scattered(comm, [own(comm, 0)] * world_size, [0] * world_size, "indices")
@@ -299,9 +320,9 @@ def test_the_first_error_is_told_though_it_leads_to_others() -> None:
 
 def test_a_rank_that_ends_without_a_collective_ends_those_that_wait_in_it() -> None:
     with closing(SimulatedGroup(3)) as group:
-        told, ended = outcomes(group, lambda comm: comm.rank == 1 or sum_of_ones(comm))
-        assert told == "PeerError: rank 1 ended without coming to all_reduce"
-        assert ended == [told, "True", told]
+        reported, ended = outcomes(group, lambda comm: comm.rank == 1 or sum_of_ones(comm))
+        assert reported == "PeerError: rank 1 ended without coming to all_reduce"
+        assert ended == [reported, "True", reported]
         assert group.run(sum_of_ones) == [[3.0, 3.0]] * 3
 
 
@@ -310,12 +331,12 @@ def test_ranks_that_call_different_collectives_at_once_are_told() -> None:
         return comm.gather_rows(torch.ones(2)) if comm.rank == 1 else sum_of_ones(comm)
 
     with closing(SimulatedGroup(2)) as group:
-        told, ended = outcomes(group, work)
-        assert sorted(told.removeprefix("PeerError: ").removesuffix(" at the same time").split(", ")) in (
+        reported, ended = outcomes(group, work)
+        assert sorted(reported.removeprefix("PeerError: ").removesuffix(" at the same time").split(", ")) in (
             ["rank 0 all_reduce", "rank 1 calls gather_rows"],
             ["rank 0 calls all_reduce", "rank 1 gather_rows"],
         )
-        assert ended == [told] * 2
+        assert ended == [reported] * 2
 
 
 def test_a_rank_that_stays_away_is_named_when_the_time_is_over() -> None:
@@ -328,9 +349,9 @@ def test_a_rank_that_stays_away_is_named_when_the_time_is_over() -> None:
 
     group = SimulatedGroup(3, timeout_s=2.0)
     with patch("micro.thread_ranks.GRACE_S", 0.1):
-        told, ended = outcomes(group, work)
-    assert told == "PeerError: rank 1 did not come to all_reduce within 2 s"
-    assert ended == [told, "", told]
+        reported, ended = outcomes(group, work)
+    assert reported == "PeerError: rank 1 did not come to all_reduce within 2 s"
+    assert ended == [reported, "", reported]
     with pytest.raises(RuntimeError, match=r"^rank 1 is still at work since .*: make a new group$"):
         group.run(sum_of_ones)
     may_go.set()

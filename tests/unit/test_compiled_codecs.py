@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -11,9 +12,11 @@ from torch import Tensor
 
 import micro
 from micro import bits, kernels, randomness
+from micro.codecs.base import Codec
 from micro.codecs.fused import FusedCodec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
+from micro.codecs.messages import equal_messages
 from micro.codecs.natural import Natural
 from micro.codecs.natural_published import PublishedNatural
 from micro.codecs.onebit import OneBit
@@ -49,6 +52,7 @@ CODECS: dict[str, FusedCodec] = {
     "terngrad, uncut": TernGrad(clip=None, block=9),
     "terngrad as published": PublishedTernGrad(block=1),
 }
+PARTS = 7
 COUNTS = [0, 1, 2, 7, 64, 65, 1023, 1025, 5121, 9000]
 
 
@@ -145,6 +149,46 @@ def test_a_mean_is_encoded_in_one_pass_as_in_several(
     assert torch.equal(rest, (others + 1) * left)
     assert torch.equal(grad, codec.decode_in_torch(wire, count, torch.float32))
     assert torch.equal(values, acc)
+
+
+@grid(name=CODECS, numel=[3, 1000, 9001], has_rest=[True, False], bad=[None, math.nan])
+def test_parts_are_encoded_and_decoded_in_one_call_as_one_by_one(
+    name: str, numel: int, has_rest: bool, bad: float | None
+) -> None:
+    codec, own, num_threads = CODECS[name], 1, torch.get_num_threads()
+    longer, shorter = (codec.num_bytes(-(-(numel - place) // PARTS), torch.float32) for place in (0, PARTS - 1))
+    bare, flagged = (equal_messages(numel, PARTS, longer, shorter, gap) for gap in (0, 1))
+    grad, memory = normal(numel, seed=5), torch.full((flagged.num_bytes,), 7, dtype=torch.uint8)
+    if bad is not None:
+        grad[-1] = bad
+    made = []
+    for encode, decode in (
+        (codec.encode_others_into_, codec.decode_others_into_),
+        (partial(Codec.encode_others_into_, codec), partial(Codec.decode_others_into_, codec)),
+    ):
+        values, left, wire = normal(numel), torch.zeros(numel), torch.zeros(bare.num_bytes, dtype=torch.uint8)
+        rest = left if has_rest else None
+        torch.set_num_threads(3)
+        with patch.object(threads, "LEAST", 1 << 10):
+            found = encode(values, KEY, wire, bare, own, rest, grad=grad.clone())
+            for place, (_, _, begin, end) in enumerate(flagged.rows):  # of ``own`` other bytes, no matter
+                memory[begin:end] = wire[begin - place : end - place]
+            decoded = torch.full((numel,), 3.0)
+            is_finite = decode(memory, flagged, own, decoded)
+        torch.set_num_threads(num_threads)
+        assert found == (None if bad is None else numel - 1)
+        made.append((values, left, wire, decoded, torch.tensor(is_finite)))
+    for one, other in zip(*made, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_last_bytes_of_messages_are_theirs() -> None:
+    for numel, longer in ((10, 5), (8, 4), (2, 1), (0, 0)):
+        messages = equal_messages(numel, 4, longer, longer - 1 if numel % 4 else longer, 1)
+        wires = torch.zeros(messages.num_bytes, dtype=torch.uint8)
+        for place, row in enumerate(messages.rows, 1):
+            wires[row[3]] = place
+        assert messages.last_bytes(wires).tolist() == [1, 2, 3, 4]
 
 
 def test_a_mean_that_is_not_finite_is_found() -> None:

@@ -308,7 +308,7 @@ def test_a_measured_table_is_a_network() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Link(-1.0, 0.0), "alpha_s of a link must not be negative, got -1.0"),
         (lambda: Link(1.0, math.nan), "beta_s of a link must not be negative, got nan"),
@@ -329,7 +329,7 @@ def test_a_measured_table_is_a_network() -> None:
         ),
     ],
 )
-def test_mistakes_are_told(make: Callable[[], object], told: str) -> None:
+def test_mistakes_are_told(make: Callable[[], object], message: str) -> None:
     """In one line with what was given and what is allowed."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         make()

@@ -358,7 +358,11 @@ def test_digits_without_scikit_learn_says_what_to_install(monkeypatch: pytest.Mo
         data.check("digits")
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"1,2,3\n"), gzip.compress(b"1,2\n")[:-9]])
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(b"1,2,3\n"), gzip.compress(b"1,2\n")[:-9]],
+    ids=["no gzip", "a short row", "cut off"],  # a compressed file has the time in its header: no name for a test
+)
 def test_a_damaged_file_of_digits_says_what_to_install(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,16 @@ def test_a_smooth_gradient_needs_one_coefficient_of_each_tile() -> None:
         assert torch.allclose(step.update, grads[0]) == (transform == "dct")
 
 
+def test_the_error_of_large_numbers_is_a_number() -> None:
+    layout = micro.Layout(("a",), ((8, 8),))
+    grads = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    with closing(micro.Simulation(DCTReducer(density=1 / 8, size=4), layout, 2)) as simulation:
+        ordinary = simulation.step(grads).stats[0].relative_error
+    with closing(micro.Simulation(DCTReducer(density=1 / 8, size=4), layout, 2)) as simulation:
+        large = simulation.step(grads * 2.0**90).stats[0].relative_error  # squares are beyond single precision
+    assert large == pytest.approx(ordinary)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

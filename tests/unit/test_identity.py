@@ -100,6 +100,7 @@ def test_a_run_whose_configuration_lacks_settings_is_read_as_it_ran(tmp_path: Pa
     [
         (["save_weights=true"], "its weights were not saved: .* experiments.sweep rerun .* save_weights=true"),
         (["measure_residual_every=5"], "its residual was measured in every 10. step: .* measure_residual_every=5"),
+        (["measure_test_every=5"], "its loss on the test set within epochs was measured never: .*measure_test_every=5"),
         (["tracking=wandb"], "was not mirrored: .* experiments.track .* --mode offline"),
     ],
 )

@@ -497,10 +497,10 @@ def test_a_wrong_file_is_named_with_fault_and_remedy(tmp_path: Path, name: str, 
     for entry in (lambda: SETS[name]().load(str(tmp_path), 0), lambda: SETS[name]().check(str(tmp_path))):
         with pytest.raises(ValueError, match=message) as raised:
             entry()
-        told = str(raised.value)
-        assert told.startswith(f"{path} is not a file of MovieLens ratings (")
-        assert told.endswith(f": remove {path.parent} and run python -m data.prepare {name} --root {tmp_path}")
-        assert "\n" not in told
+        reported = str(raised.value)
+        assert reported.startswith(f"{path} is not a file of MovieLens ratings (")
+        assert reported.endswith(f": remove {path.parent} and run python -m data.prepare {name} --root {tmp_path}")
+        assert "\n" not in reported
 
 
 def test_a_missing_root_or_file_is_told(tmp_path: Path) -> None:

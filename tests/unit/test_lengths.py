@@ -182,6 +182,12 @@ def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
     assert norms_of(ones, [numel - 9, 9]).tolist() == pytest.approx([math.sqrt(numel - 9), 3.0], rel=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(0,), (7,), (781,) * 40 + (782,) * 24, (3, 3, 0, 0, 5, 3, 1, 1000, 1000)])
+def test_norms_of_pieces_are_the_norms_that_they_have_alone(sizes: tuple[int, ...]) -> None:
+    vector = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(5))
+    assert norms_of(vector, sizes).tolist() == [float(norm(piece)) for piece in vector.split(list(sizes))]
+
+
 def test_long_gradients_are_clipped_to_their_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     scaled: list[float] = []
     monkeypatch.setattr(Tensor, "mul_", lambda vector, factor: scaled.append(float(factor)) or vector)

@@ -124,7 +124,7 @@ def test_an_ideal_link_has_the_rate_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         (f"{GOOD}fits: [{FIT}]\nfit: 1", "'fit' is not a field, which are name, .*; did you mean 'fits'?"),
         (f"name: x\nsource: z\nfits: [{FIT}]", "'interconnect' is missing"),
@@ -154,11 +154,11 @@ def test_an_ideal_link_has_the_rate_that_is_asked_for() -> None:
         ("a: [", "is not yaml"),
     ],
 )
-def test_a_mistake_in_a_file_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_mistake_in_a_file_is_told_in_one_line(tmp_path: Path, text: str, reported: str) -> None:
     """With the file's name, what is wrong and what is allowed."""
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=reported) as error:
         load_network(path)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)

@@ -98,7 +98,7 @@ def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
     ("name", "settings", "message"),
     [
         ("topk2", {}, "selector must be one of .*topk.*, got 'topk2'; did you mean 'topk'"),
-        ("micro", {"rul": "agreed"}, "selector micro has slack, rule, got 'rul'; did you mean 'rule'"),
+        ("micro", {"rul": "agreed"}, "selector micro has slack, block, rule, got 'rul'; did you mean 'rule'"),
         ("topk", {"k": 3}, "selector topk has scope, got 'k'"),
         ("micro", {"rule": "best"}, "rule of micro must be one of agreed, repaired, published, got 'best'"),
         ("threshold", {"value": 0.0}, "value of the threshold must be positive, got 0.0"),

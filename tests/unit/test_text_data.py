@@ -291,16 +291,16 @@ def test_the_default_test_is_valid_of_wikitext2_and_test_of_ptb(tmp_path: Path) 
 def test_settings_of_a_text_do_what_they_say(tmp_path: Path) -> None:
     write(tmp_path, train="The the THE b b a\n", valid="the B \n")
 
-    def told(**settings: Any) -> Text:
+    def reported(**settings: Any) -> Text:
         loaded = load("wikitext2", root=str(tmp_path), **settings)
         _assert_consistent(loaded, data.info("wikitext2", str(tmp_path), **settings))
         return loaded
 
-    assert told(lower=True).words == ("<unk>", "<eos>", "the", "b", "a")
-    assert told(max_words=3).words == ("<unk>", "<eos>", "b")
-    assert told(num_train=2, num_test=1).words == ("<unk>", "<eos>", "The", "the")
-    assert told(num_train=2, num_test=1).test.tolist() == [3]
-    swapped = told(train="valid", test="train")
+    assert reported(lower=True).words == ("<unk>", "<eos>", "the", "b", "a")
+    assert reported(max_words=3).words == ("<unk>", "<eos>", "b")
+    assert reported(num_train=2, num_test=1).words == ("<unk>", "<eos>", "The", "the")
+    assert reported(num_train=2, num_test=1).test.tolist() == [3]
+    swapped = reported(train="valid", test="train")
     assert _words(swapped, swapped.test) == ["<unk>", "the", *["<unk>"] * 4, "<eos>"]
 
 

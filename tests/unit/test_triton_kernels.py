@@ -73,6 +73,18 @@ def test_above(numel: int, dtype: torch.dtype, threshold: float) -> None:
     assert all(map(same, interpreted.above(x, threshold), expected))
 
 
+@grid(numel=LENGTHS, dtype=DTYPES, threshold=[0.0, 1.5], room=[0, 3, 5000])
+def test_above_unread(numel: int, dtype: torch.dtype, threshold: float, room: int) -> None:
+    x, cut, room = normal(numel, dtype), torch.full((1,), threshold, dtype=dtype), min(room, numel)
+    indices, magnitudes = reference.above(x, threshold)
+    empty = [0] * max(room - indices.numel(), 0)
+    for module in (interpreted, reference):
+        found = module.above_unread(x, cut, room)
+        assert found.count.tolist() == indices.numel()
+        assert found.indices.tolist() == [*indices[:room].tolist(), *empty]
+        assert found.magnitudes.tolist() == [*magnitudes[:room].tolist(), *empty]
+
+
 @grid(numel=LENGTHS, dtype=DTYPES, bins=[(0, 20, 2040), (ONE_HALF, 18, 32), (0x3F812345, 0, 7), (1, 26, 4)])
 def test_magnitude_counts(numel: int, dtype: torch.dtype, bins: tuple[int, int, int]) -> None:
     x = normal(numel, dtype)
@@ -145,7 +157,7 @@ def test_absorb_and_sum(numel: int, dtype: torch.dtype, bad: bool) -> None:
     first_bad, found = summing.absorb_and_sum_(residual, grad)
     assert same(first_bad, reference.absorb_flagged_(expected, source))
     assert same(residual, expected)
-    assert checking.are_near(found, sums.in_torch(expected, -1.0))
+    assert checking.are_near(found.tolist(), sums.in_torch(expected, -1.0))
 
 
 def test_sums_that_are_not_near_are_named() -> None:
@@ -248,6 +260,7 @@ def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.Mon
     for name, wrong in {
         "absorb_": lambda residual, grad: None,
         "above": lambda x, threshold: reference.above(x, 1.01 * threshold),
+        "above_unread": lambda x, threshold, room: reference.above_unread(x, 1.01 * threshold, room),
         "magnitude_counts": lambda *arguments: reference.magnitude_counts(*arguments) + 1,
         "largest": lambda x, k, sample: reference.largest(x, k + 1),
         "absorb_and_collect_": lambda x, grad, plan, found: candidates.absorb_and_collect_(x, grad, plan + 1, found),

@@ -30,23 +30,23 @@ REDUCER = micro.SparseReducer(micro.Micro(), density=0.2, nonfinite="skip")
 
 
 def test_each_step_is_told_at_the_end_of_its_backward_in_the_callers_thread() -> None:
-    told: list[micro.StepSummary] = []
+    reported: list[micro.StepSummary] = []
     threads: set[threading.Thread] = set()
 
     def on_step(step: micro.StepSummary) -> None:
-        told.append(step)
+        reported.append(step)
         threads.add(threading.current_thread())
 
     model = wrapped()
     attachment = micro.attach(model, REDUCER, on_step=on_step)
     for step in range(3):
         backward(model, step)
-        assert told[-1] == attachment.summary
+        assert reported[-1] == attachment.summary
     with attachment.paused():
         backward(model, 3)
     with model.no_sync():
         backward(model, 4)
-    assert [step.step for step in told] == [0, 1, 2]
+    assert [step.step for step in reported] == [0, 1, 2]
     assert threads == {threading.current_thread()}
 
 
@@ -66,14 +66,14 @@ def test_an_exception_of_on_step_comes_out_of_backward_and_training_goes_on() ->
 
 
 def test_a_step_that_stops_is_not_told() -> None:
-    told: list[int] = []
+    reported: list[int] = []
     model = wrapped()
-    micro.attach(model, replace(REDUCER, nonfinite="stop"), on_step=lambda step: told.append(step.step))
+    micro.attach(model, replace(REDUCER, nonfinite="stop"), on_step=lambda step: reported.append(step.step))
     backward(model, 0)
     with pytest.raises(micro.NonFiniteGradient):
         backward(model, 1, float("nan"))
     backward(model, 2)
-    assert told == [0, 2]
+    assert reported == [0, 2]
 
 
 def test_a_summary_adds_up_the_buckets() -> None:

@@ -1,5 +1,6 @@
 """Trials in several processes at a time, each with one core; they read the gradients from one file."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -140,7 +141,8 @@ def answer(call: Call) -> Any:
 
 
 def _prepare() -> None:
-    """Load the compiled kernels."""
+    """Load the compiled kernels; a search for unused objects then passes over all that is loaded."""
     from micro import kernels
 
     kernels.prepare()
+    gc.freeze()

@@ -41,13 +41,14 @@ COLUMNS = [  # heading, column of the numbers, format
 
 
 def report(opening: str, done: Comparison, numbers: pd.DataFrame, world_size: int, settings: ComparisonSettings) -> str:
-    """Return the report: a table for each stream, of one number of workers, and the densities of equal bytes."""
+    """Return the report: a table per stream, of one number of workers; the last one by their number; equal bytes."""
     parts = [opening, HOW_TO_READ, *_left_out(numbers)]
     if done.interrupted:
         parts.append("Stopped by the user before its end: what is missing was not run.\n")
     parts += [f"{line}\n" for line in done.failures]
     for stream, rows in numbers[numbers["world_size"] == world_size].groupby("stream", sort=False):
         parts += _stream(TITLES[str(stream)], rows, settings)
+    parts += by_workers(numbers)
     if done.matches:
         parts += _equal_bytes(done, world_size, settings)
     return "\n".join(parts)
@@ -75,6 +76,22 @@ def _stream(title: str, rows: pd.DataFrame, settings: ComparisonSettings) -> Ite
 
 def _cell(value: float, text: str) -> str:
     return "-" if math.isnan(value) else text.format(value)
+
+
+def by_workers(numbers: pd.DataFrame) -> Iterator[str]:
+    """Yield what each method sends and updates on the last stream with each number of workers, if there are several."""
+    stream = str(numbers["stream"].iloc[-1])
+    rows = numbers[numbers["stream"] == stream]
+    sizes = sorted(set(rows["world_size"]))
+    if len(sizes) == 1:
+        return
+    for heading, key, text in (column for column in COLUMNS if column[1] in ("bytes_share", "build_up")):
+        yield f"## {TITLES[stream]}, by the number of workers: {heading}\n"
+        found = rows.pivot(index="method", columns="world_size", values=key)
+        lines = [
+            [label(name), *(_cell(found.loc[name, size], text) for size in sizes)] for name in in_order(found.index)
+        ]
+        yield table(["method", *map(str, sizes)], lines) + "\n"
 
 
 def _equal_bytes(done: Comparison, world_size: int, settings: ComparisonSettings) -> Iterator[str]:

@@ -4,12 +4,13 @@ from micro.kernels.reference import above_by_piece, kth_by_run
 from micro.kernels.triton.absorbing import absorb_, absorb_and_collect_, absorb_flagged_
 from micro.kernels.triton.checking import check
 from micro.kernels.triton.launching import takes
-from micro.kernels.triton.scanning import above, largest, magnitude_counts
+from micro.kernels.triton.scanning import above, above_unread, largest, magnitude_counts
 from micro.kernels.triton.scattering import scatter_add_
 
 __all__ = [
     "above",
     "above_by_piece",
+    "above_unread",
     "absorb_",
     "absorb_and_collect_",
     "absorb_flagged_",

@@ -10,7 +10,7 @@ from micro.kernels import candidates, reference, sums
 from micro.kernels.candidates import Candidates
 from micro.kernels.triton import summing
 from micro.kernels.triton.absorbing import absorb_, absorb_and_collect_
-from micro.kernels.triton.scanning import above, largest, magnitude_counts
+from micro.kernels.triton.scanning import above, above_unread, largest, magnitude_counts
 from micro.kernels.triton.scattering import scatter_add_
 
 OLDEST = (8, 0)  # compute capability for which the kernels are compiled in the tests
@@ -37,6 +37,8 @@ def check(device: torch.device) -> None:
         "collecting more than there is room for": lambda: _collects(x, NUMEL // 99),
         "adding at indices": lambda: _scatters(x),
         "the scan": lambda: _equal(above(x, 2.0), reference.above(x, 2.0)),
+        "the scan into a list with room": lambda: _scans_unread(x, NUMEL // 9),
+        "the scan into a list that is too short": lambda: _scans_unread(x, NUMEL // 999),
         "counting": lambda: _equal(
             [magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)], [reference.magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)]
         ),
@@ -62,7 +64,8 @@ def _absorbs_and_sums(x: Tensor) -> bool:
     ours, theirs = [(x.clone(), x.flip(0)) for _ in range(2)]
     first_bad, found = summing.absorb_and_sum_(*ours)
     expected = reference.absorb_flagged_(*theirs)
-    return _equal([first_bad, *ours], [expected, *theirs]) and are_near(found, sums.in_torch(theirs[0], -1.0))
+    is_added = _equal([first_bad, *ours], [expected, *theirs])
+    return is_added and are_near(found.tolist(), sums.in_torch(theirs[0], -1.0))
 
 
 def are_near(found: Sequence[float], expected: Sequence[float]) -> bool:
@@ -81,6 +84,13 @@ def _collects(x: Tensor, capacity: int) -> bool:
     candidates.absorb_and_collect_(*theirs[:2], plan, theirs[2])
     found = [[getattr(each[2], slot) for slot in Candidates.__slots__] for each in (ours, theirs)]
     return _equal([*ours[:2], *found[0]], [*theirs[:2], *found[1]])
+
+
+def _scans_unread(x: Tensor, room: int) -> bool:
+    """Whether what is at least 2 is found, as far as there is room, and counted as torch does."""
+    threshold = x.new_full((1,), 2.0)
+    ours, theirs = (find(x, threshold, room) for find in (above_unread, reference.above_unread))
+    return _equal(*([found.indices, found.magnitudes, found.count] for found in (ours, theirs)))
 
 
 def _scatters(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from micro.kernels import reference
+from micro.kernels.passing import Passing
 from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 SCAN_PROGRAMS = (
@@ -44,12 +45,13 @@ def count_kernel(
 
 @kernel
 def _put(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
-    x, threshold, first, indices, magnitudes = arguments
+    x, threshold, first, indices, magnitudes, room = arguments
     found, chosen = _chosen(x, tl.load(threshold), offsets, mask)
     ones = chosen.to(tl.int32)
     places = first + tl.cumsum(ones) - ones
-    tl.store(indices + places, offsets, mask=chosen)
-    tl.store(magnitudes + places, found, mask=chosen)
+    kept = chosen & (places < room)
+    tl.store(indices + places, offsets, mask=kept)
+    tl.store(magnitudes + places, found, mask=kept)
 
 
 @kernel
@@ -60,14 +62,15 @@ def put_kernel(
     indices: tl.tensor,
     magnitudes: tl.tensor,
     numel: tl.tensor,
+    room: tl.tensor,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write indices and magnitudes of what passes, in order; ``ends`` (programs,) are the sums of the counts."""
+    """Write indices and magnitudes of the first ``room`` that pass; ``ends`` (programs,) are the sums of the counts."""
     block = tl.program_id(0)
     first = tl.load(ends + block - 1, mask=block > 0, other=0)
-    if tl.load(ends + block) > first:  # most blocks hold something only at a high density
-        each_block(numel, _put, (x, threshold, first, indices, magnitudes), (), ALIGNED, BLOCK)
+    if (tl.load(ends + block) > first) & (first < room):  # most blocks hold something only at a high density
+        each_block(numel, _put, (x, threshold, first, indices, magnitudes, room), (), ALIGNED, BLOCK)
 
 
 @kernel
@@ -121,16 +124,32 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 def above_cut(x: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `above` returns, for a ``threshold`` (1,) of the dtype and on the device of ``x``."""
+    ends = _ends(x, threshold)
+    found = int(ends[-1])  # host sync: how much memory the lists need
+    return _put_first(x, threshold, ends, found)
+
+
+def above_unread(x: Tensor, threshold: Tensor, room: int) -> Passing:
+    """Do what `micro.kernels.above_unread` does; ``threshold`` is (1,) of the dtype of ``x``."""
+    ends = _ends(x, threshold)
+    return Passing(*_put_first(x, threshold, ends, room), ends[-1].long())
+
+
+def _ends(x: Tensor, threshold: Tensor) -> Tensor:
+    """Return (programs,) int32 how many elements pass in the blocks up to each."""
     programs = num_programs(x.numel(), BLOCK)
     counts = torch.empty(programs, dtype=torch.int32, device=x.device)
     launch(count_kernel, programs, x, x, threshold, counts, x.numel(), ALIGNED=ALIGNED, BLOCK=BLOCK)
-    ends = counts.cumsum(0, dtype=torch.int32)
-    found = int(ends[-1])  # host sync: how much memory the lists need
-    indices = torch.empty(found, dtype=torch.int32, device=x.device)
-    magnitudes = torch.empty(found, dtype=x.dtype, device=x.device)
-    if found:
-        outputs = (ends, indices, magnitudes, x.numel())
-        launch(put_kernel, programs, x, x, threshold, *outputs, ALIGNED=ALIGNED, BLOCK=BLOCK)
+    return counts.cumsum(0, dtype=torch.int32)
+
+
+def _put_first(x: Tensor, threshold: Tensor, ends: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """Return indices (room,) int32 and magnitudes (room,) of the first that pass, then zeros."""
+    indices = torch.zeros(room, dtype=torch.int32, device=x.device)
+    magnitudes = torch.zeros(room, dtype=x.dtype, device=x.device)
+    if room:
+        outputs = (ends, indices, magnitudes, x.numel(), room)
+        launch(put_kernel, ends.numel(), x, x, threshold, *outputs, ALIGNED=ALIGNED, BLOCK=BLOCK)
     return indices, magnitudes
 
 

@@ -44,7 +44,7 @@ def _of_pieces(step: SparseStep, exchange: InPieces) -> Calls:
             longest=share * step.longest,
             total=share * step.total,
             knows_counts=step.selector.overlap is Overlap.SAME,
-            has_slices=False,
+            has_ranges=False,
         )
         calls += calls_of_exchange(piece)
     return tuple(calls)
@@ -62,7 +62,7 @@ def _of_indices(step: SparseStep) -> Calls:
         return ()
     if overlap is Overlap.LEADER:
         return (("broadcast", step.indices(step.total, step.numel)),)
-    span = step.numel / step.world_size if step.has_slices else step.numel
+    span = step.numel / step.world_size if step.has_ranges else step.numel
     return (("gather_lists", step.indices(_sent_of(step), span)),)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from micro.density.base import target_count
 from micro.flat import Layout
+from micro.interleaving import DealtBlocks
 from micro.kernels.cuts_reference import NUM_BINS
 from micro.partition import layer_pieces
 from micro.planning.volumes.calls import COUNT_BYTES, Calls
@@ -52,14 +53,28 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
 
 def _candidate_bytes(selector: Selector[Any], density: float, layout: Layout, world_size: int) -> int:
     """Return the bytes of the candidates, where slices differ by chance alone: about sqrt(2 x ln n) at the most."""
-    expected, longest = target_count(density, layout.numel) / world_size, -(-layout.numel // world_size)
+    expected, longest = target_count(density, layout.numel) / world_size, _longest_slice(selector, layout, world_size)
     most = expected + math.sqrt(2 * expected * math.log(world_size))
     return message_bytes(room_for(most, getattr(selector, "slack", 0.0), longest), longest)
+
+
+def _longest_slice(selector: Selector[Any], layout: Layout, world_size: int) -> int:
+    block = getattr(selector, "block", None)
+    if block is None:
+        return -(-layout.numel // world_size)
+    return DealtBlocks(layout.numel, world_size, block).longest
 
 
 def has_slices(selector: Selector[Any]) -> bool:
     """Return whether each rank searches one slice of its own."""
     return selector.name in _WITH_SLICES or (isinstance(selector, Scaled) and has_slices(selector.selector))
+
+
+def has_ranges(selector: Selector[Any]) -> bool:
+    """Return whether each rank searches one range of its own."""
+    if isinstance(selector, Scaled):
+        return has_ranges(selector.selector)
+    return has_slices(selector) and getattr(selector, "block", None) is None
 
 
 def knows_counts(selector: Selector[Any]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from micro.density.base import Target, target_count
 from micro.exchanges.base import Exchange
 from micro.flat import Layout
-from micro.planning.volumes.selection import has_slices, knows_counts
+from micro.planning.volumes.selection import has_ranges, has_slices, knows_counts
 from micro.reducers.sparse import SparseReducer
 from micro.selectors.base import Selector
 from micro.selectors.topk import TopK
@@ -30,7 +30,7 @@ class SparseStep:
         longest: by the rank that chooses most.
         total: distinct indices in the update.
         knows_counts: whether all ranks know how many each chose.
-        has_slices: whether each rank searches one slice of its own, so that its indices count from where that begins.
+        has_ranges: whether each rank searches one range of its own, so that its indices count from where that begins.
     """
 
     reducer: SparseReducer
@@ -43,7 +43,7 @@ class SparseStep:
     longest: float
     total: float
     knows_counts: bool
-    has_slices: bool
+    has_ranges: bool
 
     @property
     def selector(self) -> Selector[Any]:
@@ -97,7 +97,7 @@ def step_of(
         longest=min(longest_count or _longest(selector, chosen, world_size), numel),
         total=total,
         knows_counts=knows_counts(selector),
-        has_slices=has_slices(selector),
+        has_ranges=has_ranges(selector),
     )
 
 

@@ -52,7 +52,8 @@ class Found:
         counts: every rank's k_r.
         threshold: the one that was used.
         everyone: (sum(counts),) int32 indices in the vector of what all ranks chose, where they are known already.
-        overfull: whether they would be, had the message not been too small.
+        overfull: whether they would be, had the message not been too small, or counts travelled twice, because a list
+            was too short.
     """
 
     indices: Tensor

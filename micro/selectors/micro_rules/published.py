@@ -41,8 +41,8 @@ class Published(ThresholdRule[PublishedState]):
         if not indices.numel() and size:
             indices = torch.tensor([index % size], dtype=torch.int32, device=search.slice.device)
         mine = on_device([indices.numel()], torch.int32, indices.device)
-        rows = yield Ask("gather_rows", mine)
-        counts = tuple(rows.view(-1).tolist())  # host sync: counts shape the next message
+        rows = yield Ask("gather_rows", mine, is_read=True)
+        counts = tuple(rows.view(-1).tolist())
         state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
         return Found(indices + search.start, counts, threshold)

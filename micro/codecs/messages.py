@@ -1,0 +1,64 @@
+"""Where the messages of a vector's parts lie: a message for each of n equal parts, one after the other."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from micro.partition import equal_slices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Messages:
+    """The messages of a vector's n neighbouring parts, each with as many bytes behind it as ``gap`` says.
+
+    Attributes:
+        sizes: bytes from the begin of each message to that of the next.
+        gap: bytes behind each message that are not its own.
+        longest: values of the longest part.
+        rows: for each part, where it begins and ends, then where its message does.
+    """
+
+    sizes: tuple[int, ...]
+    gap: int
+    longest: int
+    rows: tuple[tuple[int, int, int, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all messages, with what lies behind them."""
+        return self.rows[-1][3] + self.gap
+
+    def others(self, own: int, *, has_own: bool) -> Iterator[tuple[int, slice, slice]]:
+        """Yield each part but ``own``: its number, where its values lie, and where its message does.
+
+        Args:
+            has_own: whether that part's message is there too; else those behind it begin earlier.
+        """
+        for place, (start, stop, begin, end) in enumerate(self.rows):
+            if place != own:
+                shift = 0 if has_own or place < own else self.sizes[own]
+                yield place, slice(start, stop), slice(begin - shift, end - shift)
+
+    def last_bytes(self, wires: Tensor) -> Tensor:
+        """Return the byte (n,) before the begin of each next message, of ``wires`` that hold all of them."""
+        size = self.sizes[0]
+        num_longer = self.sizes.count(size)
+        longer, shorter = wires[: num_longer * size], wires[num_longer * size :]
+        rows = [longer.view(num_longer, -1)]
+        if num_longer < len(self.sizes):
+            rows.append(shorter.view(len(self.sizes) - num_longer, -1))
+        return torch.cat([row[:, -1] for row in rows])
+
+
+@lru_cache(maxsize=64)  # called at every step
+def equal_messages(numel: int, num_parts: int, longer: int, shorter: int, gap: int) -> Messages:
+    """Return the messages of `equal_slices`, of so many bytes each: the first ``numel % num_parts`` have the longer."""
+    parts, num_longer = equal_slices(numel, num_parts), numel % num_parts
+    sizes = [longer + gap] * num_longer + [shorter + gap] * (num_parts - num_longer)
+    begins = accumulate(sizes, initial=0)
+    rows = tuple((*part, begin, begin + size - gap) for part, begin, size in zip(parts, begins, sizes, strict=False))
+    return Messages(tuple(sizes), gap, parts[0][1] - parts[0][0], rows)

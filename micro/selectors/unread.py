@@ -1,0 +1,68 @@
+"""Choices on an accelerator of which no host knows yet how long they are: all ranks read the counts in one message.
+
+On a CPU a list's length is known when it is made. On an accelerator a read of it waits for all that was queued. So a
+choice is collected into a list with room (`micro.kernels.above_unread`), and its count travels to all ranks, with
+whether gradients were finite and whatever the selector has to learn from the step: one read serves for all of it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.health import flag_of
+from micro.on_device import on_device
+from micro.selectors.asking import Ask, Asking
+from micro.sparse import Selection, Step
+
+UNKNOWN = -1  # sent as the count of a choice that the host has to make anew
+
+
+class Unread(ABC):
+    """A choice of one rank that its host has not read."""
+
+    @abstractmethod
+    def numbers(self) -> Tensor:
+        """Return (m,) float64 how many are chosen, then what ``read`` needs; m is the same on all ranks.
+
+        The count is `UNKNOWN` where the list was full, or the choice cannot be made without a read.
+        """
+
+    @abstractmethod
+    def read(self, numbers: Sequence[float]) -> Selection:
+        """Return the choice, by its numbers; it has as many indices as they say."""
+
+    @abstractmethod
+    def anew(self) -> Selection:
+        """Return the choice, made with as many reads as it takes."""
+
+
+def counted(choice: Unread, step: Step, comm: Comm) -> Asking[Selection]:
+    """Return this rank's choice, with every rank's count and whether all gradients were finite: one read by the host.
+
+    Where the count of any rank was not known, that rank chooses anew, and all gather the counts once more.
+    """
+    mine = choice.numbers()
+    flag = flag_of(step.is_finite, torch.float64, mine.device)
+    rows = yield Ask("gather_rows", torch.cat([mine, flag]), is_read=True)
+    told: list[list[float]] = rows.tolist()
+    count, *numbers, _ = told[comm.rank]
+    selection = choice.anew() if count == UNKNOWN else choice.read([count, *numbers])
+    is_anew = any(row[0] == UNKNOWN for row in told)
+    if is_anew:
+        number = on_device([selection.indices.numel()], torch.float64, mine.device)
+        told = [[*after, before[-1]] for after, before in zip((yield from _read(number)), told, strict=True)]
+    return replace(
+        selection,
+        counts=tuple(int(row[0]) for row in told),
+        is_finite=all(row[-1] for row in told),
+        overfull=is_anew,
+    )
+
+
+def _read(number: Tensor) -> Asking[list[list[float]]]:
+    rows = yield Ask("gather_rows", number, is_read=True)
+    return rows.tolist()

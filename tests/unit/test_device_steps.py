@@ -1,0 +1,105 @@
+"""Steps on an accelerator, where the host reads few numbers, give the bits of steps on a CPU."""
+
+import math
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from micro.selectors import redsync, reused, threshold
+from micro.selectors.micro_rules import agreed, repaired
+from micro.thread_ranks import SimulatedGroup
+from tests.device_steps import outcomes, steps_of
+
+SCALES = [1.0, 1.0, 1.0, 1.0, 100.0, 1.0, 1e-3, 1.0]  # guesses from the last step are far off
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[SimulatedGroup]:
+    """Give two ranks, each of which does all of its work itself."""
+    with closing(SimulatedGroup(2, shares=False)) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "micro",
+        "micro_repaired",
+        "micro_slack",
+        "micro_tensors",
+        "exdyna",
+        "gaussiank",
+        "sidco",
+        "redsync",
+        "dgc",
+        "sage",
+        "threshold",
+        "gtopk",
+        "gtopk_published",
+        "dsa",
+        "dsa_published",
+        "oktopk",
+    ],
+)
+def test_a_step_on_a_device_gives_the_bits_of_the_cpu(method: str, group: SimulatedGroup) -> None:
+    on_device, on_cpu = (outcomes(method, group, SCALES, on_device=where) for where in (True, False))
+    assert on_device == on_cpu
+
+
+@pytest.mark.parametrize("method", ["gtopk", "gtopk_published", "dsa_published", "oktopk"])
+def test_momentum_is_cleared_on_a_device_where_something_was_sent(method: str, group: SimulatedGroup) -> None:
+    more = ("sparsifier.feedback={name: momentum}",)
+    on_device, on_cpu = (
+        [[outcome for outcome, _ in steps] for steps in steps_of(method, group, SCALES, on_device=where, more=more)]
+        for where in (True, False)
+    )
+    assert on_device == on_cpu
+
+
+FULL = {
+    "micro": (agreed, "PLENTY"),
+    "micro_repaired": (repaired, "PLENTY"),
+    "redsync": (redsync, "PLENTY"),
+    "threshold": (threshold, "PLENTY"),
+    "oktopk": (reused, "PLENTY"),
+}
+
+
+@pytest.mark.parametrize("method", FULL)
+def test_lists_that_are_full_are_made_anew_and_the_record_says_so(
+    method: str, group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = steps_of(method, group, SCALES, on_device=True)
+    monkeypatch.setattr(*FULL[method], 0.4)  # of what is wanted
+    full = steps_of(method, group, SCALES, on_device=True)
+    more = 0
+    for steps, others in zip(usual, full, strict=True):
+        for (outcome, stats), (same, again) in zip(steps, others, strict=True):
+            assert same == outcome
+            assert again.overfull >= stats.overfull
+            calls = again.num_collectives - stats.num_collectives
+            assert calls == again.overfull - stats.overfull
+            assert (again.counts_bytes > stats.counts_bytes) == (calls > 0)
+            more += calls
+    assert more > 2 * len(group.comms)
+
+
+@pytest.mark.parametrize("method", ["gaussiank", "sidco", "redsync", "dgc"])
+def test_a_choice_that_is_counted_needs_no_more_messages(method: str, group: SimulatedGroup) -> None:
+    steps = [steps_of(method, group, [1.0] * 6, on_device=where)[0] for where in (True, False)]
+    for (_, on_device), (_, on_cpu) in zip(*steps, strict=True):
+        assert on_device.num_collectives == on_cpu.num_collectives + on_device.overfull
+    assert not all(stats.overfull for _, stats in steps[0])
+
+
+def test_a_gradient_that_is_not_finite_is_known_to_all_from_the_counts(group: SimulatedGroup) -> None:
+    for method in ("gaussiank", "redsync"):
+        on_device, on_cpu = (
+            steps_of(method, group, [1.0, 1.0, math.nan, 1.0], on_device=where, more=("nonfinite=skip",))
+            for where in (True, False)
+        )
+        assert [[stats.skipped for _, stats in steps] for steps in on_device] == [[False, False, True, False]] * 2
+        assert [[outcome for outcome, _ in steps] for steps in on_device] == [
+            [outcome for outcome, _ in steps] for steps in on_cpu
+        ]
