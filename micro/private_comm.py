@@ -22,7 +22,9 @@ class PrivateComm(GroupComm):
     With ``ranks``, it is a group of those places in ``group``, this rank's among them; only they make it.
 
     The new group has the backend of ``group`` for ``device``, its timeout and its options. All ranks make their groups
-    in the same order: torch derives a name, at which ranks meet, from the number of groups made so far.
+    in the same order: torch derives a name, at which ranks meet, from the number of groups made so far. On gloo it is
+    made once all its ranks have joined it, so that one that fails right after leaves no other alone with a broken
+    connection.
 
     To close it needs no other rank on gloo: it closes this process's sockets. What this rank sent before still
     arrives; a collective that waits for this rank fails at once, in place of waiting for the timeout. On NCCL the
@@ -43,8 +45,11 @@ class PrivateComm(GroupComm):
         chosen = everyone if ranks is None else [everyone[rank] for rank in ranks]
         _destroy_abandoned()
         made = _new_group_like(own, device, chosen)
-        super().__init__(made, timed=timed, failures=PeerFailures(made))
+        failures = PeerFailures(made)
+        super().__init__(made, timed=timed, failures=failures)
         self._abandon = weakref.finalize(self, _abandoned.append, made)
+        if made.name() == "gloo":  # there a rank that closes its group ends those that still connect to it
+            failures.wait(dist.barrier(made, async_op=True))
 
     def close(self) -> None:
         """Destroy the process group; a collective raises from now on."""

@@ -117,7 +117,6 @@ def prepare(reducer: "Reducer", comm: GroupComm, device: torch.device) -> None:
     try:
         reducer.prepare(comm, device)
     except ValueError:
-        comm.all_reduce_(torch.zeros(1, device=device), "counts")  # a rank that closes ends those that still connect
         comm.close()
         raise
 
