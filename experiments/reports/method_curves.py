@@ -13,12 +13,12 @@ from matplotlib.lines import Line2D
 from experiments.reports.frames import METHOD
 from experiments.reports.measures import Metric
 from experiments.reports.names import in_order, label
-from experiments.reports.plot_style import BLACK, DASHES, MARKERS, PALETTE, LineSettings, look
+from experiments.reports.plot_style import BLACK, DASHES, LIGHT, MARKERS, PALETTE, LineSettings, look
 
 MOST_COLOURS = 10  # lines that can be told apart in one panel
 NUM_LEADING = 8  # that are in colour where there are more
 ALWAYS = ("dense", "micro")  # in colour wherever they are: the baseline, and the method of this project
-GREY_LINE: LineSettings = {"color": "#c4c4c4", "linestyle": "-", "linewidth": 0.6, "zorder": 1.2}
+GREY_LINE: LineSettings = {"color": LIGHT, "linestyle": "-", "linewidth": 0.6, "zorder": 1.2}
 
 Methods = Collection[tuple[str, str]]  # sparsifier and variant of each
 

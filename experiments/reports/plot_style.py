@@ -42,6 +42,7 @@ STYLE: dict[Any, Any] = {
 # Okabe and Ito's colours, distinct with any colour vision; grey in place of their yellow, too light for lines.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
+LIGHT = "#c4c4c4"  # of what is shown beside the methods in colour
 PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 
 DASHED, DOTTED, DASHDOT, LONG = (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2))

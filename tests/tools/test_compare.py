@@ -303,19 +303,36 @@ def test_names_of_crowded_points_do_not_overlap() -> None:
     rows = pd.DataFrame({"method": methods}).assign(
         bytes_share=[0.01 * 1.08**place for place in range(len(methods))],
         step_error=[1 + 0.01 * (place % 3) for place in range(len(methods))],
-        cumulative_error=[0.9 - 0.02 * place for place in range(len(methods))],
+        cumulative_error=[0.9 - 0.02 * place for place in range(len(methods))],  # all are on this front
     )
     figure = draw_front(rows, "Crowded")
     assert [len(axes.texts) for axes in figure.axes] == [30, 30]
     assert _overlaps(figure) == []
 
 
-def test_published_forms_are_named_on_the_front_alone() -> None:
-    rows = pd.DataFrame({"method": ["topk", "sage_published", "micro_published"]}).assign(
+def _names(figure: Figure) -> list[set[str]]:
+    return [{text.get_text() for text in axes.texts} for axes in figure.axes]
+
+
+def test_of_many_methods_the_front_and_what_all_know_are_named() -> None:
+    methods = ["randomk", "cltk", "topk", "micro", "dense", *[f"other{place}" for place in range(20)]]
+    worst = [1.0] * 20
+    rows = pd.DataFrame({"method": methods}).assign(
+        bytes_share=[0.01, 0.02, 0.2, 0.03, 1.0, *[0.5] * 20],
+        step_error=[0.9, 0.8, 0.9, 0.95, 0.0, *worst],
+        cumulative_error=[0.9, 0.95, 0.9, 0.95, 0.0, *worst],
+    )
+    figure = draw_front(rows, "Many")
+    assert _names(figure) == [{label(name) for name in methods[:5]}] * 2
+    assert "20 others, in the table" in {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_of_few_methods_all_are_named() -> None:
+    methods = ["topk", "sage_published", "micro_published"]
+    rows = pd.DataFrame({"method": methods}).assign(
         bytes_share=[0.1, 0.2, 0.05], step_error=[1.0, 2.0, 3.0], cumulative_error=[0.5, 0.6, 0.4]
     )
-    for axes in draw_front(rows, "Published").axes:
-        assert {text.get_text() for text in axes.texts} == {label("topk"), label("micro_published")}
+    assert _names(draw_front(rows, "Few")) == [{label(name) for name in methods}] * 2
 
 
 def test_panels_are_one_per_method() -> None:

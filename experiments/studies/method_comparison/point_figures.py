@@ -11,16 +11,24 @@ from matplotlib.lines import Line2D
 from experiments.reports.figure_parts import head, new_figure, plain_log
 from experiments.reports.label_placement import name_points
 from experiments.reports.names import in_order
-from experiments.reports.plot_style import BLACK, PAGE_INCHES, LineSettings, look, style
-from experiments.studies.method_comparison.numbers import front
+from experiments.reports.plot_style import BLACK, LIGHT, PAGE_INCHES, LineSettings, look, style
+from experiments.studies.method_comparison.numbers import front, front_methods
 
 FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis
 PUBLISHED = "_published"  # ends the name of a published form, after the method
+MOST_NAMED = 12  # of more methods most are grey: names of fifty points hide what they name
+REFERENCES = ("dense", "micro", "topk")  # named wherever they lie
+PANELS = {
+    "step_error": "error of one update: ||update - mean|| / ||mean||, mean over steps",
+    "cumulative_error": "error of the sum of all updates, at the last step",
+}
 
 
 @style()
 def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
     """Error against bytes sent, a point per method, and the line of those that no other beats in both.
+
+    Of many methods those on the line of either panel, dense, MiCRO and top-k are named, and the others are grey.
 
     Args:
         numbers: columns method, bytes_share, step_error, cumulative_error.
@@ -29,17 +37,16 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
     panels = figure.subplots(2, 1, sharex=True)
     sending = numbers[numbers["bytes_share"] > 0]
     drawn = sending.set_index("method").loc[in_order(sending["method"])].reset_index()
-    titles = {
-        "step_error": "error of one update: ||update - mean|| / ||mean||, mean over steps",
-        "cumulative_error": "error of the sum of all updates, at the last step",
-    }
+    drawn[list(PANELS)] = drawn[list(PANELS)].clip(lower=FLOOR)
+    named = _named(drawn)
     handles = [Line2D([], [], label="no method sends less at a smaller error", color=BLACK, linewidth=0.7)]
     if drawn["method"].str.endswith(PUBLISHED).any():
-        hollow: LineSettings = {"color": BLACK, "marker": "o", "markerfacecolor": "none", "linestyle": "none"}
-        handles.append(Line2D([], [], label="published form of the same mark; named on the front alone", **hollow))
+        handles.append(Line2D([], [], label="published form of the same mark", **_mark(BLACK, "o", is_hollow=True)))
+    if others := len(drawn) - len(named):
+        handles.append(Line2D([], [], label=f"{others} others, in the table", **_mark(LIGHT, "o", is_hollow=False)))
     head(figure, title, handles)
     placings = [
-        _draw_front(axes, drawn, error, text) for axes, (error, text) in zip(panels, titles.items(), strict=True)
+        _draw_front(axes, drawn, error, text, named) for axes, (error, text) in zip(panels, PANELS.items(), strict=True)
     ]
     panels[-1].set_xlabel("bytes sent / bytes of the dense all-reduce")
     figure.draw_without_rendering()  # settles the layout that names are placed in
@@ -48,25 +55,34 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def _draw_front(axes: Axes, rows: pd.DataFrame, error: str, text: str) -> Callable[[], None]:
+def _named(rows: pd.DataFrame) -> set[str]:
+    """Return the methods whose points are named."""
+    if len(rows) <= MOST_NAMED:
+        return set(rows["method"])
+    on_a_front = {method for error in PANELS for method in front_methods(rows, error)}
+    return on_a_front | (set(REFERENCES) & set(rows["method"]))
+
+
+def _mark(color: str, marker: str, *, is_hollow: bool) -> LineSettings:
+    face = "none" if is_hollow else color
+    return {"color": color, "marker": marker, "markerfacecolor": face, "linestyle": "none"}
+
+
+def _draw_front(axes: Axes, rows: pd.DataFrame, error: str, text: str, named: set[str]) -> Callable[[], None]:
     """Draw one panel and return the function that writes the names, to be called once the layout is settled."""
     finite = rows[np.isfinite(rows[error])]
-    points = [(float(x), max(float(y), FLOOR)) for x, y in zip(finite["bytes_share"], finite[error], strict=True)]
+    points = list(zip(finite["bytes_share"].astype(float), finite[error].astype(float), strict=True))
     best = front(points)
-    axes.plot([x for x, _ in best], [y for _, y in best], color=BLACK, linewidth=0.7, zorder=1)
+    axes.plot([x for x, _ in best], [y for _, y in best], color=BLACK, linewidth=0.7, zorder=1.5)
     looks = [look(method) for method in finite["method"]]
-    published = [str(method).endswith(PUBLISHED) for method in finite["method"]]
-    for point, method, hollow in zip(points, looks, published, strict=True):
-        face = "none" if hollow else method.color
-        axes.plot(*point, color=method.color, marker=method.marker, markerfacecolor=face, linestyle="none", zorder=2)
-    names = [
-        "" if hollow and point not in best else method.name
-        for point, method, hollow in zip(points, looks, published, strict=True)
-    ]
+    for point, drawn, method in zip(points, looks, finite["method"], strict=True):
+        color, above = (drawn.color, 2.0) if method in named else (LIGHT, 1.0)
+        axes.plot(*point, zorder=above, **_mark(color, drawn.marker, is_hollow=method.endswith(PUBLISHED)))
+    names = [drawn.name if method in named else "" for drawn, method in zip(looks, finite["method"], strict=True)]
     axes.set(xscale="log", yscale="log", ylabel=f"relative error ({FLOOR:g}: or less)")
     axes.set_title(text, loc="left")
     _widen(axes)
-    return lambda: name_points(axes, points, names, [method.color for method in looks], best)
+    return lambda: name_points(axes, points, names, [drawn.color for drawn in looks], best)
 
 
 def _widen(axes: Axes) -> None:
