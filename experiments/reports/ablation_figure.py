@@ -7,28 +7,52 @@ from matplotlib.lines import Line2D
 from experiments.reports.figure_parts import head, new_figure, plain_log, show_metric
 from experiments.reports.measures import Metric
 from experiments.reports.names import label
-from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, look, plain, style
+from experiments.reports.plot_style import BLACK, PAGE_INCHES, TARGET_LINE, LineSettings, look, plain, style
+
+FORM = ["sparsifier", "change"]
+OTHER: LineSettings = {
+    "marker": "o",
+    "markersize": 3.0,
+    "markerfacecolor": "none",
+    "markeredgewidth": 0.6,
+    "linestyle": "none",
+}
 
 
 @style()
 def draw_forms(rows: pd.DataFrame, metric: Metric, title: str) -> Figure:
-    """A line per form, the best on top: the measure with the range over seeds, and the bytes as a share of dense's."""
-    figure = new_figure(PAGE_INCHES, 0.9 + 0.16 * len(rows))
+    """A line per form, the best on top: the measure with the range over seeds, and the bytes as a share of dense's.
+
+    Args:
+        rows: a row per form and rate, the best first; of a form that has several the first is drawn with its range and
+            its bytes, the others as small rings.
+    """
+    forms = [own for _, own in rows.groupby(FORM, sort=False)]
+    figure = new_figure(PAGE_INCHES, 0.9 + 0.16 * len(forms))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for height, (_, row) in enumerate(rows.iterrows()):
-        color = look(str(row["sparsifier"])).color
-        left.hlines(height, row["low"], row["high"], color=color, linewidth=0.8)
-        left.plot(row["value"], height, color=color, marker="o")
-        right.plot(100 * row["of_dense"], height, color=color, marker="o")
-    best = rows[rows["of_dense"] == 1]["value"]
-    left.axvline(best.max() if metric.higher_is_better else best.min(), **TARGET_LINE)
-    names = [f"{label(row['sparsifier'], row['change'])}, rate {row['rate']:g}" for _, row in rows.iterrows()]
-    left.set_yticks(range(len(names)), [plain(name) for name in names])
-    left.set_ylim(len(names) - 0.5, -0.5)
+    for height, own in enumerate(forms):
+        best, color = own.iloc[0], look(str(own["sparsifier"].iloc[0])).color
+        left.hlines(height, best["low"], best["high"], color=color, linewidth=0.8)
+        left.plot(best["value"], height, color=color, marker="o")
+        left.plot(own["value"].iloc[1:], [height] * (len(own) - 1), color=color, **OTHER)
+        right.plot(100 * best["of_dense"], height, color=color, marker="o")
+    dense = rows[rows["of_dense"] == 1]["value"]
+    left.axvline(dense.max() if metric.higher_is_better else dense.min(), **TARGET_LINE)
+    left.set_yticks(range(len(forms)), [plain(_name(own)) for own in forms])
+    left.set_ylim(len(forms) - 0.5, -0.5)
     show_metric(left.xaxis, metric)
     right.set(xlabel="sent, % of dense")
     right.margins(x=0.1)
     plain_log(right.xaxis)
-    line = Line2D([], [], label="dense, at the best of its rates", **TARGET_LINE)
-    head(figure, f"{title}: mean and range over seeds", [line])
+    handles = [Line2D([], [], label="dense, at the best of its rates", **TARGET_LINE)]
+    if len(rows) > len(forms):
+        handles.append(Line2D([], [], label="the form at its other rates", color=BLACK, **OTHER))
+    head(figure, f"{title}: mean and range over seeds", handles)
     return figure
+
+
+def _name(form: pd.DataFrame) -> str:
+    """Return what a form is called: what it changes, and the best of its rates."""
+    best = form.iloc[0]
+    of = f", best of {len(form)}" if len(form) > 1 else ""
+    return f"{label(best['sparsifier'], best['change'])}, rate {best['rate']:g}{of}"

@@ -8,9 +8,11 @@ import pytest
 
 from experiments.figures import main
 from experiments.reports.ablation import TABLE, form_rows, forms, tuned, write_ablation
+from experiments.reports.ablation_figure import draw_forms
 from experiments.reports.earlier_rows import read
 from experiments.reports.forms import changes
 from experiments.reports.frames import Frames
+from experiments.reports.measures import metric_of
 
 MICRO = {"sparsifier.name": "micro", "sparsifier.feedback": "residual", "lr": 0.01, "density": 0.01}
 CLIPPED = {"optimizer.clip_at": "update"}
@@ -100,6 +102,16 @@ def test_table_and_figure_are_written(tmp_path: Path) -> None:
         "2 %",
     ]
     assert write_ablation(only("micro-0", "steps-0"), tmp_path) == []
+
+
+def test_a_form_is_one_line_of_the_figure_with_rings_for_its_other_rates() -> None:
+    rows = forms(form_rows(frames()))
+    left = draw_forms(rows, metric_of(rows["metric"]), "Title").axes[0]
+    names = [text.get_text() for text in left.get_yticklabels()]
+    assert len(names) == len(rows[["sparsifier", "change"]].drop_duplicates()) < len(rows)
+    assert "MiCRO, rate 0.1, best of 2" in names
+    rings = [line for line in left.get_lines() if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
+    assert sorted(x for ring in rings for x in ring.get_xdata()) == pytest.approx([0.5, 0.55])
 
 
 def test_every_row_says_how_many_rates_its_form_had() -> None:
