@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.spawn import start_processes
 
-from tests.dist.processes import free_port, save_coverage
+from tests.dist.processes import save_coverage
+from tests.ports import free_port
 
 
 def run_fresh(world_size: int, work: Callable[..., Any], *args: Any) -> list[Any]:

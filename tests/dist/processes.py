@@ -8,7 +8,6 @@ them are in the xdist group "ranks", so that one worker has the processes.
 
 import functools
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torch.distributed as dist
 
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_group import RankGroup
+from tests.ports import free_port
 from tests.waiting import LIMIT_S
 
 COLLECTIVE_S = LIMIT_S
@@ -109,11 +109,6 @@ def save_coverage() -> None:
     measured = sys.modules["coverage"].Coverage.current() if "coverage" in sys.modules else None
     if measured:
         measured.save()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 _shared: list[Ranks] = []

@@ -20,8 +20,8 @@ from experiments.runs.checkpoint_folder import read_description
 from experiments.runs.json_lines import read_records
 from tests.dist.commands import ROOT, only_run
 from tests.dist.fresh_ranks import run_fresh
-from tests.dist.processes import free_port
 from tests.dist.rank_functions import Ended, train
+from tests.ports import free_port
 from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks"), pytest.mark.timeout(600)]

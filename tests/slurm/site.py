@@ -12,6 +12,7 @@ from getpass import getuser
 from pathlib import Path
 from types import TracebackType
 
+from tests.ports import free_ports
 from tests.waiting import wait_until
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -146,7 +147,7 @@ class Site:
 
     def _configuration(self) -> str:
         host, user, folder = socket.gethostname().partition(".")[0], getuser(), self._folder
-        ports = _free_ports(len(self._nodes) + 2)
+        ports = free_ports(len(self._nodes) + 2)
         nodes = (
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
             "Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"
@@ -202,12 +203,3 @@ def _end(pids: list[int]) -> None:
             wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"the end of {pid}", timeout_s=_STOP_S)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

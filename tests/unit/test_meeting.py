@@ -16,6 +16,7 @@ from experiments.launching import meeting
 from experiments.launching.meeting import check_endpoint, check_master
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.runs.stop_signals import stop_signals
+from tests.ports import free_port
 
 HERE = "127.0.0.1"
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -49,11 +50,6 @@ def store() -> Iterator[int]:
     found = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     yield found.port
     del found  # it listens as long as it lives
-
-
-def free_port() -> int:
-    with socket.create_server((HERE, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def host_of_two(port: int) -> None:
