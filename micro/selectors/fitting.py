@@ -146,7 +146,7 @@ class Near(Unread):
             threshold = float(magnitudes.min())  # host sync: the cut, where too many passed
         return Selection(indices, threshold=threshold)
 
-    def anew(self) -> Selection:
+    def retry(self) -> Selection:
         """Return what `select_near` does."""
         self.known_guess = float(self.guess)  # host sync: the estimate was far off
         return select_near(self.state, self.acc, self.known_guess, self.k)

@@ -95,7 +95,7 @@ class _Bisected(Unread):
         places = first_places_of(self.found.magnitudes >= threshold, int(count))
         return Selection(self.found.indices.index_select(0, places), threshold=threshold)
 
-    def anew(self) -> Selection:
+    def retry(self) -> Selection:
         """Return what a host that reads chooses."""
         return _selected(self.state, self.acc, self.k)
 

@@ -93,7 +93,7 @@ class _Passing(Unread):
         kept = reference.largest(self.found.magnitudes, self.k)
         return Selection(self.found.indices.index_select(0, kept), threshold=numbers[1])
 
-    def anew(self) -> Selection:
+    def retry(self) -> Selection:
         """Return what a host that reads chooses."""
         return _largest(self.state, self.acc, self.k)
 

@@ -86,7 +86,7 @@ class _Above(Unread):
         """Return what was found."""
         return Selection(self.found.read(int(numbers[0]))[0], threshold=self.threshold)
 
-    def anew(self) -> Selection:
+    def retry(self) -> Selection:
         """Return all, however many there are."""
         return _above(self.acc, self.threshold)
 

@@ -18,7 +18,7 @@ from micro.on_device import on_device
 from micro.selectors.asking import Ask, Asking
 from micro.sparse import Selection, Step
 
-UNKNOWN = -1  # sent as the count of a choice that the host has to make anew
+UNKNOWN = -1  # sent as the count of a choice that the host has to make once more
 
 
 class Unread(ABC):
@@ -36,30 +36,30 @@ class Unread(ABC):
         """Return the choice, by its numbers; it has as many indices as they say."""
 
     @abstractmethod
-    def anew(self) -> Selection:
-        """Return the choice, made with as many reads as it takes."""
+    def retry(self) -> Selection:
+        """Choose once more, with as many reads as it takes."""
 
 
 def counted(choice: Unread, step: Step, comm: Comm) -> Asking[Selection]:
     """Return this rank's choice, with every rank's count and whether all gradients were finite: one read by the host.
 
-    Where the count of any rank was not known, that rank chooses anew, and all gather the counts once more.
+    Where the count of any rank was not known, that rank chooses once more, and all gather the counts once more.
     """
     mine = choice.numbers()
     flag = flag_of(step.is_finite, torch.float64, mine.device)
     rows = yield Ask("gather_rows", torch.cat([mine, flag]), is_read=True)
     told: list[list[float]] = rows.tolist()
     count, *numbers, _ = told[comm.rank]
-    selection = choice.anew() if count == UNKNOWN else choice.read([count, *numbers])
-    is_anew = any(row[0] == UNKNOWN for row in told)
-    if is_anew:
+    selection = choice.retry() if count == UNKNOWN else choice.read([count, *numbers])
+    is_retried = any(row[0] == UNKNOWN for row in told)
+    if is_retried:
         number = on_device([selection.indices.numel()], torch.float64, mine.device)
         told = [[*after, before[-1]] for after, before in zip((yield from _read(number)), told, strict=True)]
     return replace(
         selection,
         counts=tuple(int(row[0]) for row in told),
         is_finite=all(row[-1] for row in told),
-        overfull=is_anew,
+        overfull=is_retried,
     )
 
 

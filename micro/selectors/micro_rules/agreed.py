@@ -91,9 +91,9 @@ class Agreed(ThresholdRule[AgreedState]):
         rank, threshold = search.comm.rank, _between(state, cut)
         everyone = None if room is None else room.kept(found.rows, found.counts, cut.taken, search, cuts)
         if everyone is None:
-            mine, is_overfull = _kept(state, found, cut, rank, cuts), room is not None or found.is_anew
+            mine, is_overfull = _kept(state, found, cut, rank, cuts), room is not None or found.is_retried
         else:
-            first, is_overfull = sum(cut.taken[:rank]), found.is_anew
+            first, is_overfull = sum(cut.taken[:rank]), found.is_retried
             mine = everyone[first : first + cut.taken[rank]]
         _prepare_next(state, threshold, cut, k)
         state.last = [] if self.slack is None else list(cut.taken)
@@ -115,14 +115,14 @@ class _Candidates:
         indices, magnitudes: (m,) of this rank, in the vector; int32, float32.
         rows: (world_size, NUM_BINS or more) int32, every rank's counts by bin and what else its message held.
         counts: (world_size, NUM_BINS) those counts, in the host's memory.
-        is_anew: whether a rank's list was full, so that all ranks collected, and sent their counts, once more.
+        is_retried: whether a rank's list was full, so that all ranks collected, and sent their counts, once more.
     """
 
     indices: Tensor
     magnitudes: Tensor
     rows: Tensor
     counts: Tensor
-    is_anew: bool = False
+    is_retried: bool = False
 
 
 def _collect(state: AgreedState, search: Search, room: Room | None, cuts: ModuleType) -> Asking[_Candidates]:
@@ -135,7 +135,7 @@ def _collect(state: AgreedState, search: Search, room: Room | None, cuts: Module
     found = yield from _counted(cuts_reference.collect_unread(*where, plenty), state, search, room, cuts)
     if int(found.counts.min()) == OVERFULL:  # on some rank, which all see: now the host reads how many there are
         found = yield from _counted(cuts.collect(*where), state, search, room, cuts)
-        found = replace(found, is_anew=True)
+        found = replace(found, is_retried=True)
     count = int(found.counts[search.comm.rank].sum())
     return replace(found, indices=found.indices[:count], magnitudes=found.magnitudes[:count])
 

@@ -55,12 +55,12 @@ class Repaired(ThresholdRule[RepairedState]):
             nothing = torch.empty(0, dtype=torch.int32, device=search.slice.device)
             state.track = Track()
             return Found(nothing, (0,) * search.comm.world_size, 0.0)
-        indices, rows, is_anew = yield from _counted(search, threshold, math.ceil(PLENTY * k))
+        indices, rows, is_retried = yield from _counted(search, threshold, math.ceil(PLENTY * k))
         counts = tuple(int(count) for count, _ in rows)
         total = sum(counts)
         tail = sum(logs for _, logs in rows) / total if total else 0.0
         state.track = observe(track, threshold=threshold, count=total, tail=tail, k=k)
-        return Found(indices + search.start, counts, threshold, overfull=is_anew)
+        return Found(indices + search.start, counts, threshold, overfull=is_retried)
 
 
 def _quantile(search: Search, k: int) -> Asking[float | None]:
