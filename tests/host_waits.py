@@ -43,8 +43,9 @@ its row says.
 No sparse method reads at the end whether all gradients and their mean were finite: where they were not, the device
 leaves the step without effect, and the host learns of it when the next step begins, which raises where it is to stop.
 That holds for a loop that calls `reduce_`. Attached to DDP, FSDP or local steps the host reads it once more, after
-backward for all buckets together, for it acts on it. Methods that send a whole vector (`read`, or `first_nonfinite`:
-dense, codes of all values, FFT, PowerSGD) read it before anything is applied.
+backward for all buckets together, for it acts on it. Methods that send a whole vector read it once a step, with all
+that the record needs: dense (`first_nonfinite`) and codes of all values before anything is applied, DeMo, FFT and
+PowerSGD after the mean was written; where it does not count, what was sent is put back.
 
 What else is read, and what for:
 
@@ -54,13 +55,16 @@ What else is read, and what for:
   counts, and collect again, exactly, where a list was full, which the record of the step says. The fitted threshold of
   a rank stays on its device. Per tensor, all counts are read together.
 - `distinct`: how many indices differ where ranks choose by themselves and average the values of all ranks: the length
-  of the all-reduce.
-- `Transport.add_up`, `gather_header`: in DSA, the lengths of what goes to the regions, and of their sums. Elsewhere
-  `gather_header` reads counts, the lengths of lists.
+  of the all-reduce. SAGE and the hard threshold read two lengths, for the second is known only when the lists have
+  come that the first is of. One read would take messages with room to spare, and so more bytes.
+- `Transport.add_up`, `gather_header`: in DSA, the lengths of what goes to the regions, and of their sums, which follow
+  from what came. Elsewhere `gather_header` reads counts, the lengths of lists.
 - `_largest_in_place`: in Ok-Topk, whether a row of its last message, of fixed length, was too short: then all gather
-  once more.
+  once more. Before that the host reads whether k candidates were found (`_received`) and the lengths of what goes to
+  the regions, which depend on them.
 - `Deft.select`: the norms of all pieces, from which the host derives how many each gives. `Scaled._measure`: those of
-  all layers, of which it makes their scales.
+  all layers, of which it makes their scales: one call multiplies all layers by numbers of the host, by numbers of the
+  device it would be a call for each layer.
 - Published fits (`above`, `moments`, `mean_and_deviation`, `fit`, `smallest_of_largest`, `_raised`, `where` and
   others): their authors' codes make numbers of the host at these places, and go on by them.
 

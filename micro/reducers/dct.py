@@ -14,12 +14,12 @@ from micro.density.base import Density
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.gather import Gather
 from micro.feedback import ErrorFeedback, Feedback, Undo, nothing_to_undo
-from micro.health import Finite, index_of, is_finite_by, is_number, read
+from micro.health import Finite, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
-from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Finding, Policy, check_policy
+from micro.nonfinite import Policy, check_policy
 from micro.norms import norm
 from micro.parts import as_part
+from micro.reducers.applied import Applied, applied
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
@@ -120,6 +120,7 @@ class DCTReducer(WithDensity):
         state.step += 1
         self.feedback.settle_(state.memory, acc, grad, None)
         made = self._applied_(exchanged, tiling, tiled, acc, grad, forgotten, comm)
+        relative_error, lost = made.records
         stats = StepStats(
             step=step.index,
             numel=grad.numel(),
@@ -132,13 +133,11 @@ class DCTReducer(WithDensity):
             threshold=None,
             skipped=False,
             spans=start.spans(comm, grad.device, select),
-            relative_error=made.relative_error,
-            forgotten=made.forgotten,
+            relative_error=relative_error,
+            forgotten=lost,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        is_sound = made.is_finite and made.bad_update is None
-        findings = () if is_sound else (Finding(state.layout, index_of(bad, grad.numel()), made.bad_update),)
-        return Attempt(stats=stats, grad=grad, findings=findings, undo=made.undo)
+        return Attempt(stats=stats, grad=grad, findings=made.findings(state.layout, bad), undo=made.undo)
 
     def _applied_(
         self,
@@ -149,14 +148,13 @@ class DCTReducer(WithDensity):
         grad: Tensor,
         forgotten: Tensor | None,
         comm: Comm,
-    ) -> "Applied":
+    ) -> Applied:
         """Take what was sent from ``acc`` and write the mean into ``grad``, unless a gradient was not finite.
 
         An accelerator is read once, in the end: what then turns out to be of such a step is undone.
         """
         undo: Undo = nothing_to_undo
         error: Tensor | None = None
-        fits: Finite = True
         if exchanged.is_finite is not False:
             error = _relative_error_(tiled, exchanged.sent)
             keeps = self.feedback.name == "residual"
@@ -164,17 +162,15 @@ class DCTReducer(WithDensity):
                 undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back
                 acc -= tiling.inverse(_spread_((exchanged.sent,), tiled), _of_dtype(grad, tiled))
             self._write(exchanged, tiling, tiled, acc if keeps else None, grad, comm)
-            fits = is_number(grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32)))
-        is_finite, is_sum_finite, num_updated, records = read(
-            exchanged.is_finite, fits, exchanged.num_updated, error, forgotten
+        return applied(
+            grad,
+            undo,
+            error,
+            forgotten,
+            is_finite=exchanged.is_finite,
+            num_updated=exchanged.num_updated,
+            cut_=partial(cut_, acc, slice(None), comm.world_size * grad.numel()),
         )
-        bad_update = None if is_sum_finite or not is_finite else first_nonfinite(grad)
-        if not is_finite or bad_update is not None:
-            undo()
-            undo = nothing_to_undo
-        if bad_update is not None:
-            cut_(acc, slice(None), comm.world_size * grad.numel())
-        return Applied(is_finite, num_updated, bad_update, records[0] if is_finite else None, records[1], undo)
 
     def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: Finite) -> Exchanged:
         return self.exchange.exchange(
@@ -200,26 +196,6 @@ class DCTReducer(WithDensity):
         unsent = comm.fill_alike_(grad, write)
         if unsent is not None and acc is not None:
             acc += unsent
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What became of a mean.
-
-    Attributes:
-        is_finite: whether all gradients were finite.
-        num_updated: distinct coefficients in the mean.
-        bad_update: index of the first element of the update that is not finite.
-        relative_error, forgotten: see StepStats.
-        undo: puts back what was sent.
-    """
-
-    is_finite: bool
-    num_updated: int
-    bad_update: int | None
-    relative_error: float | None
-    forgotten: float | None
-    undo: Undo
 
 
 def _spread_(parts: tuple[SparseValues, ...], out: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """FFT sparsification: the strongest frequencies of the gradient, in few bits."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -14,11 +15,11 @@ from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Density, target_count
 from micro.feedback import Feedback, NoFeedback, Undo, nothing_to_undo
-from micro.health import Finite, flag_of, index_of, is_finite_by
+from micro.health import Finite, flag_of, is_finite_by, soonest
 from micro.index_codecs import Bitmap, IndexCodec
-from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Finding, Policy, check_policy
+from micro.nonfinite import Policy, check_policy
 from micro.parts import as_part
+from micro.reducers.applied import Applied, applied
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
@@ -34,22 +35,13 @@ class _Gathered:
 
     Attributes:
         parts: in rank order.
-        flags: (world_size,) uint8, for each whether its gradient was finite.
+        are_finite: () bool, whether all gradients were.
         num_chosen: () int64, the bins that any rank chose.
     """
 
     parts: list[Bins]
-    flags: Tensor
+    are_finite: Tensor
     num_chosen: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The result of a step; see StepStats."""
-
-    is_finite: bool
-    num_updated: int
-    relative_error: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,24 +121,10 @@ class FFTReducer(WithDensity):
         gathered = self._gather(
             kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=is_finite_by(bad, numel)
         )
-        outcome = _outcome(gathered, kept, dropped, comm.rank)
         state.step += 1
-        undo: Undo = nothing_to_undo
-        if outcome.is_finite and self.feedback.name == "residual":
-            undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back bit for bit
-            acc -= vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
-        self.feedback.settle_(state.memory, acc, grad, None)
-        bad_update = None
-        if outcome.is_finite:
-            mean = comm.alike(lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
-            unsent = write_(mean, grad)
-            if unsent is not None and self.feedback.name == "residual":
-                acc += unsent
-            bad_update = first_nonfinite(grad)
-            if bad_update is not None:
-                undo()
-                undo = nothing_to_undo
-                cut_(acc, slice(None), comm.world_size * numel)
+        norms = _norms(gathered.parts[comm.rank], kept, dropped)
+        made = self._applied_(gathered, spectrum, state, acc, grad, [*norms, forgotten], comm)
+        *known, lost = made.records
         count = kept.indices.numel()
         stats = StepStats(
             step=step,
@@ -156,18 +134,44 @@ class FFTReducer(WithDensity):
             target_count=count,
             counts=(count,) * comm.world_size,
             local_count=count,
-            global_count=outcome.num_updated,
+            global_count=made.num_updated,
             threshold=None,
             skipped=False,
             spans=start.spans(comm, grad.device, select),
-            forgotten=None if forgotten is None else float(forgotten),  # host sync: a number of the record
-            relative_error=outcome.relative_error,
+            forgotten=lost,
+            relative_error=_relative_error(*known),
             num_bins=spectrum.numel(),
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        is_sound = outcome.is_finite and bad_update is None
-        findings = () if is_sound else (Finding(state.layout, index_of(bad, numel), bad_update),)
-        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
+        return Attempt(stats=stats, grad=grad, findings=made.findings(state.layout, bad), undo=made.undo)
+
+    def _applied_(
+        self,
+        gathered: _Gathered,
+        spectrum: Tensor,
+        state: BucketState,
+        acc: Tensor,
+        grad: Tensor,
+        records: Sequence[Tensor | None],
+        comm: Comm,
+    ) -> Applied:
+        """Take what was sent from ``acc`` and write the mean into ``grad``, unless a gradient was not finite.
+
+        An accelerator is read once, in the end: what then turns out to be of such a step is undone.
+        """
+        undo: Undo = nothing_to_undo
+        is_finite, keeps, numel = soonest(gathered.are_finite), self.feedback.name == "residual", grad.numel()
+        if is_finite is not False and keeps:
+            undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back bit for bit
+            acc -= vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
+        self.feedback.settle_(state.memory, acc, grad, None)
+        if is_finite is not False:
+            mean = comm.alike(lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
+            unsent = write_(mean, grad)
+            if unsent is not None and keeps:
+                acc += unsent
+        cut = partial(cut_, acc, slice(None), comm.world_size * numel)
+        return applied(grad, undo, *records, is_finite=is_finite, num_updated=gathered.num_chosen, cut_=cut)
 
     def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: Finite) -> _Gathered:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
@@ -187,16 +191,16 @@ class FFTReducer(WithDensity):
         chosen = torch.zeros(span, dtype=torch.bool, device=maps.device)
         for part in bins:
             chosen.index_fill_(0, part.indices.long(), True)
-        return _Gathered(bins, wires[:, -1].clone(), chosen.sum())
+        return _Gathered(bins, wires[:, -1].bool().all(), chosen.sum())
 
 
-def _outcome(gathered: _Gathered, kept: Bins, dropped: Tensor, rank: int) -> _Outcome:
-    """Return what was lost, by Parseval, and what all ranks know together."""
-    rounding = real_parts(kept.values - gathered.parts[rank].values)
-    norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (real_parts(kept.values), dropped, rounding)]
-    numbers = torch.stack([*norms, gathered.num_chosen.double(), gathered.flags.min().double()])
-    sent, left, rounded, num_updated, is_finite = numbers.tolist()  # host sync: the policy for NaN acts on the host
-    if not is_finite:
-        return _Outcome(is_finite=False, num_updated=0, relative_error=None)
-    whole = math.hypot(sent, left)
-    return _Outcome(True, int(num_updated), math.hypot(left, rounded) / whole if whole else 0.0)
+def _norms(sent: Bins, kept: Bins, dropped: Tensor) -> list[Tensor]:
+    """Return the norms () of what was kept, what was dropped, and what rounding lost of what was sent."""
+    rounding = real_parts(kept.values - sent.values)
+    return [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (real_parts(kept.values), dropped, rounding)]
+
+
+def _relative_error(kept: float, dropped: float, rounding: float) -> float:
+    """Return what was lost, by Parseval."""
+    whole = math.hypot(kept, dropped)
+    return math.hypot(dropped, rounding) / whole if whole else 0.0

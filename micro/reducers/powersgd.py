@@ -11,10 +11,10 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.feedback import ErrorFeedback, Undo, nothing_to_undo
 from micro.flat import Layout
-from micro.health import flag_of, index_of, is_finite_by
-from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Finding, Policy, check_policy
+from micro.health import flag_of, is_finite_by, is_zero
+from micro.nonfinite import Policy, check_policy
 from micro.randomness import generator
+from micro.reducers.applied import applied
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.matrices import Batch, batches_of, copied, rest_of
@@ -98,26 +98,17 @@ class PowerSGD(Reducer):
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
         right = _mean(own, comm) if own else []
         state.step += 1
-        is_finite = not bool(flag > 0)  # host sync: the policy for NaN acts on the host
         undo: Undo = nothing_to_undo
-        bad_update = None
-        if is_finite:
+        is_finite = is_zero(flag.view(()))
+        if is_finite is not False:
             undo = partial(_put_back, state, zip(batches, matrices, strict=True), rest, own_rest, dict(state.factors))
             self._apply_(state, batches, acc, grad, left, own, right)
             acc[rest], grad[rest] = 0.0, rounded(whole, grad.dtype)
             if grad.dtype != acc.dtype:
                 acc[rest] = rounding(whole, grad[rest])
-            bad_update = first_nonfinite(grad)
-            if bad_update is not None:
-                undo()
-                undo = nothing_to_undo
-                largest = torch.finfo(acc.dtype).max ** 0.5 / acc.numel()  # whose products do not overflow
-                acc.clamp_(-largest, largest)
-        is_sound = is_finite and bad_update is None
-        findings = () if is_sound else (Finding(state.layout, index_of(bad, grad.numel()), bad_update),)
-        return Attempt(
-            stats=self._stats(state, comm, start, device=grad.device), grad=grad, findings=findings, undo=undo
-        )
+        made = applied(grad, undo, is_finite=is_finite, num_updated=grad.numel(), cut_=partial(_clamp_, acc))
+        stats = self._stats(state, comm, start, device=grad.device)
+        return Attempt(stats=stats, grad=grad, findings=made.findings(state.layout, bad), undo=made.undo)
 
     def _apply_(
         self,
@@ -183,6 +174,12 @@ class PowerSGD(Reducer):
 def _memory(spare: Tensor | None, acc: Tensor) -> Tensor:
     """Return memory (numel,) for copies of matrices, that of the last step where it serves: its undo is over."""
     return spare if spare is not None and spare.dtype == acc.dtype else torch.empty_like(acc)
+
+
+def _clamp_(acc: Tensor) -> None:
+    """Cut ``acc`` (numel,) at numbers whose products do not overflow."""
+    largest = torch.finfo(acc.dtype).max ** 0.5 / acc.numel()
+    acc.clamp_(-largest, largest)
 
 
 def _put_back(

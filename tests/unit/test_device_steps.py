@@ -103,3 +103,19 @@ def test_a_gradient_that_is_not_finite_is_known_to_all_from_the_counts(group: Si
         assert [[outcome for outcome, _ in steps] for steps in on_device] == [
             [outcome for outcome, _ in steps] for steps in on_cpu
         ]
+
+
+@pytest.mark.parametrize("method", ["demo", "fft", "fft_feedback", "powersgd"])
+def test_a_mean_that_does_not_count_is_undone_on_a_device(method: str, group: SimulatedGroup) -> None:
+    """There the host learns of the NaN after the mean was written."""
+    on_device, on_cpu = (
+        steps_of(method, group, [1.0, math.nan, 1.0, 1.0], on_device=where, more=("nonfinite=skip",))
+        for where in (True, False)
+    )
+    for ranks in zip(on_device, on_cpu, strict=True):
+        (outcomes_there, there), (outcomes_here, here) = (zip(*steps, strict=True) for steps in ranks)
+        assert outcomes_there == outcomes_here
+        assert [(stats.skipped, stats.relative_error) for stats in there] == [
+            (stats.skipped, stats.relative_error) for stats in here
+        ]
+        assert [stats.skipped for stats in here] == [False, True, False, False]
