@@ -410,6 +410,10 @@ class GroupComm(Comm):
         else:
             self._started.append(work)
 
+    def wait_for_all(self) -> None:
+        """Return once all ranks of the group have called this, or raise what one has reported."""
+        self._wait(dist.barrier(self.group, async_op=True))
+
     def _wait(self, work: dist.Work) -> None:
         if self._failures is None:
             work.wait()

@@ -45,11 +45,10 @@ class PrivateComm(GroupComm):
         chosen = everyone if ranks is None else [everyone[rank] for rank in ranks]
         _destroy_abandoned()
         made = _new_group_like(own, device, chosen)
-        failures = PeerFailures(made)
-        super().__init__(made, timed=timed, failures=failures)
+        super().__init__(made, timed=timed, failures=PeerFailures(made))
         self._abandon = weakref.finalize(self, _abandoned.append, made)
         if made.name() == "gloo":  # there a rank that closes its group ends those that still connect to it
-            failures.wait(dist.barrier(made, async_op=True))
+            self.wait_for_all()
 
     def close(self) -> None:
         """Destroy the process group; a collective raises from now on."""
