@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header, plain_buckets
-from micro.clipping import ClipNorm, check_clip
+from micro.clipping import ClipNorm
 from micro.comm import GroupComm
 from micro.ddp.backward import Backward
 from micro.ddp.bucket import Bucket
@@ -25,18 +25,18 @@ from micro.drivers.copied_attachment import CopiedAttachment
 from micro.drivers.discarded_gradients import DiscardedGradients
 from micro.drivers.lane import CallerLane, ThreadLane
 from micro.drivers.loss_scale import LossScale
+from micro.drivers.step_readings import StepReadings
 from micro.flat import Layout, real
 from micro.nonfinite import NonFiniteGradient
 from micro.peer_failures import PeerFailures
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
 from micro.spans import Seconds
-from micro.stats import StepStats
 from micro.summary import StepSummary
 from micro.wrappers import plain_parameters, reduced_parameters
 
 
-class Attachment:
+class Attachment(StepReadings):
     """A reducer at work on a DDP model. Build it with ``attach``; it is a context manager that closes it.
 
     The hook puts each bucket on a lane, where buckets are reduced in the order of their numbers.
@@ -123,49 +123,8 @@ class Attachment:
         return self.comm.group
 
     @property
-    def stats(self) -> tuple[StepStats, ...]:
-        """The statistics of the last step, one per reduced vector in the order in which they were reduced."""
-        return tuple(self._reduction.last_step.stats)
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the last step was not finite, so that the update of all buckets is zero; the same on all ranks.
-
-        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``. Where
-        micro.attach was given a scaler, the update is Inf and the scaler does that.
-        """
-        return self._reduction.last_step.skipped
-
-    @property
-    def summary(self) -> StepSummary:
-        """The statistics of the last step over all buckets.
-
-        Raises:
-            ValueError: no step was taken yet.
-        """
-        if not self.stats:
-            raise ValueError("there is no step yet to be summarized: call backward first")
-        return StepSummary(self.stats, self._reduction.last_step.exposed)
-
-    @property
-    def bucket_names(self) -> list[tuple[str, ...]]:
-        """The parameters of each of DDP's buckets, in the order of the last backward."""
-        return self._reduction.last_step.bucket_names
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds of the last backward after all gradients were computed: the communication it did not hide."""
-        return float(self._reduction.last_step.exposed)
-
-    @property
-    def clip(self) -> float | None:
-        """The greatest norm of the gradient, see attach; may be changed from step to step, on all ranks alike."""
-        return self._reduction.clip
-
-    @clip.setter
-    def clip(self, limit: float | None) -> None:
-        check_clip(limit)
-        self._reduction.clip = limit
+    def _stepping(self) -> Reduction:
+        return self._reduction
 
     def close(self) -> None:
         """Take the reducer off the model: DDP averages the gradients again, by a dense all-reduce.

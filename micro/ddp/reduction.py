@@ -92,6 +92,11 @@ class Reduction:
         self._ends_with_backward = not lane.is_beside and device.type == "cpu"
         self._must_finish = False
 
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was taken back."""
+        return self.last_step.skipped
+
     def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
         """Begin a backward; called before its first bucket is put.
 
@@ -312,7 +317,7 @@ class Reduction:
         if decision.error is not None:
             self._errors.append(decision.error)
         for running, _ in finished:
-            if self.last_step.skipped:
+            if self.skipped:
                 running.set_aside.restore()
                 if self._loss_scale.is_used:
                     running.grad.fill_(torch.inf)

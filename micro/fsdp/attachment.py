@@ -10,22 +10,21 @@ from torch import Tensor, nn
 
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header, plain_buckets
-from micro.clipping import check_clip
 from micro.comm import GroupComm, SoloComm
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.copied_attachment import CopiedAttachment
 from micro.drivers.discarded_gradients import DiscardedGradients
+from micro.drivers.step_readings import StepReadings
 from micro.fsdp.backward_end import BackwardEnd
 from micro.fsdp.exchange import Exchange, Settings
 from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
-from micro.stats import StepStats
 from micro.summary import StepSummary
 
 
-class ShardedAttachment:
+class ShardedAttachment(StepReadings):
     """A reducer at work between the replicas of a sharded model. Build it with ``attach_fsdp``; a context manager.
 
     FSDP's hook only says which modules a backward has used. When FSDP has ended the backward, the replicas exchange the
@@ -89,49 +88,8 @@ class ShardedAttachment:
         return None
 
     @property
-    def stats(self) -> tuple[StepStats, ...]:
-        """The statistics of the last step, one per reduced vector, of this rank's shards, in the model's order."""
-        return tuple(self._exchange.last_step.stats)
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the last step was not finite, so that the update of all shards is zero; the same on all ranks.
-
-        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``. Where
-        attach_fsdp was given a scaler, the update is Inf and the scaler does that.
-        """
-        return self._exchange.skipped
-
-    @property
-    def summary(self) -> StepSummary:
-        """The statistics of the last step over all of this rank's shards.
-
-        Raises:
-            ValueError: no step was taken yet.
-        """
-        if not self.stats:
-            raise ValueError("there is no step yet to be summarized: call backward first")
-        return StepSummary(self.stats, self._exchange.last_step.exposed)
-
-    @property
-    def bucket_names(self) -> list[tuple[str, ...]]:
-        """The parameters of each FSDP module that the last step reduced, in the model's order."""
-        return self._exchange.last_step.bucket_names
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds of the last backward after FSDP had ended it: the whole exchange between nodes."""
-        return float(self._exchange.last_step.exposed)
-
-    @property
-    def clip(self) -> float | None:
-        """The greatest norm of the gradient, see attach_fsdp; may be changed between steps, on all ranks alike."""
-        return self._exchange.clip
-
-    @clip.setter
-    def clip(self, limit: float | None) -> None:
-        check_clip(limit)
-        self._exchange.clip = limit
+    def _stepping(self) -> Exchange:
+        return self._exchange
 
     @contextmanager
     def paused(self) -> Iterator[None]:
