@@ -226,19 +226,32 @@ def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     vector[indices] = values
 
 
+def joined(parts: Sequence[SparseValues]) -> tuple[SparseValues, list[int]]:
+    """Return the entries of one part or more, one after the other, and how many each part has."""
+    counts = [part.indices.numel() for part in parts]
+    if len(parts) == 1:
+        return parts[0], counts
+    indices, values = torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
+    return SparseValues(indices, values), counts
+
+
 def summed(parts: Sequence[SparseValues]) -> SparseValues:
     """Return the sum of one part or more: the union of their indices, the values of each added in the order given."""
-    if len(parts) == 1:
-        return parts[0]
-    merged = kernels.added([part.indices for part in parts], [part.values for part in parts])
+    return summed_lists(*joined(parts))
+
+
+def summed_lists(together: SparseValues, counts: list[int]) -> SparseValues:
+    """Return the sum of one part or more, which are neighbouring entries of ``together``, as `summed` does."""
+    if len(counts) == 1:
+        return together
+    merged = kernels.added(together.indices, together.values, counts)
     if merged is not None:
         return SparseValues(*merged)
-    together = torch.cat([part.indices for part in parts])
-    indices = torch.unique(together)
-    values = parts[0].values.new_zeros(indices.numel())
-    places = torch.searchsorted(indices, together).split([part.indices.numel() for part in parts])
-    for place, part in zip(places, parts, strict=True):  # in turn, so that sums are the same bits everywhere
-        values.index_add_(0, place, part.values)  # each part has an index only once
+    indices = torch.unique(together.indices)
+    values = together.values.new_zeros(indices.numel())
+    places = torch.searchsorted(indices, together.indices).split(counts)
+    for place, part in zip(places, together.values.split(counts), strict=True):  # in turn: the same bits everywhere
+        values.index_add_(0, place, part)  # each part has an index only once
     return SparseValues(indices, values)
 
 
@@ -284,21 +297,25 @@ def first_of(entries: SparseValues, count: int) -> SparseValues:
 
 def soonest_summed(parts: Sequence[SparseValues]) -> Padded:
     """Return what `summed` does as the host has it without waiting. On an accelerator parts may hold `BEYOND`."""
-    if parts[0].indices.device.type != "cpu" and any(part.indices.numel() > 0 for part in parts):
-        return _summed_unread(parts)
-    total = summed(parts)
+    return soonest_summed_lists(*joined(parts))
+
+
+def soonest_summed_lists(together: SparseValues, counts: list[int]) -> Padded:
+    """Return what `soonest_summed` does of parts that are neighbouring entries of ``together``."""
+    if together.indices.device.type != "cpu" and together.indices.numel() > 0:
+        return _summed_unread(together, counts)
+    total = summed_lists(together, counts)
     return Padded(total, total.indices.numel())
 
 
-def _summed_unread(parts: Sequence[SparseValues]) -> Padded:
-    together = torch.cat([part.indices for part in parts])
-    ordered = together.sort().values
+def _summed_unread(together: SparseValues, counts: list[int]) -> Padded:
+    ordered = together.indices.sort().values
     is_first = torch.cat([ordered[:1] != BEYOND, (ordered[1:] != ordered[:-1]) & (ordered[1:] != BEYOND)])
     indices, count = packed(ordered, is_first)
-    values = parts[0].values.new_zeros(indices.numel())
-    slots = torch.searchsorted(indices, together).split([part.indices.numel() for part in parts])
-    for slot, part in zip(slots, parts, strict=True):  # in turn, as `summed` does
-        values.index_add_(0, slot, part.values)
+    values = together.values.new_zeros(indices.numel())
+    slots = torch.searchsorted(indices, together.indices).split(counts)
+    for slot, part in zip(slots, together.values.split(counts), strict=True):  # in turn, as `summed` does
+        values.index_add_(0, slot, part)
     return Padded(SparseValues(indices, values), count)
 
 

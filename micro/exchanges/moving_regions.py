@@ -188,8 +188,7 @@ def _spread(
     slices = [equal_slice(total, n, part) for part in range(n)]
     leaving = [_overlap((starts[rank], starts[rank + 1]), part) for part in slices]
     coming = [_overlap(have, slices[rank]) for have in pairwise(starts)]
-    _, parts = transport.scatter(mine, (leaving, coming), ((regions[rank],) * n, regions))
-    moved = SparseValues(torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts]))
+    _, moved = transport.scatter(mine, (leaving, coming), ((regions[rank],) * n, regions))
     return moved, [stop - start for start, stop in slices]
 
 

@@ -12,7 +12,7 @@ from micro.comm import Comm
 from micro.exchanges.base import Wire, decode_lists
 from micro.index_codecs import Int32
 from micro.on_device import on_device
-from micro.sparse import Padded, SparseValues, first_of, soonest_summed
+from micro.sparse import Padded, SparseValues, first_of, soonest_summed_lists
 
 Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
 
@@ -43,19 +43,19 @@ class Transport:
         received = self.comm.scatter_parts(sizes, [1] * n, "counts").view(-1)
         leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
         entries = first_of(entries, sum(leaving))
-        sent, parts = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
-        return sent, soonest_summed(parts)
+        sent, received = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
+        return sent, soonest_summed_lists(received, coming)
 
     def scatter(
         self, entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans]
-    ) -> tuple[SparseValues, list[SparseValues]]:
+    ) -> tuple[SparseValues, SparseValues]:
         """Send neighbouring pieces of a list to the ranks in turn.
 
         Args:
             sizes: how many entries go to each rank, and how many come from each.
             spans: in which range of the vector the entries for each rank lie, and those from each.
         Returns:
-            the entries as their receivers decode them; what each rank sent to this one.
+            the entries as their receivers decode them; what the ranks sent to this one, in turn.
         """
         (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
         form, codec = self.wire.indices, self.wire.values
@@ -67,14 +67,13 @@ class Transport:
             wires,
             (self._lengths(leaving, there, dtype), self._lengths(coming, here, dtype)),
         )
-        indices = form.decode_joined(received[0], coming, here).split(coming)
-        values = decode_lists(received[1], coming, codec, dtype).split(coming)
         if not codec.lossless:
             entries = SparseValues(entries.indices, decode_lists(wires, leaving, codec, dtype))
-        return entries, [SparseValues(i, v) for i, v in zip(indices, values, strict=True)]
+        indices = form.decode_joined(received[0], coming, here)
+        return entries, SparseValues(indices, decode_lists(received[1], coming, codec, dtype))
 
-    def _scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> list[SparseValues]:
-        """Send entries as rows of an index and a value, so that no list needs to be cut; return what each rank sent."""
+    def _scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> SparseValues:
+        """Send entries as rows of an index and a value, so that no list needs to be cut; return what was received."""
         dtype, comm = entries.values.dtype, self.comm
         width = 1 + dtype.itemsize // 4
         row = torch.cat([entries.indices.view(-1, 1), entries.values.view(torch.int32).view(-1, width - 1)], 1)
@@ -82,8 +81,10 @@ class Transport:
         received = comm.scatter_lists(row.view(-1), sizes, received_sizes, "values").view(-1, width)
         if comm.world_size > 1:
             comm.traffic.move(4 * (entries.indices.numel() - leaving[comm.rank]), "values", "indices")
-        values = received[:, 1:].clone(memory_format=torch.contiguous_format).view(dtype).view(-1)
-        return list(SparseValues(received[:, 0].contiguous(), values).split(coming))
+        indices, values = (
+            column.clone(memory_format=torch.contiguous_format) for column in (received[:, 0], received[:, 1:])
+        )
+        return SparseValues(indices, values.view(dtype).view(-1))
 
     def _encoded(self, values: Tensor, counts: list[int]) -> Tensor:
         """Return the messages of lists of values, one after the other; each list of a codec has its own key."""

@@ -432,31 +432,34 @@ def _marking(indices: Tensor, numel: int) -> _ListLoops | None:
     return _choosing() if is_dense and indices.device.type == "cpu" else None
 
 
-def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
     """Return the union (m,) int32 of lists of indices and the sums (m,) of their values, added in the order given.
 
     None where no compiled loop serves them: values that are not float32 on a CPU, indices that do not ascend, more
     lists than a walk along all pays for.
+
+    Args:
+        indices, values: (sum(counts),) the entries of one list after the other.
     """
-    if len(values) > MOST_MERGED or not _are_lists(values, indices):
+    if len(counts) > MOST_MERGED or not _are_entries(values, indices):
         return None
     from micro.kernels import merging
 
-    return merging.added(indices, values)
+    return merging.added(indices, values, counts)
 
 
 def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the entries (indices and values) whose indices are in ``among`` too; None where `added` would be."""
-    if not _are_lists([values], [indices, among]):
+    if not _are_entries(values, indices, among):
         return None
     from micro.kernels import merging
 
     return merging.common(indices, values, among)
 
 
-def _are_lists(values: Sequence[Tensor], indices: Sequence[Tensor]) -> bool:
-    """Tell whether compiled loops serve these lists of entries."""
-    return all(map(compiled, values)) and all(part.dtype is torch.int32 and part.is_contiguous() for part in indices)
+def _are_entries(values: Tensor, *indices: Tensor) -> bool:
+    """Tell whether compiled loops serve these values and lists of indices."""
+    return compiled(values) and all(part.dtype is torch.int32 and part.is_contiguous() for part in indices)
 
 
 def prepare() -> None:

@@ -11,13 +11,15 @@ from micro.kernels.cpu import array_of
 from micro.kernels.jit import jitted
 
 
-def added(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
     """Return the union (m,) int32 of lists of indices, and the sum (m,) of their float32 values in the order given.
 
     None where a list does not ascend.
+
+    Args:
+        indices, values: (sum(counts),) the entries of one list after the other.
     """
-    ends = np.cumsum([part.numel() for part in indices])
-    merged = _added(array_of(torch.cat(list(indices))), array_of(torch.cat(list(values))), ends)
+    merged = _added(array_of(indices), array_of(values), np.cumsum(counts))
     return None if merged is None else (torch.from_numpy(merged[0]), torch.from_numpy(merged[1]))
 
 

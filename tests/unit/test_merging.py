@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from micro import kernels
-from micro.sparse import SparseValues, summed
+from micro.sparse import SparseValues, joined, summed
 from tests.products import grid
 
 
@@ -56,8 +56,8 @@ def test_lists_that_do_not_ascend_are_added_too() -> None:
 
 @pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="numba is not installed")
 def test_the_loops_serve_lists_in_order() -> None:
-    parts = drawn(3, 50, torch.float32)
-    assert kernels.added([part.indices for part in parts], [part.values for part in parts]) is not None
+    together, counts = joined(drawn(3, 50, torch.float32))
+    assert kernels.added(together.indices, together.values, counts) is not None
 
 
 @pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="numba is not installed")
