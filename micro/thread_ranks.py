@@ -192,7 +192,6 @@ class _Answers:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._lock = threading.Lock()
         self._calls: dict[int, _Answer] = {}
 
     def of(self, number: int, work: Callable[[], T]) -> T:
@@ -200,12 +199,11 @@ class _Answers:
 
         Where that raises, each rank works for itself, and fails alike.
         """
-        with self._lock:
-            answer = self._calls.setdefault(number, _Answer())
+        answer = self._calls.get(number) or self._calls.setdefault(number, _Answer())
+        with answer.lock:  # held by the rank that works, which has a core and waits for nobody
             answer.num_come += 1
             if answer.num_come == self._world_size:
                 del self._calls[number]
-        with answer.lock:  # held by the rank that works, which has a core and waits for nobody
             if not answer.is_made:
                 answer.value, answer.is_made = work(), True
             return cast(T, answer.value)
