@@ -19,6 +19,13 @@ from experiments.studies.gradient_sources import Gradients
 from micro import Layout
 
 Call = Callable[[], Any]
+ENVIRONMENT = {  # of a process that runs trials; the memory is that of glibc
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # ranks are threads of which one runs at a time: they share what is free
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),  # vectors shorter than that, in bytes, are made again at every step
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # so their memory is kept for the next step
+}
+OBJECTS_PER_SEARCH = 10_000  # new ones, between two searches for unused objects; Python's own number is 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class Processes:
             return Failed(str(error))
 
     def _worker(self, number: int) -> WorkerProcess:
-        worker = WorkerProcess(self._folder / f"{os.getpid()}-{number}.log", env={"OMP_NUM_THREADS": "1"})
+        worker = WorkerProcess(self._folder / f"{os.getpid()}-{number}.log", env=ENVIRONMENT)
         worker.send(_prepare)
         worker.receive()
         return worker
@@ -141,8 +148,9 @@ def answer(call: Call) -> Any:
 
 
 def _prepare() -> None:
-    """Load the compiled kernels; a search for unused objects then passes over all that is loaded."""
+    """Load the compiled kernels; searches for unused objects are rare then, and pass over all that is loaded."""
     from micro import kernels
 
     kernels.prepare()
     gc.freeze()
+    gc.set_threshold(OBJECTS_PER_SEARCH)
