@@ -130,6 +130,9 @@ class _Crew:
 class _Barrier:
     """Where ``ranks`` wait for each other in a collective. The last to come makes the others ready, each of which wakes
     when it is given a core: a thread that woke before would only wait again.
+
+    Attributes:
+        call: the collective that a rank waits in; None where none does.
     """
 
     def __init__(self, ranks: Sequence[int], crew: _Crew) -> None:
@@ -141,12 +144,8 @@ class _Barrier:
     def reset(self) -> None:
         """Return to the initial state; no rank may be waiting."""
         self._num_done = 0
-        self._calls: dict[int, str] = {}
-
-    @property
-    def call(self) -> str | None:
-        """The collective that a rank waits in; None where none does."""
-        return next(iter(self._calls.values()), None)
+        self._places: list[int] = []
+        self.call: str | None = None
 
     def wait(self, place: int, call: str) -> None:
         """Return when all ranks have come.
@@ -157,9 +156,9 @@ class _Barrier:
         crew, rank = self._crew, self.ranks[place]
         with crew.lock:
             self._arrive(place, call)
-            if len(self._calls) == len(self.ranks):
+            if len(self._places) == len(self.ranks):
                 self._num_done += 1
-                del self._calls[place]
+                self._places.pop()
                 crew.make_ready(self.leave())
                 return
             num_done = self._num_done
@@ -173,17 +172,19 @@ class _Barrier:
         if crew.ended and not crew.ended.isdisjoint(self.ranks):
             crew.fail(f"{named(sorted(crew.ended.intersection(self.ranks)))} ended without coming to {call}")
         if self.call not in (None, call):
-            other = next(iter(self._calls))
-            crew.fail(f"rank {self.ranks[other]} calls {self.call}, rank {self.ranks[place]} {call} at the same time")
+            first, rank = self.ranks[self._places[0]], self.ranks[place]
+            crew.fail(f"rank {first} calls {self.call}, rank {rank} {call} at the same time")
         if crew.failure is not None:
             raise PeerError(crew.failure)
-        self._calls[place] = call
+        self.call = call
+        self._places.append(place)
         crew.moved_at = time.monotonic()
 
     def leave(self) -> list[int]:
         """Return the ranks that wait here, which do so no more; called with the lock held."""
-        waiting = [self.ranks[place] for place in self._calls]
-        self._calls.clear()
+        waiting = [self.ranks[place] for place in self._places]
+        self._places.clear()
+        self.call = None
         return waiting
 
 
