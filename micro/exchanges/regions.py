@@ -43,8 +43,8 @@ class Transport:
         received = self.comm.scatter_parts(sizes, [1] * n, "counts").view(-1)
         leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
         entries = first_of(entries, sum(leaving))
-        sent, received = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
-        return sent, soonest_summed_lists(received, coming)
+        sent, parts = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
+        return sent, soonest_summed_lists(parts, coming)
 
     def scatter(
         self, entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans]

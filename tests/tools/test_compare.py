@@ -206,6 +206,14 @@ def test_results_of_other_settings_or_code_are_not_kept(tmp_path: Path) -> None:
     assert KeptResults(path, {"revision": "b"}).results == {"two": 2}
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes to cores")
+def test_each_process_keeps_to_one_core() -> None:
+    with Processes(2) as processes:
+        cores = [value for _, value in processes.run([partial(os.sched_getaffinity, 0)] * 2, lambda _: None)]
+    assert all(len(each) == 1 and each <= os.sched_getaffinity(0) for each in cores)
+    assert len(cores[0] | cores[1]) == min(2, len(os.sched_getaffinity(0)))
+
+
 def test_several_processes_measure_what_one_does_also_when_one_dies() -> None:
     gradients, begun = small(), []  # type: tuple[Gradients, list[int]]
     methods = build_methods(["topk", "qsgd"], DENSITY)

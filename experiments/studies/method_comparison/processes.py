@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from experiments.launching.child_environment import keep_to_core
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
 from experiments.studies.gradient_sources import Gradients
 from micro import Layout
@@ -130,7 +131,7 @@ class Processes:
 
     def _worker(self, number: int) -> WorkerProcess:
         worker = WorkerProcess(self._folder / f"{os.getpid()}-{number}.log", env=ENVIRONMENT)
-        worker.send(_prepare)
+        worker.send(_prepare, number)
         worker.receive()
         return worker
 
@@ -147,10 +148,15 @@ def answer(call: Call) -> Any:
         return Failed(f"{type(error).__name__}: {error}")
 
 
-def _prepare() -> None:
-    """Load the compiled kernels; searches for unused objects are rare then, and pass over all that is loaded."""
+def _prepare(number: int) -> None:
+    """Keep this process to one core, and load the compiled kernels.
+
+    One rank's thread runs at a time, and what the next one reads is in that core's caches. Searches for unused objects
+    are rare, and pass over all that is loaded.
+    """
     from micro import kernels
 
+    keep_to_core(number)
     kernels.prepare()
     gc.freeze()
     gc.set_threshold(OBJECTS_PER_SEARCH)
