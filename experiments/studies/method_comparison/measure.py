@@ -13,7 +13,7 @@ from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.processes import Failed, Processes
 from experiments.studies.method_comparison.settings import ComparisonSettings
-from experiments.studies.method_comparison.trial import Row, trial
+from experiments.studies.method_comparison.trial import Row, one_thread, trial
 from experiments.studies.methods import build_methods
 from experiments.studies.recorded_gradients import numel_of, record, training_config
 from experiments.studies.selection_times import reference_times, time_selection, timing_gradient
@@ -168,15 +168,16 @@ def _gradients(stream: str, settings: ComparisonSettings) -> Gradients:
     if stream == RECORDED:
         overrides = list(settings.recorded_training)
         return record(overrides, num_steps=settings.num_steps, world_size=world_size, max_gb=settings.max_gb)
-    return synthetic(
-        stream,
-        numel=settings.numel,
-        num_steps=settings.num_steps,
-        world_size=world_size,
-        density=settings.density,
-        seed=settings.seed,
-        max_gb=settings.max_gb,
-    )
+    with one_thread():  # vectors are drawn one by one, and are too short for torch's threads to gain anything
+        return synthetic(
+            stream,
+            numel=settings.numel,
+            num_steps=settings.num_steps,
+            world_size=world_size,
+            density=settings.density,
+            seed=settings.seed,
+            max_gb=settings.max_gb,
+        )
 
 
 def _trials(settings: ComparisonSettings, methods: Methods, stream: str, done: Comparison) -> list[Task]:
