@@ -119,7 +119,7 @@ def others_wait(comm: Comm, delay_s: float = 0.5) -> None:
     crew = comm._memory.crew
     with crew.lock:
         crew.leave_core(comm.rank)  # as a rank that is no longer at work
-    while sum(len(barrier._calls) for barrier in crew.barriers) + len(crew.ended) < comm.world_size - 1:
+    while sum(len(barrier._places) for barrier in crew.barriers) + len(crew.ended) < comm.world_size - 1:
         time.sleep(0.0002)
     with crew.lock:
         crew.make_ready([comm.rank])
