@@ -64,12 +64,14 @@ def lose_nodes(site: Site, job: str, stopping: list[int]) -> None:
     """Have SLURM lose the nodes of a job, whose processes stay: nobody is left there to end them.
 
     Args:
-        stopping: Processes of the job that stand still from then on; none may be stopped before. The kernel sends
-            SIGHUP and SIGCONT to a group of processes that is orphaned while one of them is stopped.
+        stopping: Processes of the job that stand still from then on; none may be stopped before their parents have
+            ended. The kernel sends SIGHUP and SIGCONT to a group of processes that is orphaned while one is stopped.
     """
     nodes = site.job(job)["NodeList"]
     names = site.ask("scontrol", "show", "hostnames", nodes).split()
-    send(site.watchers(job) + [site.daemon(name) for name in names], signal.SIGKILL)
+    lost = site.watchers(job) + [site.daemon(name) for name in names]
+    send(lost, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, lost)), "the end of the nodes", timeout_s=WAIT_S)
     send(stopping, signal.SIGSTOP)
     site.ask("scontrol", "update", f"nodename={nodes}", "state=down", "reason=lost")
 
