@@ -283,7 +283,7 @@ PAGES = {
         columns=("method", "what is exchanged", "target", "rate", "bits per byte", "to dense", "manifests"),
         by="world_size",
         across="rate",
-        studies=("gpt_rates_rounds", "gpt_rates_seldom", "gpt_rates_signs", "gpt_rates_densities"),
+        studies=("gpt_rates_rounds", "gpt_rates_seldom", "gpt_rates_signs", "gpt_rates_steps", "gpt_rates_densities"),
         more=lambda points, plan: (),
         draw={"": lambda points, plan, found, title: (draw_by_rate(found, title), found)},
     ),
