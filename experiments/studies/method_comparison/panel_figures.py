@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -42,12 +43,14 @@ def draw_density_steps(numbers: pd.DataFrame, title: str) -> Figure:
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
         axes.axhline(1, **TARGET_LINE)
         _plot_streams(axes, rows, "step", "build_up", markers=False)
+
+    def scale(axes: Axes) -> None:
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
 
     streams = _streams(numbers)
     handles = [*_stream_handles(streams, markers=False), Line2D([], [], label="target", **TARGET_LINE)]
-    return _panels(numbers, draw, title, handles, ("step", "density / target"))
+    return _panels(numbers, draw, scale, title, handles, ("step", "density / target"))
 
 
 @style()
@@ -59,15 +62,13 @@ def draw_build_up(numbers: pd.DataFrame, title: str) -> Figure:
         axes.plot(sizes, sizes, color=GREY, linewidth=0.6)
         axes.axhline(1, **TARGET_LINE)
         _plot_streams(axes, rows, "world_size", "build_up", markers=True)
-        axes.set_yscale("log")
-        _scale_workers(axes, sizes)
 
     extra = [
         Line2D([], [], label="target", **TARGET_LINE),
         Line2D([], [], label="no index shared", color=GREY, linewidth=0.6),
     ]
     handles = [*_stream_handles(_streams(numbers), markers=True), *extra]
-    return _panels(numbers, draw, title, handles, ("workers", "density / target"))
+    return _panels(numbers, draw, partial(_scale_workers, sizes=sizes), title, handles, ("workers", "density / target"))
 
 
 @style()
@@ -83,15 +84,13 @@ def draw_volume(numbers: pd.DataFrame, title: str) -> Figure:
         axes.plot(sizes, [2 * (size - 1) for size in sizes], color=GREY, linewidth=0.6)
         axes.axhline(6, **TARGET_LINE)
         _plot_streams(axes, rows, "world_size", "words_per_k", markers=True)
-        axes.set_yscale("log")
-        _scale_workers(axes, sizes)
 
     extra = [
         Line2D([], [], label="6: the bound of Ok-Topk", **TARGET_LINE),
         Line2D([], [], label="2 (workers - 1): k pairs from each", color=GREY, linewidth=0.6),
     ]
     handles = [*_stream_handles(_streams(numbers), markers=True), *extra]
-    return _panels(numbers, draw, title, handles, ("workers", "bytes sent / (4 k)"))
+    return _panels(numbers, draw, partial(_scale_workers, sizes=sizes), title, handles, ("workers", "bytes sent / (4 k)"))
 
 
 @style()
@@ -108,6 +107,8 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
             axes.plot(line["numel"], 1e3 * line["select_s"], **REFERENCE_LINES[name])
         method = look(rows["method"].iloc[0])
         axes.plot(rows["numel"], 1e3 * rows["select_s"], color=method.color, marker=method.marker, linestyle="-")
+
+    def scale(axes: Axes) -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter(LogFormatterSciNotation())
@@ -116,17 +117,23 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
 
     handles = [Line2D([], [], label="the method's selection", color=BLACK, marker="o")]
     handles += [Line2D([], [], label=name, **line) for name, line in REFERENCE_LINES.items()]
-    return _panels(methods, draw, title, handles, ("elements d", "ms"))
+    return _panels(methods, draw, scale, title, handles, ("elements d", "ms"))
 
 
 def _panels(
     numbers: pd.DataFrame,
     draw: Callable[[Axes, pd.DataFrame], None],
+    scale: Callable[[Axes], None],
     title: str,
     handles: Sequence[Line2D],
     axis_labels: tuple[str, str],
 ) -> Figure:
-    """Draw one small panel per method on common axes."""
+    """Draw one small panel per method on common axes.
+
+    Args:
+        draw: draws a method's rows in its panel.
+        scale: sets the scales and ticks of one panel, which are those of all: once, for each call passes over all.
+    """
     methods = in_order(numbers["method"])
     num_rows = math.ceil(len(methods) / COLUMNS)
     columns = math.ceil(len(methods) / num_rows)
@@ -135,6 +142,7 @@ def _panels(
     for axes, method in zip(grid.flat, methods, strict=False):
         draw(axes, numbers[numbers["method"] == method])
         axes.set_title(label(method), fontsize=6.5)
+    scale(grid[0, 0])
     _limit_ticks(grid[0, 0])
     for axes in grid.flat[len(methods) :]:
         axes.remove()
@@ -148,6 +156,7 @@ def _panels(
 
 
 def _scale_workers(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.set_yscale("log")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes if len(sizes) <= 4 else sizes[::2], labels=None)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
