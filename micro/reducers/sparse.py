@@ -32,7 +32,7 @@ from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.reducers.with_density import WithDensity
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
-from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
+from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown, summed
 from micro.stats import Start, StepStats, traffic_fields
 
 
@@ -255,7 +255,10 @@ class SparseReducer(WithDensity):
         """
         undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
         if exchanged.is_finite:
-            instead, back = self.feedback.deliver_(state.memory, exchanged.update, scale)
+            update = exchanged.update
+            if self.feedback.sends_change and len(update) > 1 and grad.device.type == "cpu":
+                update = comm.alike(lambda: (summed(exchanged.update),))  # added once, not once for each rank
+            instead, back = self.feedback.deliver_(state.memory, update, scale)
             undo = after(back, undo)
             if instead is not None:
                 write_(instead if is_good is None else instead.where(is_good, 0.0), grad)

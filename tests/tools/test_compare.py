@@ -28,7 +28,7 @@ from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.numbers import front
 from experiments.studies.method_comparison.panel_figures import draw_density_steps
 from experiments.studies.method_comparison.point_figures import draw_front
-from experiments.studies.method_comparison.processes import Failed, Processes
+from experiments.studies.method_comparison.processes import Failed, Processes, put_on_file
 from experiments.studies.method_comparison.trial import trial
 from experiments.studies.methods import build_methods, known_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
@@ -218,7 +218,7 @@ def test_several_processes_measure_what_one_does_also_when_one_dies() -> None:
     gradients, begun = small(), []  # type: tuple[Gradients, list[int]]
     methods = build_methods(["topk", "qsgd"], DENSITY)
     with Processes(2) as processes:
-        shared = processes.shared(gradients)
+        shared = put_on_file(gradients, processes.file("gradients"))
         calls = [*(partial(trial, name, method, shared, N) for name, method in methods.items()), partial(os._exit, 3)]
         found = dict(processes.run(calls, begun.append))
     assert begun == [2, 1, 0]

@@ -1,21 +1,23 @@
 """Run every method on the same gradients, a trial per core at a time; the failure of one costs the others nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import micro
 from experiments.config.errors import UserError
 from experiments.launching.child_environment import num_cores
-from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
+from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size
 from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.kept import KeptResults
-from experiments.studies.method_comparison.processes import Failed, Processes
+from experiments.studies.method_comparison.processes import Call, Failed, Processes
 from experiments.studies.method_comparison.settings import ComparisonSettings
-from experiments.studies.method_comparison.trial import Row, one_thread, trial
+from experiments.studies.method_comparison.stream_source import StreamSource
+from experiments.studies.method_comparison.trial import Row, trial
 from experiments.studies.methods import build_methods
-from experiments.studies.recorded_gradients import numel_of, record, training_config
+from experiments.studies.recorded_gradients import numel_of, training_config
 from experiments.studies.selection_times import reference_times, time_selection, timing_gradient
 from micro import kernels
 
@@ -77,11 +79,13 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress, kept: Kep
     methods = build_methods(settings.methods, settings.density)
     try:
         with Processes(num_processes(settings)) as processes:
-            for stream in settings.streams:
-                gradients = cache(partial(_shared, stream, settings, processes))  # drawn where a trial is left
-                carry_out(processes, _trials(settings, methods, stream, done), gradients)
-            carry_out(processes, _tradeoffs(settings, done), gradients)
-            carry_out(processes, _matches(settings, gradients, done), gradients)
+            trials = {stream: _trials(settings, methods, stream, done) for stream in settings.streams}
+            sources = {stream: StreamSource(stream, settings, processes) for stream in settings.streams}
+            after = dict(pairwise(source for stream, source in sources.items() if _left(trials[stream], kept)))
+            for stream, source in sources.items():
+                carry_out(processes, trials[stream], source.gradients, following=after.get(source))
+            carry_out(processes, _tradeoffs(settings, done), source.gradients)
+            carry_out(processes, _matches(settings, source.gradients, done), source.gradients)
         for numel in settings.selection_lengths:  # times are taken with nothing beside them
             gradient = partial(timing_gradient, numel, settings.density)
             for name, seconds in reference_times(gradient(), settings.density).items():
@@ -102,6 +106,12 @@ def _show(show_progress: ShowProgress, total: int, task: Task) -> None:
     show_progress(task.name, total)
 
 
+def _show_one(show: Callable[[Task], None], tasks: Sequence[Task], place: int) -> None:
+    """Show the task of this place, unless it is beyond the last."""
+    for task in tasks[place : place + 1]:
+        show(task)
+
+
 def _carry_out(
     show: Callable[[Task], None],
     kept: KeptResults,
@@ -109,22 +119,29 @@ def _carry_out(
     processes: Processes,
     tasks: list[Task],
     gradients: Callable[[], Any],
+    *,
+    following: StreamSource | None = None,
 ) -> None:
     """Carry out tasks that are left, and take all results in their order, those before an interrupt too.
 
     Args:
         gradients: what the calls are given, made where one is left.
+        following: makes its gradients beside the calls.
     """
-    left = [task for task in tasks if task.name not in kept.results]
+    left = _left(tasks, kept)
     for task in tasks:
         if task.name in kept.results:
             show(task)
     failed: dict[str, str] = {}
     try:
         given = gradients() if left else None
-        calls = [partial(task.call, given) for task in left]
-        for place, result in processes.run(calls, lambda place: show(left[place])):
-            if isinstance(result, Failed):
+        calls: list[Call] = [partial(task.call, given) for task in left]
+        if left and following and (making := following.making()):
+            calls.append(making)
+        for place, result in processes.run(calls, lambda place: _show_one(show, left, place)):
+            if following and place == len(left):
+                following.take(result)
+            elif isinstance(result, Failed):
                 failed[left[place].name] = result.reason
             else:
                 kept.add(left[place].name, result)
@@ -134,6 +151,10 @@ def _carry_out(
                 done.failures.append(f"failed: {task.name}: {failed[task.name]}")
             elif task.name in kept.results:
                 task.keep(kept.results[task.name])
+
+
+def _left(tasks: Sequence[Task], kept: KeptResults) -> list[Task]:
+    return [task for task in tasks if task.name not in kept.results]
 
 
 def _check(settings: ComparisonSettings) -> None:
@@ -157,27 +178,6 @@ def num_tasks(settings: ComparisonSettings) -> int:
     """Return the number of measurements."""
     trials = len(settings.streams) * len(settings.world_sizes) + len(settings.densities) + bool(settings.equal_bytes)
     return (trials + len(settings.selection_lengths)) * len(settings.methods)
-
-
-def _shared(stream: str, settings: ComparisonSettings, processes: Processes) -> Gradients:
-    return processes.shared(_gradients(stream, settings))
-
-
-def _gradients(stream: str, settings: ComparisonSettings) -> Gradients:
-    world_size = max(settings.world_sizes)
-    if stream == RECORDED:
-        overrides = list(settings.recorded_training)
-        return record(overrides, num_steps=settings.num_steps, world_size=world_size, max_gb=settings.max_gb)
-    with one_thread():  # vectors are drawn one by one, and are too short for torch's threads to gain anything
-        return synthetic(
-            stream,
-            numel=settings.numel,
-            num_steps=settings.num_steps,
-            world_size=world_size,
-            density=settings.density,
-            seed=settings.seed,
-            max_gb=settings.max_gb,
-        )
 
 
 def _trials(settings: ComparisonSettings, methods: Methods, stream: str, done: Comparison) -> list[Task]:

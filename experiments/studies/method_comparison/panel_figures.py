@@ -90,7 +90,9 @@ def draw_volume(numbers: pd.DataFrame, title: str) -> Figure:
         Line2D([], [], label="2 (workers - 1): k pairs from each", color=GREY, linewidth=0.6),
     ]
     handles = [*_stream_handles(_streams(numbers), markers=True), *extra]
-    return _panels(numbers, draw, partial(_scale_workers, sizes=sizes), title, handles, ("workers", "bytes sent / (4 k)"))
+    return _panels(
+        numbers, draw, partial(_scale_workers, sizes=sizes), title, handles, ("workers", "bytes sent / (4 k)")
+    )
 
 
 @style()

@@ -47,6 +47,13 @@ class FileGradients(Gradients):
         return mapped, (self.stream, self.layout, tuple(self.rows.shape), self.path)
 
 
+def put_on_file(gradients: Gradients, path: Path) -> FileGradients:
+    """Return the same gradients, in a file from now on."""
+    on_file = mapped(gradients.stream, gradients.layout, tuple(gradients.rows.shape), path)
+    on_file.rows.copy_(gradients.rows)
+    return on_file
+
+
 @lru_cache(maxsize=1)
 def mapped(stream: str, layout: Layout, shape: tuple[int, ...], path: Path) -> FileGradients:
     """Return the gradients that a file holds; it is as long as they are, or becomes so."""
@@ -78,17 +85,20 @@ class Processes:
     ) -> None:
         self._owned.close()
 
-    def shared(self, gradients: Gradients) -> Gradients:
-        """Return the same gradients where all processes read them; those of an earlier call are given up."""
-        if self._number == 1:
-            return gradients
-        path = self._folder / gradients.stream
-        for older in self._folder.glob("*"):
-            if older.suffix != ".log":
-                older.unlink()
-        on_file = mapped(gradients.stream, gradients.layout, tuple(gradients.rows.shape), path)
-        on_file.rows.copy_(gradients.rows)
-        return on_file
+    @property
+    def are_several(self) -> bool:
+        """Whether calls are made in processes of their own."""
+        return self._number > 1
+
+    def file(self, name: str) -> Path:
+        """Return a path in the folder that all processes share."""
+        return self._folder / name
+
+    def give_up(self, *, but: str) -> None:
+        """Remove the files of the shared folder but the one of this name."""
+        for path in self._folder.iterdir():
+            if path.suffix != ".log" and path.name != but:
+                path.unlink()
 
     def run(self, calls: Sequence[Call], begins: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
         """Make calls, as many at a time as there are processes; yield the place and the value of each that ends.
