@@ -57,7 +57,8 @@ def sums(terms: Tensor) -> Tensor:
     bits.
     """
     if kernels.compiled(terms):
-        return _compiled().totals(terms)
+        total: Tensor = _compiled().totals(terms)
+        return total
     count = terms.shape[1]
     while count > 1:
         half = 1 << ((count - 1).bit_length() - 1)

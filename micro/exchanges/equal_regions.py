@@ -96,8 +96,7 @@ class EqualRegions:
         region[(total.indices - start).long()] = total.values
         places = torch.arange(start, stop, dtype=torch.int32, device=region.device)
         mean, unsent = self._means(SparseValues(places, region), [stop - start for start, stop in self.spans])
-        indices = torch.nonzero(mean).view(-1)
-        return SparseValues(indices.to(torch.int32), mean[indices]), unsent
+        return self.transport.comm.alike(lambda: _without_zeros(mean)), unsent
 
     def _means(self, total: SparseValues, counts: list[int]) -> tuple[torch.Tensor, list[SparseValues]]:
         """Return the means of all regions, and what encoding added to this rank's sums."""
@@ -109,3 +108,8 @@ class EqualRegions:
             return means, []
         rounding = n * means.split(counts)[comm.rank] - total.values
         return means, [SparseValues(total.indices, rounding)]
+
+
+def _without_zeros(vector: Tensor) -> SparseValues:
+    indices = torch.nonzero(vector).view(-1)
+    return SparseValues(indices.to(torch.int32), vector[indices])

@@ -161,12 +161,15 @@ def answer(call: Call) -> Any:
 def _prepare(number: int) -> None:
     """Keep this process to one core, and load the compiled kernels.
 
-    One rank's thread runs at a time, and what the next one reads is in that core's caches. Searches for unused objects
-    are rare, and pass over all that is loaded.
+    One rank's thread runs at a time, and what the next one reads is in that core's caches. As a batch job, a thread
+    that is woken lets the one that woke it go on until it waits. Searches for unused objects are rare, and pass over
+    all that is loaded.
     """
     from micro import kernels
 
     keep_to_core(number)
+    if hasattr(os, "SCHED_BATCH"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     kernels.prepare()
     gc.freeze()
     gc.set_threshold(OBJECTS_PER_SEARCH)
