@@ -77,7 +77,7 @@ long: $(READY) ## long runs on real data, days of a core: ROOT=DIR; the same com
 	@$(MAKE) --no-print-directory long-table
 
 long-table: $(READY) ## write results/published/long.md from the long runs that are finished: LONG_RUNS="DIR DIR"
-	@$(RUN) -m experiments.figures --only bytes $(addprefix --runs ,$(LONG_RUNS)) $(call EARLIER,long) --out results/figures/long
+	@$(RUN) -m experiments.figures --only bytes,lengths $(addprefix --runs ,$(LONG_RUNS)) $(call EARLIER,long) --out results/figures/long
 	@{ head -1 results/figures/long/reached.md; printf '\n%s\n' '$(LONG_HEAD)'; tail -n +2 results/figures/long/reached.md; } >results/published/long.md
 	@$(call KEEP_NUMBERS,long,reached,long) # experiments.advise reads long.csv
 

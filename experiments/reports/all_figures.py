@@ -22,6 +22,7 @@ from experiments.reports.figure_numbers import (
 )
 from experiments.reports.figure_parts import save
 from experiments.reports.frames import Frames
+from experiments.reports.length_figure import at_several_lengths, draw_lengths
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.method_curves import leading, rule_of
 from experiments.reports.method_figure import draw_methods
@@ -30,8 +31,8 @@ from experiments.reports.provenance import differences
 from experiments.reports.reached_figure import draw_bytes
 from experiments.reports.rule_figure import draw_rules
 from experiments.reports.run_configs import EXPERIMENT
+from experiments.reports.run_rows import SAME, origins_of, run_rows
 from experiments.reports.run_rows import STUDY as STUDY_OF_LENGTH
-from experiments.reports.run_rows import origins_of, run_rows
 from experiments.reports.speed_figures import draw_throughput, draw_times
 from experiments.reports.step_figures import draw_convergence, draw_density, draw_residuals
 from experiments.reports.summary import of_study, summarise
@@ -84,7 +85,7 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS, *, earli
     """Draw and write every figure of these kinds that the runs allow; returns the paths written.
 
     Args:
-        earlier: what is known of runs that are not at hand, for the kind "bytes".
+        earlier: what is known of runs that are not at hand, for the kinds "bytes" and "lengths".
 
     Raises:
         UserError: the runs allow none.
@@ -97,6 +98,8 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS, *, earli
         written += _draw_methods(frames, out)
     if "bytes" in kinds:
         written += _draw_bytes(frames, out, earlier)
+    if "lengths" in kinds:
+        written += _draw_lengths(frames, out, earlier)
     if "throughput" in kinds:
         written += _draw_throughput(frames, out)
     if not written:
@@ -153,6 +156,20 @@ def _draw_bytes(frames: Frames, out: Path, earlier: Earlier) -> list[Path]:
             figure = draw_bytes(own, f"{title}; hollow: not all seeds came there")
             written += save(figure, own, stem, of_this, torn=set(of_this) & set(frames.torn), notes=unlike)
     return written
+
+
+def _draw_lengths(frames: Frames, out: Path, earlier: Earlier) -> list[Path]:
+    runs = earlier.with_runs(run_rows(frames))
+    rows = reached.means(runs, earlier.means)
+    drawn = rows if rows.empty else at_several_lengths(rows)
+    if drawn.empty:
+        return []
+    of_these = list(runs.merge(drawn[SAME].drop_duplicates(), on=SAME)["run"])
+    unlike = [*differences(origins_of(runs), of_these), *_earlier_note(drawn)]
+    figure = draw_lengths(
+        drawn, "Distance to dense training of the same length, below 0 worse; each length has its own schedule of rates"
+    )
+    return save(figure, drawn, out / "lengths", of_these, torn=set(of_these) & set(frames.torn), notes=unlike)
 
 
 def _earlier_note(rows: pd.DataFrame) -> list[str]:

@@ -24,6 +24,7 @@ KINDS = (
     "rules",
     "methods",
     "bytes",
+    "lengths",
     "throughput",
 )  # of figures of finished runs
 COMMENT = re.compile(r"# (label|drawn|order): (.+)")

@@ -10,6 +10,7 @@ import pytest
 from experiments.config.errors import UserError
 from experiments.reports.earlier_rows import read
 from experiments.reports.frames import Frames
+from experiments.reports.length_figure import at_several_lengths, draw_lengths
 from experiments.reports.reached import means, reached, write_reached
 from experiments.reports.run_rows import run_rows
 
@@ -160,3 +161,17 @@ def test_a_table_of_another_kind_is_refused(tmp_path: Path, text: str) -> None:
         read(None, path)
     with pytest.raises(UserError, match="cannot be read"):
         read(None, tmp_path / "none.csv")
+
+
+def test_the_figure_of_lengths_has_a_line_for_what_was_trained_at_several() -> None:
+    short = reached(frames())
+    long = short[short["sparsifier"] != "topk"].assign(epochs=8, to_dense=[0.0, -0.02], half_range=[0.0, 0.01])
+    rows = at_several_lengths(pd.concat([short, long], ignore_index=True))
+    assert sorted(rows["sparsifier"]) == ["dense", "dense", "micro", "micro"]
+    figure = draw_lengths(rows, "Lengths")
+    (axes,) = figure.axes
+    (bars,) = axes.containers
+    points = {float(x): float(y) for x, y in zip(*bars.lines[0].get_data(), strict=True)}
+    assert points == pytest.approx({4.0: 0.0, 8.0: -2.0})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["MiCRO, 0.1", "dense, spread of its seeds"]
+    assert at_several_lengths(short).empty
