@@ -39,8 +39,10 @@ def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
 
 def _loops(indices: Tensor, *vectors: Tensor) -> ModuleType | None:
     """Return the compiled loops where they serve these tensors: indices as long as the values, all on a CPU."""
+    if indices.numel() < FEWEST:
+        return None
     fits = indices.device.type == "cpu" and indices.dtype == torch.int32 and indices.is_contiguous()
-    fits = fits and indices.numel() >= FEWEST and all(values.numel() == indices.numel() for values in vectors[1:])
+    fits = fits and all(values.numel() == indices.numel() for values in vectors[1:])
     return _compiled() if fits and all(map(kernels.compiled, vectors)) else None
 
 
