@@ -5,6 +5,7 @@ import io
 import math
 import os
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from experiments.studies.method_comparison.numbers import front
 from experiments.studies.method_comparison.panel_figures import draw_density_steps
 from experiments.studies.method_comparison.point_figures import draw_front
 from experiments.studies.method_comparison.processes import Failed, Processes, put_on_file
+from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.method_comparison.trial import trial
 from experiments.studies.methods import build_methods, known_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
@@ -206,27 +208,54 @@ def test_results_of_other_settings_or_code_are_not_kept(tmp_path: Path) -> None:
     assert KeptResults(path, {"revision": "b"}).results == {"two": 2}
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes to cores")
-def test_each_process_keeps_to_one_core() -> None:
+@pytest.fixture(scope="module")
+def two_processes() -> Iterator[Processes]:
     with Processes(2) as processes:
-        cores = [value for _, value in processes.run([partial(os.sched_getaffinity, 0)] * 2, lambda _: None)]
+        yield processes
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes to cores")
+def test_each_process_keeps_to_one_core(two_processes: Processes) -> None:
+    cores = [value for _, value in two_processes.run([partial(os.sched_getaffinity, 0)] * 2, lambda _: None)]
     assert all(len(each) == 1 and each <= os.sched_getaffinity(0) for each in cores)
     assert len(cores[0] | cores[1]) == min(2, len(os.sched_getaffinity(0)))
 
 
-def test_several_processes_measure_what_one_does_also_when_one_dies() -> None:
+def test_several_processes_measure_what_one_does_also_when_one_dies(two_processes: Processes) -> None:
     gradients, begun = small(), []  # type: tuple[Gradients, list[int]]
     methods = build_methods(["topk", "qsgd"], DENSITY)
-    with Processes(2) as processes:
-        shared = put_on_file(gradients, processes.file("gradients"))
-        calls = [*(partial(trial, name, method, shared, N) for name, method in methods.items()), partial(os._exit, 3)]
-        found = dict(processes.run(calls, begun.append))
+    shared = put_on_file(gradients, two_processes.file("gradients"))
+    calls = [*(partial(trial, name, method, shared, N) for name, method in methods.items()), partial(os._exit, 3)]
+    found = dict(two_processes.run(calls, begun.append))
     assert begun == [2, 1, 0]
     assert isinstance(found[2], Failed)
     assert "exit code 3" in found[2].reason
     for place, (name, method) in enumerate(methods.items()):
         here, there = trial(name, method, gradients, N)[0], found[place][0]
         assert {**here, "select_topks": 0} == {**there, "select_topks": 0}
+
+
+def test_streams_made_beside_trials_are_those_made_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ComparisonSettings(
+        methods=["topk"],
+        streams=["normal", "laplace", "recorded"],
+        world_sizes=[2],
+        density=DENSITY,
+        numel=NUMEL,
+        num_steps=3,
+        recorded_training=["model=mlp", "dataset=digits", "batch_size=8"],
+        repeats=1,
+        max_gb=1.0,
+    )
+    rows = []
+    for number in (1, 2):
+        monkeypatch.setattr(measure, "num_processes", lambda _, number=number: number)
+        kept = KeptResults(tmp_path / str(number), {})
+        done = measure.measure(settings, lambda *_: None, kept)
+        assert not done.failures
+        rows.append([row | {"select_topks": 0} for row in done.rows])
+    assert [row["stream"] for row in rows[0]] == list(settings.streams)
+    assert rows[0] == rows[1]
 
 
 MISTAKES = {
