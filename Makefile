@@ -125,13 +125,15 @@ gpt-tables: $(READY) ## write the pages of these studies in results/published an
 	  cp results/figures/gpt/$${page}_runs.csv results/published/; \
 	  cp results/figures/gpt/$$page*.png docs/images/; done # the CSV has what each run found, for when its folder is gone
 
-advice: $(READY) ## profile a model and the methods on four ranks, then write results/published/advice.md and its figure: MODEL=resnet18
+advice: $(READY) ## profile a model and the methods on four ranks, then write results/published/advice*.md and their figures: MODEL=resnet18
 	@mkdir -p $(ADVICE)
 	@$(RUN) -m experiments.profile backward --nproc 4 --out $(ADVICE)/trace.json model=$(MODEL) dataset=synthetic batch_size=16 \
 	  'dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}'
 	@$(RUN) -m experiments.profile select --nproc 4 --methods micro,micro_repaired,micro_published,cltk,topk,oktopk,gaussiank,dgc,powersgd --out $(ADVICE)/select.json
 	@$(RUN) -m experiments.advise --link-mbit 100,1000 --trace $(ADVICE)/trace.json --select $(ADVICE)/select.json --out $(ADVICE)
 	@cp $(ADVICE)/advice.md results/published/advice.md && cp $(ADVICE)/advice-rates.png docs/images/advice.png
+	@$(RUN) -m experiments.advise --link-mbit 100,1000 --task resnet8-cifar10 --trace $(ADVICE)/trace.json --select $(ADVICE)/select.json --out $(ADVICE)-cifar10
+	@cp $(ADVICE)-cifar10/advice.md results/published/advice_cifar10.md && cp $(ADVICE)-cifar10/advice-rates.png docs/images/advice_cifar10.png
 
 test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)

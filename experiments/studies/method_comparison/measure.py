@@ -82,10 +82,13 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress, kept: Kep
             trials = {stream: _trials(settings, methods, stream, done) for stream in settings.streams}
             sources = {stream: StreamSource(stream, settings, processes) for stream in settings.streams}
             after = dict(pairwise(source for stream, source in sources.items() if _left(trials[stream], kept)))
+            last = sources[settings.streams[-1]]
             for stream, source in sources.items():
                 carry_out(processes, trials[stream], source.gradients, following=after.get(source))
-            carry_out(processes, _tradeoffs(settings, done), source.gradients)
-            carry_out(processes, _matches(settings, source.gradients, done), source.gradients)
+                if source is not last:
+                    source.give_up()
+            carry_out(processes, _tradeoffs(settings, done), last.gradients)
+            carry_out(processes, _matches(settings, last.gradients, done), last.gradients)
         for numel in settings.selection_lengths:  # times are taken with nothing beside them
             gradient = partial(timing_gradient, numel, settings.density)
             for name, seconds in reference_times(gradient(), settings.density).items():

@@ -94,12 +94,6 @@ class Processes:
         """Return a path in the folder that all processes share."""
         return self._folder / name
 
-    def give_up(self, *, but: str) -> None:
-        """Remove the files of the shared folder but the one of this name."""
-        for path in self._folder.iterdir():
-            if path.suffix != ".log" and path.name != but:
-                path.unlink()
-
     def run(self, calls: Sequence[Call], begins: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
         """Make calls, as many at a time as there are processes; yield the place and the value of each that ends.
 

@@ -11,7 +11,7 @@ from experiments.studies.recorded_gradients import record
 
 
 class StreamSource:
-    """The gradients of one stream, made once.
+    """The gradients of one stream, made once until they are given up.
 
     Args:
         stream: a key of TITLES.
@@ -24,7 +24,7 @@ class StreamSource:
 
     def making(self) -> Call | None:
         """Return the call that makes the gradients in another process; None where there is no other."""
-        if not self._processes.are_several or self._made is not None:
+        if not self._processes.are_several:
             return None
         return partial(_make_file, self._stream, self._settings, self._processes.file(self._stream))
 
@@ -34,18 +34,21 @@ class StreamSource:
             self._made = made
 
     def gradients(self) -> Gradients:
-        """Return the gradients; those of other streams are given up.
+        """Return the gradients.
 
         Raises:
             UserError: they cannot be recorded.
         """
-        self._processes.give_up(but=self._stream)
         if self._made is None:
-            several, file = self._processes.are_several, self._processes.file(self._stream)
-            self._made = (
-                _make_file(self._stream, self._settings, file) if several else _make(self._stream, self._settings)
-            )
+            making = self.making()
+            self._made = _make(self._stream, self._settings) if making is None else making()
         return self._made
+
+    def give_up(self) -> None:
+        """Drop the gradients, which would have to be made again, and their file."""
+        self._made = None
+        if self._processes.are_several:
+            self._processes.file(self._stream).unlink(missing_ok=True)
 
 
 def _make_file(stream: str, settings: ComparisonSettings, path: Path) -> Gradients:
