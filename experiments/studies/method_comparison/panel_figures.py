@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullLocator
 
 from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.names import in_order, label
@@ -114,8 +114,6 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter(LogFormatterSciNotation())
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_minor_formatter(NullFormatter())
 
     handles = [Line2D([], [], label="the method's selection", color=BLACK, marker="o")]
     handles += [Line2D([], [], label=name, **line) for name, line in REFERENCE_LINES.items()]
@@ -146,6 +144,8 @@ def _panels(
         axes.set_title(label(method), fontsize=6.5)
     scale(grid[0, 0])
     _limit_ticks(grid[0, 0])
+    for axis in (grid[0, 0].xaxis, grid[0, 0].yaxis):
+        axis.set_minor_locator(NullLocator())  # panels are small
     for axes in grid.flat[len(methods) :]:
         axes.remove()
     for column in range(columns):
@@ -162,7 +162,6 @@ def _scale_workers(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes if len(sizes) <= 4 else sizes[::2], labels=None)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _limit_ticks(axes: Axes) -> None:
@@ -172,7 +171,6 @@ def _limit_ticks(axes: Axes) -> None:
         axes.set_ylim(max(low, 0.02 if axes.get_xscale() == "linear" else low), high)
         axes.yaxis.set_major_locator(LogLocator(subs=_ticks_of_a_decade(high / low), numticks=5))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _ticks_of_a_decade(span: float) -> tuple[float, ...]:
