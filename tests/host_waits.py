@@ -62,9 +62,7 @@ What else is read, and what for:
 - `_largest_in_place`: in Ok-Topk, whether a row of its last message, of fixed length, was too short: then all gather
   once more. Before that the host reads whether k candidates were found (`_received`) and the lengths of what goes to
   the regions, which depend on them.
-- `Deft.select`: the norms of all pieces, from which the host derives how many each gives. `Scaled._measure`: those of
-  all layers, of which it makes their scales: one call multiplies all layers by numbers of the host, by numbers of the
-  device it would be a call for each layer.
+- `Deft.select`: the norms of all pieces, from which the host derives how many each gives.
 - Published fits (`above`, `moments`, `mean_and_deviation`, `fit`, `smallest_of_largest`, `_raised`, `where` and
   others): their authors' codes make numbers of the host at these places, and go on by them.
 

@@ -19,10 +19,30 @@ from micro.sparse import Overlap, Selection, Step
 
 @dataclass(slots=True)
 class ScaledState:
-    """The selector's state, and the running mean of squares of each parameter's accumulator, by name."""
+    """What `Scaled` keeps from step to step.
+
+    Attributes:
+        inner: the selector's state.
+        names: of the parameters that have been measured.
+        squares: (L,) float64, the running mean of squares of each one's accumulator; 0 where none is known.
+    """
 
     inner: Any
-    squares: dict[str, float] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    squares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The mean squares that are known, by parameter; an accelerator is read."""
+        return {name: square for name, square in zip(self.names, self.squares.tolist(), strict=True) if square}
+
+    def of(self, layout: Layout, device: torch.device) -> Tensor:
+        """Return the mean squares (L,) of a layout's parameters on a device."""
+        if self.names != layout.names:
+            known = self.by_name
+            self.names = layout.names
+            self.squares = torch.tensor([known.get(name, 0.0) for name in self.names], dtype=torch.float64)
+        return self.squares.to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +55,8 @@ class Scaled(WrappingSelector[ScaledState]):
     The mean squares are running averages. Ranks that share a threshold, each in a slice of its own, average them over
     all ranks, so that all select by the same scale; where a rank selects by itself, or leads, they are its own.
 
-    Costs per step: two reads and one write of the vector more, a vector of memory, and for L parameters an all-reduce
-    of 8 L bytes where ranks share a threshold.
+    Costs per step: two reads and one write of the vector more, a vector of memory (on an accelerator two), and for L
+    parameters an all-reduce of 8 L bytes where ranks share a threshold.
 
     Args:
         selector: which indices of the scaled vector: a part, its name, or a mapping.
@@ -90,24 +110,22 @@ class Scaled(WrappingSelector[ScaledState]):
 
     def save(self, state: ScaledState) -> dict[str, Any]:
         """Return the selector's state, and the mean squares by name."""
-        return {"inner": self.selector.save(state.inner), "squares": dict(state.squares)}
+        return {"inner": self.selector.save(state.inner), "squares": state.by_name}
 
     def load(self, saved: dict[str, Any]) -> ScaledState:
         """Return the state that ``save`` described."""
-        return ScaledState(self.selector.load(saved["inner"]), dict(saved["squares"]))
+        return _state(self.selector.load(saved["inner"]), saved["squares"])
 
     def regroup(self, state: ScaledState, old: Sequence[tuple[Layout, ScaledState]], layout: Layout) -> ScaledState:
         """Return the state of the new bucket: its parameters' scales, wherever these were before."""
-        known = {name: square for _, kept in old for name, square in kept.squares.items()}
+        known = {name: square for _, kept in old for name, square in kept.by_name.items()}
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
-        return ScaledState(inner, {name: known[name] for name in layout.names if name in known})
+        return _state(inner, {name: known[name] for name in layout.names if name in known})
 
     def select(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what the selector chooses of the accumulator in units of each parameter's scale."""
         self._measure(state, acc, step.layout, comm)
-        scaled = acc.clone()
-        factors = [_factor(state.squares[name]) for name in step.layout.names]
-        torch._foreach_mul_(list(scaled.split(list(step.layout.numels))), factors)
+        scaled = _multiplied(acc, step.layout.numels, _factors(state.squares))
         chosen = self.selector.select(state.inner, scaled, step, comm)
         return Selection(
             chosen.indices,
@@ -124,14 +142,29 @@ class Scaled(WrappingSelector[ScaledState]):
         squares /= on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
         if self.shares_scale:
             squares = comm.all_reduce_(squares, "counts") / comm.world_size
-        for name, square in zip(layout.names, squares.tolist(), strict=True):  # host sync: the scales
-            if 0 < square < float("inf"):
-                before = state.squares.get(name) or square
-                state.squares[name] = self.memory * before + (1 - self.memory) * square
-            else:
-                state.squares.setdefault(name, 0.0)
+        known = state.of(layout, acc.device)
+        before = torch.where(known > 0, known, squares)
+        is_number = (squares > 0) & torch.isfinite(squares)
+        state.squares = torch.where(is_number, self.memory * before + (1 - self.memory) * squares, known)
 
 
-def _factor(square: float) -> float:
-    """Return the inverse of a scale; 1 where there is none yet."""
-    return square**-0.5 if square else 1.0
+def _state(inner: Any, squares: dict[str, float]) -> ScaledState:
+    return ScaledState(inner, tuple(squares), torch.tensor([*squares.values()], dtype=torch.float64))
+
+
+def _factors(squares: Tensor) -> Tensor:
+    """Return the inverses of the scales (L,); 1 where there is none yet."""
+    return torch.where(squares > 0, squares.pow(-0.5), 1.0)
+
+
+def _multiplied(vector: Tensor, sizes: Sequence[int], factors: Tensor) -> Tensor:
+    """Return ``vector`` with its neighbouring pieces, of these sizes, each times its factor; no read on a device.
+
+    There each element gets its factor from a vector of them: a call for each piece would be slower for many.
+    """
+    if vector.device.type == "cpu":
+        product = vector.clone()
+        torch._foreach_mul_(list(product.split(list(sizes))), factors.tolist())
+        return product
+    repeats = on_device(list(sizes), torch.int64, vector.device)
+    return vector * factors.to(vector.dtype).repeat_interleave(repeats, output_size=vector.numel())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.selectors.scaled import Scaled
+from micro.selectors.scaled import Scaled, ScaledState
 
 LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
 DENSITY, STEPS = 0.1, 8
@@ -52,10 +52,10 @@ def test_ranks_that_share_a_threshold_share_the_scale() -> None:
 def test_scales_follow_their_parameters_into_other_buckets() -> None:
     reducer = micro.SparseReducer(Scaled(selector=micro.Micro()), DENSITY)
     old = reducer.start(LAYOUT, torch.float32, torch.device("cpu"))
-    old.selector.squares = {"large": 4.0, "small": 9.0}
+    old.selector = ScaledState(old.selector.inner, LAYOUT.names, torch.tensor([4.0, 9.0], dtype=torch.float64))
     for name, square in (("large", 4.0), ("small", 9.0)):
         alone = reducer.rebuild(micro.Layout((name,), ((100,),)), [old], torch.float32, torch.device("cpu"))
-        assert alone.selector.squares == {name: square}
+        assert alone.selector.by_name == {name: square}
 
 
 @pytest.mark.parametrize(
