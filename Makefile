@@ -47,7 +47,7 @@ $(READY): requirements.lock pyproject.toml
 	  { echo "python 3.11.5 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name another with PYTHON=..."; exit 1; }
 	@echo "setting up $(VENV): torch and friends from requirements.lock, a few minutes the first time"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements.lock
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes --requirement requirements.lock
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
@@ -199,7 +199,7 @@ lock: ## renew requirements.lock from pyproject.toml, with the checksums of the 
 	@$(PYTHON) -m venv --clear $(VENV)-lock
 	@$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.9 # reads the checksums; pip knows those of its own platform alone
 	@$(VENV)-lock/bin/uv pip compile --quiet pyproject.toml $(foreach each,experiments zoo frameworks dev docs,--extra $(each)) \
-	  --universal --python-version 3.11.5 --prerelease if-necessary-or-explicit --generate-hashes --no-annotate --upgrade \
+	  --universal --no-strip-extras --python-version 3.11.5 --prerelease if-necessary-or-explicit --generate-hashes --no-annotate --upgrade \
 	  --custom-compile-command "make lock" --output-file requirements.lock
 	@rm -rf $(VENV)-lock
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.text import Text
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from rich.console import Console
 
 from data import imagenet
@@ -231,3 +234,19 @@ def test_every_pinned_package_has_checksums_and_every_beta_is_explained() -> Non
     assert [word for word in ("http://", "https://", "index-url", "file:") if word in lock] == []
     betas = [entry.split("==")[0] for entry in entries if re.match(r"[\w.-]+==[\d.]+(a|b|rc)\d", entry)]
     assert [name for name in betas if name.split("-")[0] not in declared.lower()] == []
+
+
+def test_the_lock_names_the_extras_that_its_packages_ask_for() -> None:
+    """Where the lock has `name` alone, pip 23.2 takes the newest `name[extra]` and refuses it: it has no checksum."""
+    locked = dict(re.findall(r"(?m)^([\w.-]+)(\[[^]]*\])?==", (ROOT / "requirements.lock").read_text()))
+    missing = []
+    for name in locked:
+        try:
+            needs = map(Requirement, requires(name) or [])
+        except PackageNotFoundError:  # of another platform
+            continue
+        for need in needs:
+            named = set(locked.get(canonicalize_name(need.name), "").strip("[]").split(", "))
+            if need.extras - named and (need.marker is None or need.marker.evaluate({"extra": ""})):
+                missing.append(f"{name} asks for {need}")
+    assert missing == []
