@@ -10,7 +10,7 @@ TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes lo
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadgroup --no-loadscope-reorder
 LONG := long_movielens100k long_wikitext2 long_cifar10 long_length_movielens100k long_length_wikitext2 long_length_cifar10 \
-  long_cifar10_methods long_cifar10_densities # of conf/sweep
+  long_workers_movielens100k long_cifar10_methods long_cifar10_densities # of conf/sweep
 # What earlier tables of a page hold stays in its next one when run folders are gone: its numbers, and those of each run.
 EARLIER = $(addprefix --earlier ,$(wildcard results/published/$(1).csv)) $(addprefix --earlier-runs ,$(wildcard results/published/$(1)_runs.csv))
 KEEP_NUMBERS = for end in .csv _runs.csv; do cp results/figures/$(1)/$(2)$$end results/published/$(3)$$end; done
