@@ -108,6 +108,7 @@ from micro.selectors.reused_published import PublishedReused
 from micro.selectors.sage import Sage
 from micro.selectors.sage_published import PublishedSage
 from micro.selectors.scaled import Scaled
+from micro.selectors.scaled_elements import ScaledElements
 from micro.selectors.sidco import Sidco
 from micro.selectors.sidco_published import PublishedSidco
 from micro.selectors.threshold import Threshold
@@ -213,6 +214,7 @@ __all__ = [
     "Rule",
     "Sage",
     "Scaled",
+    "ScaledElements",
     "Scope",
     "Selection",
     "Selector",

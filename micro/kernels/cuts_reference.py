@@ -4,6 +4,7 @@ Candidates are counted in bins: bin b begins at the magnitude whose float32 has 
 the last bin has no end.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,18 @@ class Cut(NamedTuple):
     num_candidates: int
 
 
+def reaching(lowest: int, dtype: torch.dtype) -> float:
+    """Return the smallest number of ``dtype`` that as a float32 is the magnitude with the bits ``lowest`` or more.
+
+    Histograms and bins count float32. In double precision some numbers just below that magnitude are rounded to it.
+    """
+    magnitude = magnitude_of(lowest)
+    if dtype != torch.float64:
+        return magnitude
+    middle = (magnitude_of(lowest - 1) + magnitude) / 2
+    return math.nextafter(middle, math.inf) if lowest % 2 else middle  # ties are rounded to even bits
+
+
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return what of a slice ``x`` (numel,) reaches the magnitude with the bits ``lowest``.
 
@@ -45,7 +58,7 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Ten
     Returns:
         ascending indices in the vector (m,) int32, magnitudes (m,) float32, counts by bin (NUM_BINS,) int32.
     """
-    places, magnitudes = kernels.above_with_magnitudes(x, magnitude_of(lowest))
+    places, magnitudes = kernels.above_with_magnitudes(x, reaching(lowest, x.dtype))
     magnitudes = magnitudes.to(torch.float32)
     return places + start, magnitudes, _counts(_bins(magnitudes, lowest, shift))
 
@@ -55,7 +68,7 @@ def collect_unread(x: Tensor, start: int, lowest: int, shift: int, room: int) ->
 
     Where more were found, every count is `OVERFULL`.
     """
-    found = kernels.above_unread(x, magnitude_of(lowest), room)
+    found = kernels.above_unread(x, reaching(lowest, x.dtype), room)
     magnitudes, places = found.magnitudes.to(torch.float32), torch.arange(found.room, device=x.device)
     counts = _counts(_bins(magnitudes, lowest, shift).where(places < found.count, NUM_BINS), NUM_BINS + 1)[:NUM_BINS]
     return found.indices + start, magnitudes, counts.where(found.count <= found.room, OVERFULL)

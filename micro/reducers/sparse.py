@@ -117,6 +117,7 @@ class SparseReducer(WithDensity):
         else:
             state.spare = state.wire = None
             sent = self._send(at_work, state, acc, grad, step, comm, forgotten, first_bad=bad)
+        self.selector.observe(state.selector, grad, step)
         state.step += 1
         stats = StepStats(
             step=step.index,

@@ -66,3 +66,15 @@ class Selector(StatefulPart[S], ABC):
         """
         return self.select(state, acc, step, comm)
         yield  # which makes this a generator
+
+    def observe(self, state: S, update: Tensor, step: Step) -> None:
+        """Learn what the update of the step became, after ``select``; here nothing.
+
+        Called in every step, also where all values travel and nothing is selected.
+
+        Args:
+            state: this selector's own state; may be changed.
+            update: (numel,) the mean update that the optimizer receives, the same on all ranks; zero where this bucket
+                makes the step one that does not count. Not modified.
+            step: as in ``select``.
+        """

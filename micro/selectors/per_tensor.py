@@ -61,6 +61,8 @@ class PerTensor(WrappingSelector[PerTensorState]):
             return "with a slack sends its indices in one message for each parameter"
         if getattr(selector, "unbiased", False):
             return "scales the update by one factor, which would differ from parameter to parameter"
+        if type(selector).observe is not Selector.observe:
+            return "learns from the update of the whole vector"
         return None
 
     def start(self) -> PerTensorState:

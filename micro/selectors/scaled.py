@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.density.base import Target
 from micro.flat import Layout
-from micro.norms import norms_of
 from micro.on_device import on_device
-from micro.selectors.base import Selector
-from micro.selectors.wrapping import WrappingSelector
-from micro.sparse import Overlap, Selection, Step
+from micro.selectors.scaling import ScalingSelector
+from micro.sparse import Step
 
 
 @dataclass(slots=True)
@@ -46,7 +43,7 @@ class ScaledState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled(WrappingSelector[ScaledState]):
+class Scaled(ScalingSelector[ScaledState]):
     """Select by the magnitude divided by the root mean square of the parameter's accumulator.
 
     With one threshold for a whole model, a parameter whose gradients are a thousandth of the others' waits until its
@@ -72,37 +69,6 @@ class Scaled(WrappingSelector[ScaledState]):
 
     memory: float = 0.9
     name: ClassVar[str] = "scaled"
-    needs_all: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.memory < 1:
-            raise ValueError(f"memory of {self.name} must be in [0, 1), got {self.memory}")
-        WrappingSelector.__post_init__(self)
-
-    @staticmethod
-    def why_not(selector: Selector[Any]) -> str | None:
-        """Return why a scale makes no difference to a selector, or no sense, or None where it does."""
-        if selector.by_layer or selector.needs_all:
-            return "weighs each parameter itself already"
-        if selector.overlap is Overlap.SAME:
-            return "does not look at magnitudes"
-        if selector.wants_sums:
-            return "fits a law to the accumulator as it is"
-        return None
-
-    @property
-    def sends_indices(self) -> bool:  # type: ignore[override]  # depends on the selector
-        """Whether the selector sends indices itself."""
-        return self.selector.sends_indices
-
-    @property
-    def shares_scale(self) -> bool:
-        """Whether ranks select by one scale: those that share a threshold."""
-        return self.overlap is Overlap.DISJOINT
-
-    def effective_target(self, target: Target, layout: Layout) -> Target:
-        """Return what the selector aims at."""
-        return self.selector.effective_target(target, layout)
 
     def start(self) -> ScaledState:
         """Return a state that knows no scale yet."""
@@ -122,26 +88,14 @@ class Scaled(WrappingSelector[ScaledState]):
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
         return _state(inner, {name: known[name] for name in layout.names if name in known})
 
-    def select(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Selection:
-        """Return what the selector chooses of the accumulator in units of each parameter's scale."""
+    def in_units(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
+        """Return the accumulator (numel,) in units of each parameter's scale."""
         self._measure(state, acc, step.layout, comm)
-        scaled = _multiplied(acc, step.layout.numels, _factors(state.squares))
-        chosen = self.selector.select(state.inner, scaled, step, comm)
-        return Selection(
-            chosen.indices,
-            counts=chosen.counts,
-            spans=chosen.spans,
-            scale=chosen.scale,
-            everyone=chosen.everyone,
-            overfull=chosen.overfull,
-        )
+        return _multiplied(acc, step.layout.numels, _factors(state.squares))
 
     def _measure(self, state: ScaledState, acc: Tensor, layout: Layout, comm: Comm) -> None:
         """Take this step's mean squares into the running ones; what is no number is left out."""
-        squares = norms_of(acc, list(layout.numels)).to(torch.float64).square_()
-        squares /= on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
-        if self.shares_scale:
-            squares = comm.all_reduce_(squares, "counts") / comm.world_size
+        squares = self.mean_squares(acc, layout, comm)
         known = state.of(layout, acc.device)
         before = torch.where(known > 0, known, squares)
         is_number = (squares > 0) & torch.isfinite(squares)

@@ -85,6 +85,14 @@ def scaled_counts(outcome: Outcome, rank: int) -> float:
     return agreed_counts(outcome, rank) + all_reduce(8 * NUM_LAYERS, outcome.world_size)
 
 
+def scaled_elements_counts(outcome: Outcome, rank: int) -> float:
+    """MiCRO's counts, and in the first step the mean squares of each parameter."""
+    if outcome.step:
+        return agreed_counts(outcome, rank)
+    first = replace(outcome, num_extra=outcome.num_extra - 1)
+    return agreed_counts(first, rank) + all_reduce(8 * NUM_LAYERS, outcome.world_size)
+
+
 ROWS: tuple[Row, ...] = (
     Row(
         name="per_tensor+topk+gather",
@@ -137,6 +145,16 @@ ROWS: tuple[Row, ...] = (
         indices=lists(4),
         values=union_values,
         num_collectives=4,
+        rule="agreed",
+    ),
+    Row(
+        name="scaled_elements+micro+agreed",
+        make=sparse(micro.ScaledElements(selector=micro.Micro())),
+        band=EXACT,
+        counts=scaled_elements_counts,
+        indices=lists(4),
+        values=union_values,
+        num_collectives=3,
         rule="agreed",
     ),
     Row(

@@ -1,5 +1,6 @@
 """A selection among slices that is cut by counts: the compiled loops and plain torch give what brute force gives."""
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels import cuts_reference
-from micro.kernels.bit_patterns import bits_of_magnitude
+from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from tests.products import grid
 
 LOWEST, SHIFT, START = bits_of_magnitude(1.0), 20, 1000
@@ -39,6 +40,16 @@ def test_candidates_are_counted_by_magnitude(cuts: ModuleType, numel: int) -> No
     assert magnitudes.tolist() == [abs(x[i].item()) for i in passing]
     assert counts.tolist() == [bins.count(place) for place in range(cuts_reference.NUM_BINS)]
     assert (indices.dtype, counts.dtype) == (torch.int32, torch.int32)
+
+
+@grid(lowest=[1, LOWEST, LOWEST + 1], steps=[-1, 0, 1])
+def test_what_reaches_a_magnitude_in_double_precision_is_what_rounds_to_it(lowest: int, steps: int) -> None:
+    middle = (magnitude_of(lowest - 1) + magnitude_of(lowest)) / 2
+    value = math.nextafter(middle, steps * math.inf) if steps else middle
+    x = torch.tensor([value], dtype=torch.float64)
+    is_reached = bool(x.float() >= magnitude_of(lowest))
+    assert cuts_reference.collect(x, 0, lowest, SHIFT)[0].numel() == is_reached
+    assert int(cuts_reference.collect_unread(x, 0, lowest, SHIFT, 1)[2].sum()) == is_reached
 
 
 @grid(cuts=modules(), world_size=[1, 2, 7], k=[1, 10, 60, 10_000])

@@ -28,6 +28,7 @@ def group() -> Iterator[SimulatedGroup]:
         "micro_repaired",
         "micro_slack",
         "micro_tensors",
+        "micro_scaled_elements",
         "exdyna",
         "gaussiank",
         "sidco",

@@ -14,6 +14,7 @@ from micro.selectors.base import Selector
 from micro.selectors.micro_rules.one_message import message_bytes, room_for
 from micro.selectors.per_tensor import PerTensor
 from micro.selectors.scaled import Scaled
+from micro.selectors.scaling import ScalingSelector
 
 _RULES: Mapping[str, Calls] = {
     "agreed": (("gather_rows", COUNT_BYTES * NUM_BINS),),
@@ -34,6 +35,8 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
     if isinstance(selector, Scaled):
         mean_squares: Calls = (("all_reduce", 8 * len(layout.names)),) if selector.shares_scale else ()  # as float64
         return mean_squares + calls_of_selector(selector.selector, density, layout, world_size)
+    if isinstance(selector, ScalingSelector):  # what others send, they send once
+        return calls_of_selector(selector.selector, density, layout, world_size)
     takes_all = has_slices(selector) and selector.rule_name != "published"
     if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
         return ()
@@ -67,18 +70,18 @@ def _longest_slice(selector: Selector[Any], layout: Layout, world_size: int) -> 
 
 def has_slices(selector: Selector[Any]) -> bool:
     """Return whether each rank searches one slice of its own."""
-    return selector.name in _WITH_SLICES or (isinstance(selector, Scaled) and has_slices(selector.selector))
+    return selector.name in _WITH_SLICES or (isinstance(selector, ScalingSelector) and has_slices(selector.selector))
 
 
 def has_ranges(selector: Selector[Any]) -> bool:
     """Return whether each rank searches one range of its own."""
-    if isinstance(selector, Scaled):
+    if isinstance(selector, ScalingSelector):
         return has_ranges(selector.selector)
     return has_slices(selector) and getattr(selector, "block", None) is None
 
 
 def knows_counts(selector: Selector[Any]) -> bool:
     """Return whether all ranks know every rank's count after the selection."""
-    if isinstance(selector, PerTensor | Scaled):
+    if isinstance(selector, PerTensor | ScalingSelector):
         return knows_counts(selector.selector)
     return selector.name in _KNOWING_COUNTS or (selector.name == "deft" and selector.rule_name == "repaired")

@@ -1,0 +1,100 @@
+"""A selector that gives another one the accumulator in units of a scale: what is the same for every scale."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.density.base import Target
+from micro.flat import Layout
+from micro.norms import norms_of
+from micro.on_device import on_device
+from micro.selectors.base import Selector
+from micro.selectors.wrapping import WrappingSelector
+from micro.sparse import Overlap, Selection, Step
+
+
+class ScalingState(Protocol):
+    """What every such selector keeps: the state of the selector inside."""
+
+    inner: Any
+
+
+S = TypeVar("S", bound=ScalingState)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingSelector(WrappingSelector[S]):
+    """Select by magnitudes in units of a scale, which subclasses define. What is sent are the values themselves.
+
+    Args:
+        selector: which indices of the scaled vector: a part, its name, or a mapping.
+        memory: share of the running means of squares that a step keeps, in [0, 1).
+
+    Statistics: there is no threshold, for it is none on magnitudes.
+
+    Raises:
+        ValueError: a memory outside [0, 1), or a selector that does not compare magnitudes of different parameters.
+    """
+
+    memory: float
+    needs_all: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory < 1:
+            raise ValueError(f"memory of {self.name} must be in [0, 1), got {self.memory}")
+        WrappingSelector.__post_init__(self)
+
+    @staticmethod
+    def why_not(selector: Selector[Any]) -> str | None:
+        """Return why a scale makes no difference to a selector, or no sense, or None where it does."""
+        if selector.by_layer or selector.needs_all:
+            return "weighs each parameter itself already"
+        if selector.overlap is Overlap.SAME:
+            return "does not look at magnitudes"
+        if selector.wants_sums:
+            return "fits a law to the accumulator as it is"
+        return None
+
+    @property
+    def sends_indices(self) -> bool:  # type: ignore[override]  # depends on the selector
+        """Whether the selector sends indices itself."""
+        return self.selector.sends_indices
+
+    @property
+    def shares_scale(self) -> bool:
+        """Whether ranks select by one scale: those that share a threshold."""
+        return self.overlap is Overlap.DISJOINT
+
+    def effective_target(self, target: Target, layout: Layout) -> Target:
+        """Return what the selector aims at."""
+        return self.selector.effective_target(target, layout)
+
+    @abstractmethod
+    def in_units(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Tensor:
+        """Return the accumulator (numel,) in units of its scale: a new vector, finite."""
+
+    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return what the selector chooses of the accumulator in units of its scale."""
+        chosen = self.selector.select(state.inner, self.in_units(state, acc, step, comm), step, comm)
+        return Selection(
+            chosen.indices,
+            counts=chosen.counts,
+            spans=chosen.spans,
+            scale=chosen.scale,
+            everyone=chosen.everyone,
+            overfull=chosen.overfull,
+        )
+
+    def observe(self, state: S, update: Tensor, step: Step) -> None:
+        """Let the selector inside learn of the update, too."""
+        self.selector.observe(state.inner, update, step)
+
+    def mean_squares(self, acc: Tensor, layout: Layout, comm: Comm) -> Tensor:
+        """Return the mean squares (L,) float64 of each parameter's accumulator, over all ranks where they share."""
+        squares = norms_of(acc, list(layout.numels)).to(torch.float64).square_()
+        squares /= on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
+        return comm.all_reduce_(squares, "counts") / comm.world_size if self.shares_scale else squares
