@@ -1,7 +1,7 @@
 """Scaled: any selector by magnitude, given magnitudes in units of each parameter's own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,11 +10,14 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Target
 from micro.flat import Layout
-from micro.norms import norms_of
+from micro.kernels.sums import squares_by_piece
 from micro.on_device import on_device
+from micro.scales import Scales
 from micro.selectors.base import Selector
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Overlap, Selection, Step
+
+LARGEST_FACTOR = 2.0**100
 
 
 @dataclass(slots=True)
@@ -55,8 +58,10 @@ class Scaled(WrappingSelector[ScaledState]):
     The mean squares are running averages. Ranks that share a threshold, each in a slice of its own, average them over
     all ranks, so that all select by the same scale; where a rank selects by itself, or leads, they are its own.
 
-    Costs per step: two reads and one write of the vector more, a vector of memory (on an accelerator two), and for L
-    parameters an all-reduce of 8 L bytes where ranks share a threshold.
+    Costs per step: for L parameters an all-reduce of 8 L bytes where ranks share a threshold. The squares are added up
+    in the pass that adds the gradient, where that is compiled. MiCRO's agreed rule compares each parameter with a
+    threshold of its own there; its other rules copy the slice that they search, other selectors have the whole vector
+    copied (on an accelerator the factors too, one for each element).
 
     Args:
         selector: which indices of the scaled vector: a part, its name, or a mapping.
@@ -73,6 +78,7 @@ class Scaled(WrappingSelector[ScaledState]):
     memory: float = 0.9
     name: ClassVar[str] = "scaled"
     needs_all: ClassVar[bool] = True
+    wants_squares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory < 1:
@@ -124,9 +130,12 @@ class Scaled(WrappingSelector[ScaledState]):
 
     def select(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what the selector chooses of the accumulator in units of each parameter's scale."""
-        self._measure(state, acc, step.layout, comm)
-        scaled = _multiplied(acc, step.layout.numels, _factors(state.squares))
-        chosen = self.selector.select(state.inner, scaled, step, comm)
+        self._measure(state, acc, step, comm)
+        scales = Scales.of(step.layout.numels, _factors(state.squares))
+        if self.selector.takes_scales:
+            chosen = self.selector.select(state.inner, acc, replace(step, scales=scales), comm)
+        else:
+            chosen = self.selector.select(state.inner, scales.multiplied(acc), step, comm)
         return Selection(
             chosen.indices,
             counts=chosen.counts,
@@ -136,10 +145,11 @@ class Scaled(WrappingSelector[ScaledState]):
             overfull=chosen.overfull,
         )
 
-    def _measure(self, state: ScaledState, acc: Tensor, layout: Layout, comm: Comm) -> None:
+    def _measure(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> None:
         """Take this step's mean squares into the running ones; what is no number is left out."""
-        squares = norms_of(acc, list(layout.numels)).to(torch.float64).square_()
-        squares /= on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
+        layout = step.layout
+        squares = squares_by_piece(acc, layout.numels) if step.squares is None else step.squares
+        squares = squares / on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
         if self.shares_scale:
             squares = comm.all_reduce_(squares, "counts") / comm.world_size
         known = state.of(layout, acc.device)
@@ -153,18 +163,5 @@ def _state(inner: Any, squares: dict[str, float]) -> ScaledState:
 
 
 def _factors(squares: Tensor) -> Tensor:
-    """Return the inverses of the scales (L,); 1 where there is none yet."""
-    return torch.where(squares > 0, squares.pow(-0.5), 1.0)
-
-
-def _multiplied(vector: Tensor, sizes: Sequence[int], factors: Tensor) -> Tensor:
-    """Return ``vector`` with its neighbouring pieces, of these sizes, each times its factor; no read on a device.
-
-    There each element gets its factor from a vector of them: a call for each piece would be slower for many.
-    """
-    if vector.device.type == "cpu":
-        product = vector.clone()
-        torch._foreach_mul_(list(product.split(list(sizes))), factors.tolist())
-        return product
-    repeats = on_device(list(sizes), torch.int64, vector.device)
-    return vector * factors.to(vector.dtype).repeat_interleave(repeats, output_size=vector.numel())
+    """Return the inverses of the scales (L,), which single precision holds; 1 where there is none yet."""
+    return torch.where(squares > 0, squares.pow(-0.5).clamp_max(LARGEST_FACTOR), 1.0)
