@@ -12,7 +12,7 @@ from torch import Tensor
 from micro import kernels
 from micro.health import FirstBad
 from micro.kernels.reference import is_ordinary, too_large
-from micro.kernels.sums import AnySums, absorb_and_sum_, soonest_sums_of
+from micro.kernels.sums import AnySums, absorb_and_square_, absorb_and_sum_, soonest_sums_of, squares_by_piece
 from micro.norms import norm
 from micro.parts import Part
 from micro.sparse import SparseValues
@@ -67,6 +67,13 @@ class Feedback(Part, ABC):
         """Return what `accumulate_` does, and the sums of the accumulator, in the same pass where that can be."""
         acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
         return acc, first_bad, soonest_sums_of(acc)
+
+    def accumulate_and_square_(
+        self, memory: Memory, grad: Tensor, *, lengths: Sequence[int], world_size: int
+    ) -> tuple[Tensor, FirstBad, Tensor]:
+        """Return what `accumulate_` does, and the sums of squares (L,) float64 of the accumulator's pieces (L,)."""
+        acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
+        return acc, first_bad, squares_by_piece(acc, lengths)
 
     def without_grad_(self, memory: Memory) -> Tensor | None:
         """Return the accumulator (numel,) of a step but for the gradient, which the caller adds as `absorb_` does.
@@ -166,6 +173,13 @@ class ErrorFeedback(Feedback):
         """Add the gradient to the residual in place, and the sums up in the same pass."""
         acc = self.without_grad_(memory)
         return acc, *absorb_and_sum_(acc, grad)
+
+    def accumulate_and_square_(
+        self, memory: Memory, grad: Tensor, *, lengths: Sequence[int], world_size: int
+    ) -> tuple[Tensor, FirstBad, Tensor]:
+        """Add the gradient to the residual in place, and the squares up in the same pass."""
+        acc = self.without_grad_(memory)
+        return acc, *absorb_and_square_(acc, grad, lengths)
 
     def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
         """Take what was sent out of the accumulator, which is the residual; the gradient is zero already."""

@@ -15,6 +15,7 @@ from micro.health import Finite, is_number, read
 from micro.kernels import places
 from micro.kernels.sums import AnySums
 from micro.on_device import on_device
+from micro.scales import Scales
 
 
 class Overlap(Enum):
@@ -28,7 +29,7 @@ class Overlap(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the parts of a method know about the step: the same on every rank, but for the last two.
+    """What the parts of a method know about the step: the same on every rank, but for what says otherwise.
 
     Attributes:
         index: number of the step, from 0.
@@ -38,6 +39,9 @@ class Step:
         layer_densities: the target density of each parameter, where the policy sets one for each; else None.
         sums: of this rank's accumulator, which ranks do not share, for a selector that wants them; else None.
         is_finite: whether this rank's gradient was finite, which ranks do not share either.
+        squares: (L,) float64, sums of squares of this rank's parameters, for a selector that wants them; else None.
+        scales: by which a selector that takes them multiplies what it compares, the same on ranks that share a
+            threshold; else None.
     """
 
     index: int
@@ -47,6 +51,8 @@ class Step:
     layer_densities: tuple[float, ...] | None = None
     sums: AnySums | None = None
     is_finite: Finite = True
+    squares: Tensor | None = None
+    scales: Scales | None = None
 
 
 @dataclass(frozen=True, slots=True)

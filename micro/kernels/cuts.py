@@ -11,7 +11,8 @@ from torch import Tensor
 
 from micro.kernels.cpu import array_of, bits_of, scan
 from micro.kernels.cuts_reference import NUM_BINS, Cut
-from micro.kernels.jit import jitted
+from micro.kernels.jit import INFINITY_BITS, as_bits, as_float, jitted
+from micro.scales import Scales
 
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,6 +20,42 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Ten
     places, bits = scan(bits_of(x), np.array([[0, x.numel()]]), np.array([lowest], np.int32))
     counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
     return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+
+
+def collect_scaled(x: Tensor, start: int, lowest: int, shift: int, scales: Scales) -> tuple[Tensor, Tensor, Tensor]:
+    """Do what `collect` does for a copy of ``x`` that is multiplied by ``scales``, without that copy."""
+    edges, factors = scales.edges.numpy(), scales.factors.numpy().astype(np.float32)
+    lowests = _reaching(np.int32(lowest), factors)
+    places, bits = scan(bits_of(x), np.stack([edges[:-1], edges[1:]], 1), lowests)
+    _multiply(places, bits.view(np.float32), edges, factors)
+    counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
+    return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+
+
+@jitted
+def _reaching(lowest: Any, factors: Any) -> Any:
+    """Return the bits of the smallest magnitudes (S,) whose products, rounded, have at least the bits ``lowest``."""
+    smallest = np.empty(factors.size, np.int32)
+    for piece in range(factors.size):
+        low, high = np.int32(0), np.int32(INFINITY_BITS)
+        while low < high:
+            middle = np.int32((np.int64(low) + high) // 2)
+            if as_bits(as_float(middle) * factors[piece]) >= lowest:
+                high = middle
+            else:
+                low = np.int32(middle + 1)
+        smallest[piece] = low
+    return smallest
+
+
+@jitted
+def _multiply(places: Any, magnitudes: Any, edges: Any, factors: Any) -> Any:
+    """Multiply the magnitudes at ascending places by the factors of their pieces, in place."""
+    piece = 0
+    for i in range(places.size):
+        while places[i] >= edges[piece + 1]:
+            piece += 1
+        magnitudes[i] *= factors[piece]
 
 
 @jitted

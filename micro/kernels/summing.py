@@ -37,7 +37,7 @@ def _adder(has_floor: bool) -> Any:
             source, target = (context.make_array(sig.args[i])(context, builder, args[i]).data for i in (0, 3))
             zero, step = (ir.Constant(args[1].type, number) for number in (0, LANES))
             rows = range(ROW) if has_floor else range(TOTAL, SMALLEST)
-            sums = {row: _held(builder, _lanes_of(row == SMALLEST)) for row in rows}
+            sums = {row: kept_in_registers(builder, _lanes_of(row == SMALLEST)) for row in rows}
             floors = _in_all_lanes(builder, args[2]) if has_floor else None
             with cgutils.for_range_slice(builder, zero, args[1], step) as (i, _):
                 place = builder.bitcast(builder.gep(source, [i]), FLOATS.as_pointer())
@@ -54,7 +54,7 @@ def _adder(has_floor: bool) -> Any:
     return intrinsic(add)
 
 
-def _held(builder: Any, lanes: Any) -> Any:
+def kept_in_registers(builder: Any, lanes: Any) -> Any:
     """Return memory that the compiler keeps in registers."""
     hold: Any = cgutils.alloca_once_value
     return hold(builder, lanes)

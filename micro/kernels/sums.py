@@ -1,5 +1,6 @@
 """Sums over a vector that thresholds are fitted to, in one read, or in the pass that adds the gradient."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.health import FirstBad
+from micro.norms import norms_of
 
 CHUNK = 1 << 18  # elements that the form in plain torch adds up at a time on a CPU: they stay in the cache
 
@@ -137,6 +139,29 @@ def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, AnySums]:
     if not isinstance(sums, Tensor):
         return first_bad, Sums(*sums)
     return first_bad, UnreadSums(sums).read() if residual.device.type == "cpu" else UnreadSums(sums)
+
+
+def squares_by_piece(x: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return the sums of squares (S,) float64 of neighbouring pieces of ``x`` (numel,), which have these lengths."""
+    if kernels.compiled(x):
+        found: Tensor = _squares().squares_by_piece(x, lengths)
+        return found
+    return norms_of(x, lengths).to(torch.float64).square_()
+
+
+def absorb_and_square_(residual: Tensor, grad: Tensor, lengths: Sequence[int]) -> tuple[FirstBad, Tensor]:
+    """Do what `micro.kernels.absorb_unread_` does; return what it returns, and what `squares_by_piece` then would."""
+    if not (kernels.compiled(residual) and kernels.compiled(grad)) or residual.numel() != grad.numel():
+        return kernels.absorb_unread_(residual, grad), squares_by_piece(residual, lengths)
+    found: tuple[FirstBad, Tensor] = _squares().absorb_and_square_(residual, grad, lengths)
+    return found
+
+
+@cache
+def _squares() -> ModuleType:
+    from micro.kernels import squares
+
+    return squares
 
 
 def _loops_for(*vectors: Tensor) -> ModuleType | None:

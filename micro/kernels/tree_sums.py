@@ -32,12 +32,12 @@ def _sum_of_near(typingctx: Any, terms: Any) -> Any:
         while len(parts) > 1:
             half = len(parts) // 2
             parts = [builder.fadd(low, high) for low, high in zip(parts[:half], parts[half:], strict=True)]
-        return _folded(builder, parts[0])
+        return folded(builder, parts[0])
 
     return types.float32(terms), codegen
 
 
-def _folded(builder: Any, vector: Any) -> Any:
+def folded(builder: Any, vector: Any) -> Any:
     """Return the sum of the lanes of a vector."""
     size, lane = vector.type.count, ir.IntType(32)
     if size == 1:
@@ -46,7 +46,7 @@ def _folded(builder: Any, vector: Any) -> Any:
     empty = ir.Constant(vector.type, ir.Undefined)
     low = builder.shuffle_vector(vector, empty, ir.Constant(half, list(range(size // 2))))
     high = builder.shuffle_vector(vector, empty, ir.Constant(half, list(range(size // 2, size))))
-    return _folded(builder, builder.fadd(low, high))
+    return folded(builder, builder.fadd(low, high))
 
 
 _near: Any = intrinsic(_sum_of_near)

@@ -37,6 +37,24 @@ from micro.stats import Start, StepStats, traffic_fields
 
 
 @dataclass(frozen=True, slots=True)
+class _Accumulated:
+    """What comes of adding a gradient to what was kept.
+
+    Attributes:
+        acc: (numel,) the accumulator.
+        first_bad: where its first sum is that is not finite.
+        sums, squares: of it, where the selector wants them; see Step.
+        to_add: (numel,) the gradient, where it is still to add.
+    """
+
+    acc: Tensor
+    first_bad: FirstBad = None
+    sums: AnySums | None = None
+    squares: Tensor | None = None
+    to_add: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SparseReducer(WithDensity):
     """Error feedback, selection, exchange: any sparse method as a composition of its parts.
 
@@ -107,9 +125,11 @@ class SparseReducer(WithDensity):
         target = self.selector.effective_target(wanted, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
         at_work = self.at(target.density)
-        acc, bad, sums, to_add = self._accumulate_(at_work, state, grad, comm)
+        added = self._accumulate_(at_work, state, grad, comm)
+        acc, bad, to_add = added.acc, added.first_bad, added.to_add
         is_finite = is_finite_by(bad, grad.numel())
-        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums, is_finite)
+        densities = target.layer_densities
+        step = Step(state.step, target.count, self.seed, state.layout, densities, added.sums, is_finite, added.squares)
         if at_work.sends_all:
             sent = self._send_all(state, acc, grad, step, comm, is_finite=is_finite, to_add=to_add)
             sent = replace(sent, forgotten=None if forgotten is None else float(forgotten))  # host sync: the record
@@ -140,17 +160,21 @@ class SparseReducer(WithDensity):
         findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
 
-    def _accumulate_(
-        self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm
-    ) -> tuple[Tensor, FirstBad, AnySums | None, Tensor | None]:
-        """Return the accumulator, where its first bad sum is, its sums, and the gradient where it is still to add."""
+    def _accumulate_(self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm) -> "_Accumulated":
+        """Add the gradient to what was kept, and make the sums that the selector wants."""
         if at_work.sends_all and not self.codec.lossless and grad.device.type == "cpu":
             acc = self.feedback.without_grad_(state.memory)
             if acc is not None:
-                return acc, None, None, grad
-        if at_work.selector.wants_sums:
-            return *self.feedback.accumulate_and_sum_(state.memory, grad, world_size=comm.world_size), None
-        return *self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size), None, None
+                return _Accumulated(acc, to_add=grad)
+        selector, n = at_work.selector, comm.world_size
+        if selector.wants_sums:
+            acc, bad, sums = self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n)
+            return _Accumulated(acc, bad, sums=sums)
+        if selector.wants_squares:
+            lengths = state.layout.numels
+            acc, bad, squares = self.feedback.accumulate_and_square_(state.memory, grad, lengths=lengths, world_size=n)
+            return _Accumulated(acc, bad, squares=squares)
+        return _Accumulated(*self.feedback.accumulate_(state.memory, grad, world_size=n))
 
     def _send_all(
         self,

@@ -25,6 +25,7 @@ class _RotatingSlices(Selector[Any]):
     """
 
     overlap: ClassVar[Overlap] = Overlap.DISJOINT
+    takes_scales: ClassVar[bool] = True
     threshold_rule: ClassVar[ThresholdRule[Any]]
 
     def start(self) -> Any:
@@ -43,7 +44,9 @@ class _RotatingSlices(Selector[Any]):
         """Choose, and yield what is asked of all ranks; see Selector."""
         spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
         start, stop = spans[comm.rank]
-        found = yield from self.threshold_rule.search(state, Search(acc[start:stop], acc.numel(), spans, step, comm))
+        scales = None if step.scales is None else step.scales.part(start, stop)
+        search = Search(acc[start:stop], acc.numel(), spans, step, comm, scales)
+        found = yield from self.threshold_rule.search(state, search)
         return _selection(found, found.indices, spans=spans, everyone=found.everyone)
 
 
@@ -109,6 +112,11 @@ class Micro(_RotatingSlices):
         if found.everyone is None:
             return _selection(found, indices)
         return _selection(found, indices, everyone=dealt.places_of_all(found.everyone, found.counts, step.index))
+
+    @property
+    def takes_scales(self) -> bool:  # type: ignore[override]  # depends on the setting
+        """Whether slices are ranges."""
+        return self.block is None
 
     @property
     def sends_indices(self) -> bool:  # type: ignore[override]  # depends on the setting

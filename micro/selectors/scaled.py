@@ -1,7 +1,7 @@
 """Scaled: any selector by magnitude, given magnitudes in units of each parameter's own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
-from micro.on_device import on_device
+from micro.scales import Scales
 from micro.selectors.scaling import ScalingSelector
-from micro.sparse import Step
+from micro.sparse import Selection, Step
+
+LARGEST_FACTOR = 2.0**100
 
 
 @dataclass(slots=True)
@@ -52,8 +54,10 @@ class Scaled(ScalingSelector[ScaledState]):
     The mean squares are running averages. Ranks that share a threshold, each in a slice of its own, average them over
     all ranks, so that all select by the same scale; where a rank selects by itself, or leads, they are its own.
 
-    Costs per step: two reads and one write of the vector more, a vector of memory (on an accelerator two), and for L
-    parameters an all-reduce of 8 L bytes where ranks share a threshold.
+    Costs per step: for L parameters an all-reduce of 8 L bytes where ranks share a threshold. The squares are added up
+    in the pass that adds the gradient, where that is compiled. MiCRO's agreed rule compares each parameter with a
+    threshold of its own there; its other rules copy the slice that they search, other selectors have the whole vector
+    copied (on an accelerator the factors too, one for each element).
 
     Args:
         selector: which indices of the scaled vector: a part, its name, or a mapping.
@@ -69,6 +73,7 @@ class Scaled(ScalingSelector[ScaledState]):
 
     memory: float = 0.9
     name: ClassVar[str] = "scaled"
+    wants_squares: ClassVar[bool] = True
 
     def start(self) -> ScaledState:
         """Return a state that knows no scale yet."""
@@ -88,15 +93,18 @@ class Scaled(ScalingSelector[ScaledState]):
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
         return _state(inner, {name: known[name] for name in layout.names if name in known})
 
-    def in_units(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
-        """Return the accumulator (numel,) in units of each parameter's scale."""
-        self._measure(state, acc, step.layout, comm)
-        return _multiplied(acc, step.layout.numels, _factors(state.squares))
+    def choose(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return what the selector chooses of the accumulator in units of each parameter's scale."""
+        self._measure(state, acc, step, comm)
+        scales = Scales.of(step.layout.numels, _factors(state.squares))
+        if self.selector.takes_scales:
+            return self.selector.select(state.inner, acc, replace(step, scales=scales), comm)
+        return self.selector.select(state.inner, scales.multiplied(acc), step, comm)
 
-    def _measure(self, state: ScaledState, acc: Tensor, layout: Layout, comm: Comm) -> None:
+    def _measure(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> None:
         """Take this step's mean squares into the running ones; what is no number is left out."""
-        squares = self.mean_squares(acc, layout, comm)
-        known = state.of(layout, acc.device)
+        squares = self.mean_squares(acc, step, comm)
+        known = state.of(step.layout, acc.device)
         before = torch.where(known > 0, known, squares)
         is_number = (squares > 0) & torch.isfinite(squares)
         state.squares = torch.where(is_number, self.memory * before + (1 - self.memory) * squares, known)
@@ -107,18 +115,5 @@ def _state(inner: Any, squares: dict[str, float]) -> ScaledState:
 
 
 def _factors(squares: Tensor) -> Tensor:
-    """Return the inverses of the scales (L,); 1 where there is none yet."""
-    return torch.where(squares > 0, squares.pow(-0.5), 1.0)
-
-
-def _multiplied(vector: Tensor, sizes: Sequence[int], factors: Tensor) -> Tensor:
-    """Return ``vector`` with its neighbouring pieces, of these sizes, each times its factor; no read on a device.
-
-    There each element gets its factor from a vector of them: a call for each piece would be slower for many.
-    """
-    if vector.device.type == "cpu":
-        product = vector.clone()
-        torch._foreach_mul_(list(product.split(list(sizes))), factors.tolist())
-        return product
-    repeats = on_device(list(sizes), torch.int64, vector.device)
-    return vector * factors.to(vector.dtype).repeat_interleave(repeats, output_size=vector.numel())
+    """Return the inverses of the scales (L,), which single precision holds; 1 where there is none yet."""
+    return torch.where(squares > 0, squares.pow(-0.5).clamp_max(LARGEST_FACTOR), 1.0)

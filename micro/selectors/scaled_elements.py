@@ -12,7 +12,7 @@ from micro.comm import Comm
 from micro.flat import Layout
 from micro.kernels.reference import limit
 from micro.selectors.scaling import ScalingSelector
-from micro.sparse import Step
+from micro.sparse import Selection, Step
 
 
 @dataclass(slots=True)
@@ -106,11 +106,15 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
         return ScaledElementsState(inner, {name: known[name] for name in layout.names if name in known})
 
-    def in_units(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
+    def choose(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return what the selector chooses of the accumulator in units of each element's scale."""
+        return self.selector.select(state.inner, self._in_units(state, acc, step, comm), step, comm)
+
+    def _in_units(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
         """Return the accumulator (numel,) in units of each element's scale; what would be too large is cut."""
         squares = state.of(step.layout, acc.device)
         if squares is None:
-            squares = self._begin(state, acc, step.layout, comm)
+            squares = self._begin(state, acc, step, comm)
         units = squares.sqrt().add_(self.eps)
         most = limit(acc.dtype)
         return torch.div(acc, units, out=units).clamp_(-most, most)
@@ -124,9 +128,10 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
             squares.mul_(self.memory).addcmul_(wide, wide, value=1 - self.memory)
             squares.clamp_(max=torch.finfo(squares.dtype).max)
 
-    def _begin(self, state: ScaledElementsState, acc: Tensor, layout: Layout, comm: Comm) -> Tensor:
+    def _begin(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
         """Give elements without a mean square that of their parameter's accumulator; return all of them (numel,)."""
-        means = self.mean_squares(acc, layout, comm).clamp_(max=torch.finfo(acc.dtype).max).to(acc.dtype)
+        layout = step.layout
+        means = self.mean_squares(acc, step, comm).clamp_(max=torch.finfo(acc.dtype).max).to(acc.dtype)
         first = dict(zip(layout.names, zip(means, layout.numels, strict=True), strict=True))
         known = state.by_name
         pieces = [known[name].to(acc) if name in known else mean.expand(numel) for name, (mean, numel) in first.items()]

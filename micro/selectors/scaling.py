@@ -10,7 +10,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Target
 from micro.flat import Layout
-from micro.norms import norms_of
+from micro.kernels.sums import squares_by_piece
 from micro.on_device import on_device
 from micro.selectors.base import Selector
 from micro.selectors.wrapping import WrappingSelector
@@ -74,12 +74,12 @@ class ScalingSelector(WrappingSelector[S]):
         return self.selector.effective_target(target, layout)
 
     @abstractmethod
-    def in_units(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Tensor:
-        """Return the accumulator (numel,) in units of its scale: a new vector, finite."""
+    def choose(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:
+        """Return what the selector inside chooses of the accumulator in units of its scale, which are finite."""
 
     def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what the selector chooses of the accumulator in units of its scale."""
-        chosen = self.selector.select(state.inner, self.in_units(state, acc, step, comm), step, comm)
+        chosen = self.choose(state, acc, step, comm)
         return Selection(
             chosen.indices,
             counts=chosen.counts,
@@ -93,8 +93,9 @@ class ScalingSelector(WrappingSelector[S]):
         """Let the selector inside learn of the update, too."""
         self.selector.observe(state.inner, update, step)
 
-    def mean_squares(self, acc: Tensor, layout: Layout, comm: Comm) -> Tensor:
+    def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Tensor:
         """Return the mean squares (L,) float64 of each parameter's accumulator, over all ranks where they share."""
-        squares = norms_of(acc, list(layout.numels)).to(torch.float64).square_()
-        squares /= on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
+        layout = step.layout
+        squares = squares_by_piece(acc, layout.numels) if step.squares is None else step.squares
+        squares = squares / on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
         return comm.all_reduce_(squares, "counts") / comm.world_size if self.shares_scale else squares

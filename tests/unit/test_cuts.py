@@ -11,6 +11,7 @@ from torch import Tensor
 from micro import kernels
 from micro.kernels import cuts_reference
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
+from micro.scales import Scales
 from tests.products import grid
 
 LOWEST, SHIFT, START = bits_of_magnitude(1.0), 20, 1000
@@ -50,6 +51,30 @@ def test_what_reaches_a_magnitude_in_double_precision_is_what_rounds_to_it(lowes
     is_reached = bool(x.float() >= magnitude_of(lowest))
     assert cuts_reference.collect(x, 0, lowest, SHIFT)[0].numel() == is_reached
     assert int(cuts_reference.collect_unread(x, 0, lowest, SHIFT, 1)[2].sum()) == is_reached
+
+
+@pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="without numba a copy is multiplied")
+@grid(part=[(0, 0), (0, 800), (3, 521), (100, 700), (799, 800)], lowest=[1, 9, LOWEST, bits_of_magnitude(2.0**90)])
+def test_candidates_of_scaled_pieces_are_those_of_a_multiplied_copy(part: tuple[int, int], lowest: int) -> None:
+    cuts, x = kernels.cuts_for(torch.ones(1)), drawn(800)
+    x[::7] *= 1e-38
+    x[::11] *= 1e-44  # what rounds to a few of the smallest numbers
+    x[5::100] = float("nan")
+    factors = torch.tensor([1.0, 1e-3, 2.0**-100, 3.7e9, 2.0**100, 0.3, 1.0 + 2**-20], dtype=torch.float64)
+    scales = Scales.of([100, 1, 0, 299, 200, 0, 200], factors).part(*part)
+    x = x[slice(*part)]
+    found = cuts.collect_scaled(x, START, lowest, SHIFT, scales)
+    expected = cuts_reference.collect(scales.multiplied(x), START, lowest, SHIFT)
+    assert all(map(torch.equal, found, expected))
+
+
+@grid(dtype=[torch.float32, torch.float64], part=[(0, 9), (2, 3), (2, 8), (4, 4)])
+def test_a_part_is_multiplied_as_the_whole_is(dtype: torch.dtype, part: tuple[int, int]) -> None:
+    scales = Scales.of([3, 0, 4, 2], torch.tensor([0.1, 9.0, 1 / 3, 7.0], dtype=torch.float64))
+    x = drawn(9).to(dtype)
+    expected = torch.cat([x[:3] * 0.1, x[3:7] * (1 / 3), x[7:] * 7.0])
+    assert torch.equal(scales.multiplied(x), expected)
+    assert torch.equal(scales.part(*part).multiplied(x[slice(*part)]), expected[slice(*part)])
 
 
 @grid(cuts=modules(), world_size=[1, 2, 7], k=[1, 10, 60, 10_000])

@@ -1,13 +1,19 @@
 """Magnitudes in units of each parameter's scale: what is selected, and what is refused."""
 
 from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import micro
+from micro.selectors.base import Selector
+from micro.selectors.micro import PublishedMicro, RepairedMicro
 from micro.selectors.scaled import Scaled, ScaledState
+from micro.sparse import Overlap
+from tests.products import grid
 
 LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
 DENSITY, STEPS = 0.1, 8
@@ -47,6 +53,38 @@ def test_ranks_that_share_a_threshold_share_the_scale() -> None:
         simulation.step(second)
         now = simulation.state_dict()["ranks"][0]["selector"]["squares"]["large"]
     assert now == pytest.approx(0.5 * saved[0]["large"] + 0.5 * float(left))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfACopy(Selector[Any]):
+    """Does what ``inner`` does, and takes no scales: it is given a scaled copy of the vector."""
+
+    inner: Selector[Any]
+    overlap = Overlap.DISJOINT
+
+    def start(self) -> Any:
+        return self.inner.start()
+
+    def select(self, state: Any, acc: Tensor, step: micro.Step, comm: micro.Comm) -> micro.Selection:
+        assert step.scales is None
+        return self.inner.select(state, acc, step, comm)
+
+
+@grid(
+    selector=[micro.Micro(), micro.Micro(slack=0.5), RepairedMicro(), PublishedMicro()],
+    dtype=[torch.float32, torch.float64, torch.bfloat16],
+)
+def test_thresholds_by_parameter_select_what_a_scaled_copy_does(selector: Selector[Any], dtype: torch.dtype) -> None:
+    assert selector.takes_scales
+    simulations = [
+        micro.Simulation(micro.SparseReducer(Scaled(selector=each), DENSITY), LAYOUT, 3, dtype=dtype)
+        for each in (selector, _OfACopy(inner=selector))
+    ]
+    with closing(simulations[0]), closing(simulations[1]):
+        for step in range(STEPS):
+            grads = gradients(3, step).to(dtype) * (1e-3 if step == STEPS - 2 else 1.0)
+            found, expected = (simulation.step(grads).update for simulation in simulations)
+            assert torch.equal(found, expected)
 
 
 def test_scales_follow_their_parameters_into_other_buckets() -> None:

@@ -75,6 +75,8 @@ class Agreed(ThresholdRule[AgreedState]):
         if search.wants_all:
             state.lowest_bits, state.last = None, []
             return everything(search)
+        if not kernels.compiled(search.slice):
+            search = search.multiplied()
         k, room = search.step.target_count, self._room(state, search)
         known = state.lowest_bits is not None
         if not known:
@@ -129,6 +131,8 @@ def _collect(state: AgreedState, search: Search, room: Room | None, cuts: Module
     """Return this rank's candidates, and every rank's counts and the candidates in its message: one all-gather."""
     assert state.lowest_bits is not None
     where = search.slice, search.start, state.lowest_bits, state.shift
+    if search.scales is not None:  # the loops are compiled
+        return (yield from _counted(cuts.collect_scaled(*where, search.scales), state, search, room, cuts))
     if search.slice.device.type == "cpu":
         return (yield from _counted(cuts.collect(*where), state, search, room, cuts))
     plenty = math.ceil(PLENTY * state.surplus * search.step.target_count)
@@ -171,7 +175,7 @@ def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int, cuts: Mod
 def _reset_candidates(state: AgreedState, search: Search) -> Asking[None]:
     """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
     k = search.step.target_count
-    totals = yield Ask("all_reduce", magnitude_bins(search.slice))
+    totals = yield Ask("all_reduce", magnitude_bins(search.multiplied().slice))
     wanted = state.surplus * k, k / state.surplus**2
     lowest, highest = search.comm.alike(lambda: _bins_reached(totals, wanted))
     _resolve(state, lowest << SHIFT, (highest + 1) << SHIFT)

@@ -1,13 +1,14 @@
 """What a rule of MiCRO is given and what it returns."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.scales import Scales
 from micro.selectors.asking import Asking
 from micro.sparse import Step
 
@@ -24,6 +25,7 @@ class Search:
         spans: the (start, stop) of all ranks' slices.
         step: the same on all ranks.
         comm: the ranks.
+        scales: of the slice, by which its elements are multiplied where they are compared; None: by nothing.
     """
 
     slice: Tensor
@@ -31,6 +33,11 @@ class Search:
     spans: tuple[tuple[int, int], ...]
     step: Step
     comm: Comm
+    scales: Scales | None = None
+
+    def multiplied(self) -> "Search":
+        """Return the search of a copy of the slice that is multiplied by its scales; where there are none, itself."""
+        return self if self.scales is None else replace(self, slice=self.scales.multiplied(self.slice), scales=None)
 
     @property
     def start(self) -> int:

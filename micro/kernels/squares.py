@@ -1,0 +1,121 @@
+"""Compiled sums of squares of neighbouring pieces, made by themselves or in the pass that adds the gradient.
+
+Squares are exact in double precision, in which they are added: in lanes that are the same on every processor, then
+unit by unit. A unit is what a piece has of a strip, so that the sums do not depend on the number of threads.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from torch import Tensor
+
+from micro.kernels.cpu import array_of
+from micro.kernels.jit import jitted
+from micro.kernels.summing import kept_in_registers
+from micro.kernels.threads import in_parts
+from micro.kernels.tiles import STRIP, absorb_and_clear
+from micro.kernels.tree_sums import folded
+
+LANES = 32
+
+
+def _sum_in_lanes(typingctx: Any, x: Any, start: Any, stop: Any) -> Any:
+    """Return the sum of squares of float32 ``x`` from ``start`` on; ``stop - start`` is a multiple of LANES."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        floats, doubles = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.DoubleType(), LANES)
+        source = context.make_array(sig.args[0])(context, builder, args[0]).data
+        held = kept_in_registers(builder, ir.Constant(doubles, [0.0] * LANES))
+        with cgutils.for_range_slice(builder, args[1], args[2], ir.Constant(args[1].type, LANES)) as (i, _):
+            loaded = builder.load(builder.bitcast(builder.gep(source, [i]), floats.as_pointer()))
+            loaded.align = 4
+            wide = builder.fpext(loaded, doubles)
+            builder.store(builder.fadd(builder.load(held), builder.fmul(wide, wide)), held)
+        return folded(builder, builder.load(held))
+
+    return types.float64(x, types.int64, types.int64), codegen
+
+
+_sum_of_squares: Any = intrinsic(_sum_in_lanes)
+
+
+@jitted
+def _square_units(x: Any, first: Any, edges: Any, number: Any, stop: Any, sums: Any) -> Any:
+    """Fill ``sums`` from unit ``number`` on with those of the units that end before ``stop``; return the next unit."""
+    while number < sums.size and edges[number + 1] <= stop:
+        start, end = edges[number] - first, edges[number + 1] - first
+        whole = end - (end - start) % LANES
+        total = _sum_of_squares(x, start, whole)
+        for i in range(whole, end):
+            total += np.float64(x[i]) * np.float64(x[i])
+        sums[number] = total
+        number += 1
+    return number
+
+
+@jitted
+def _squares(x: Any, first: Any, edges: Any, sums: Any) -> Any:
+    """Fill ``sums`` (U,) of the units that lie in ``x``, which begins at ``first`` of the vector."""
+    _square_units(x, first, edges, np.searchsorted(edges, first), first + x.size, sums)
+
+
+@jitted
+def _absorb_and_square(
+    residual: Any, residual_bits: Any, grad: Any, grad_bits: Any, first: Any, edges: Any, sums: Any
+) -> Any:
+    first_bad, number = -1, np.searchsorted(edges, first)
+    for start in range(0, grad.size, STRIP):
+        end = min(start + STRIP, grad.size)
+        part = residual[start:end], residual_bits[start:end], grad[start:end], grad_bits[start:end]
+        bad = absorb_and_clear(*part)
+        first_bad = start + bad if first_bad < 0 <= bad else first_bad
+        number = _square_units(residual, first, edges, number, first + end, sums)
+    return first_bad
+
+
+@jitted
+def _joined(sums: Any, begins: Any) -> Any:
+    """Return the sums of pieces (S,), which begin with these units (S + 1,)."""
+    joined = np.zeros(begins.size - 1)
+    for piece in range(joined.size):
+        for number in range(begins[piece], begins[piece + 1]):
+            joined[piece] += sums[number]
+    return joined
+
+
+def squares_by_piece(x: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return the sums of squares (S,) float64 of neighbouring pieces of float32 ``x`` (numel,)."""
+    values, (edges, begins) = array_of(x), _units(tuple(lengths))
+    sums = np.empty(edges.size - 1)
+    in_parts(lambda a, b: _squares(values[a:b], a, edges, sums), x.numel(), unit=STRIP)
+    return torch.from_numpy(_joined(sums, begins))
+
+
+def absorb_and_square_(residual: Tensor, grad: Tensor, lengths: Sequence[int]) -> tuple[int | None, Tensor]:
+    """Do what `micro.kernels.cpu.absorb_` does for float32 vectors; return what it does, and the residual's squares."""
+    target, source, (edges, begins) = array_of(residual), array_of(grad), _units(tuple(lengths))
+    target_bits, source_bits, sums = target.view(np.int32), source.view(np.int32), np.empty(edges.size - 1)
+
+    def absorb(a: int, b: int) -> tuple[int, int]:
+        part = target[a:b], target_bits[a:b], source[a:b], source_bits[a:b]
+        return a + int(_absorb_and_square(*part, a, edges, sums)), a
+
+    found = in_parts(absorb, grad.numel(), unit=STRIP, moved=16)
+    first_bad = next((place for place, start in found if place >= start), None)
+    return first_bad, torch.from_numpy(_joined(sums, begins))
+
+
+@lru_cache(maxsize=64)  # called at every step
+def _units(lengths: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return where units begin and the last ends (U + 1,), and with which unit each piece begins (S + 1,)."""
+    ends = np.array([*accumulate(lengths, initial=0)], np.int64)
+    edges = np.union1d(ends, np.arange(0, ends[-1], STRIP, dtype=np.int64))
+    return edges, np.searchsorted(edges, ends)
