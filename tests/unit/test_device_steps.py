@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from micro.exchanges import slots
 from micro.selectors import redsync, reused, threshold
 from micro.selectors.micro_rules import agreed, repaired
 from micro.thread_ranks import SimulatedGroup
@@ -83,6 +84,22 @@ def test_lists_that_are_full_are_made_anew_and_the_record_says_so(
             assert (again.counts_bytes > stats.counts_bytes) == (calls > 0)
             more += calls
     assert more > 2 * len(group.comms)
+
+
+@pytest.mark.parametrize("method", ["dsa", "dsa_published"])
+def test_slots_to_regions_save_a_message_where_they_are_long_enough(
+    method: str, group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_slots, in_lists = (steps_of(method, group, [1.0] * 6, on_device=where)[0] for where in (True, False))
+    for step, ((_, there), (_, here)) in enumerate(zip(in_slots, in_lists, strict=True)):
+        saved = 1 if step and not there.overfull else 0
+        assert there.num_collectives == here.num_collectives - saved + 2 * there.overfull
+        assert there.counts_bytes == here.counts_bytes + there.overfull * 16  # of two ranks
+    assert not any(stats.overfull for _, stats in in_slots)
+    monkeypatch.setattr(slots, "_length", lambda count, share: max(1, int(0.8 * count)))
+    too_short = steps_of(method, group, [1.0] * 6, on_device=True)[0]
+    assert [stats.overfull for _, stats in too_short] == [False] + [True] * 5
+    assert [outcome for outcome, _ in too_short] == [outcome for outcome, _ in in_lists]
 
 
 @pytest.mark.parametrize("method", ["gaussiank", "sidco", "redsync", "dgc"])
