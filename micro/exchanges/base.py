@@ -53,6 +53,13 @@ class Exchange(StatefulPart[S], ABC):
         if not self.encodes and not isinstance(wire.values, Raw):
             raise ValueError(f"exchange {self.name} sends values as they are, got codec {wire.values.name}: use raw")
 
+    def reads_late(self, state: S, acc: Tensor, step: Step, wire: Wire, comm: Comm) -> bool:
+        """Return whether ``exchange`` reads this step's choice itself, with what it has to know: not on a CPU.
+
+        The same on all ranks. Nothing is changed.
+        """
+        return False
+
     @abstractmethod
     def exchange(
         self,

@@ -28,7 +28,8 @@ class Selector(StatefulPart[S], ABC):
     within one parameter makes no sense, ``follows_density`` that a density of 1 means every index: none is selected
     then, and none travels. ``sends_indices`` says that most selections make all ranks' indices known everywhere, as
     int32, without an exchange. ``wants_sums`` has the sums of the accumulator made while the gradient is added:
-    they are in the step, but not within `per_tensor`.
+    they are in the step, but not within `per_tensor`. ``reads_late`` says that an exchange can read the choice
+    (`micro.selectors.unread`); whether it does is in the step.
     """
 
     kind: ClassVar[str] = "selector"
@@ -40,6 +41,7 @@ class Selector(StatefulPart[S], ABC):
     follows_density: ClassVar[bool] = True
     sends_indices: ClassVar[bool] = False
     wants_sums: ClassVar[bool] = False
+    reads_late: ClassVar[bool] = False
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.

@@ -11,7 +11,7 @@ from micro import kernels
 from micro.comm import Comm
 from micro.selectors.asking import Asking, answered
 from micro.selectors.base import Selector
-from micro.selectors.unread import UNKNOWN, Unread, counted
+from micro.selectors.unread import UNKNOWN, Listed, counted
 from micro.sparse import Selection, Step
 
 PLENTY = 2.0  # room of an accelerator's list, for each index that is wanted, and for each of the last step
@@ -42,6 +42,7 @@ class Threshold(Selector[ThresholdState]):
     value: float | None = None
     name: ClassVar[str] = "threshold"
     follows_density: ClassVar[bool] = False
+    reads_late: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.value is not None and not self.value > 0:
@@ -70,12 +71,21 @@ def _above(acc: Tensor, threshold: float) -> Selection:
     return Selection(kernels.above(acc, threshold), threshold=threshold)
 
 
-class _Above(Unread):
+class _Above(Listed):
     """What is at or above a threshold, as far as a list has ``room`` for it."""
 
     def __init__(self, acc: Tensor, threshold: float, room: int) -> None:
         self.acc, self.threshold = acc, threshold
         self.found = kernels.above_unread(acc, threshold, room)
+
+    @property
+    def indices(self) -> Tensor:
+        """What is found, as far as the list has room."""
+        return self.found.indices
+
+    def is_listed(self) -> Tensor:
+        """Return whether that is all."""
+        return self.found.count <= self.found.room
 
     def numbers(self) -> Tensor:
         """Return the count."""

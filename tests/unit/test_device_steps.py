@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from micro.exchanges import slots
+from micro.exchanges import slots, sums_in_rows
 from micro.selectors import redsync, reused, threshold
 from micro.selectors.micro_rules import agreed, repaired
 from micro.thread_ranks import SimulatedGroup
@@ -63,7 +63,6 @@ FULL = {
     "micro_repaired": (repaired, "PLENTY"),
     "redsync": (redsync, "PLENTY"),
     "threshold": (threshold, "PLENTY"),
-    "oktopk": (reused, "PLENTY"),
 }
 
 
@@ -100,6 +99,37 @@ def test_slots_to_regions_save_a_message_where_they_are_long_enough(
     too_short = steps_of(method, group, [1.0] * 6, on_device=True)[0]
     assert [stats.overfull for _, stats in too_short] == [False] + [True] * 5
     assert [outcome for outcome, _ in too_short] == [outcome for outcome, _ in in_lists]
+
+
+def test_ok_topk_sends_no_lengths_once_it_knows_them(group: SimulatedGroup) -> None:
+    steps = zip(*(steps_of("oktopk", group, [1.0] * 8, on_device=where)[0] for where in (True, False)), strict=True)
+    for (_, there), (_, here) in list(steps)[2:]:
+        assert not there.overfull
+        assert there.num_collectives == here.num_collectives - 1
+        assert there.counts_bytes == here.counts_bytes - 4  # to the other rank
+
+
+SHORT = {
+    "slots": (slots, "_length", lambda count, share: max(1, int(0.8 * count))),
+    "rows": (sums_in_rows, "capacity_for", lambda most, room=0.0: 2 * int(0.4 * most)),
+    "lists": (reused, "PLENTY", 0.4),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "selector"),
+    [("lists", "reused"), *((what, selector) for what in ("slots", "rows") for selector in ("reused", "sage", "topk"))],
+)
+def test_what_is_too_short_for_ok_topk_is_sent_once_more(
+    what: str, selector: str, group: SimulatedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = (f"sparsifier.selector={{name: {selector}}}",)
+    on_cpu = steps_of("oktopk", group, SCALES, on_device=False, more=more)
+    monkeypatch.setattr(*SHORT[what])
+    on_device = steps_of("oktopk", group, SCALES, on_device=True, more=more)
+    for there, here in zip(on_device, on_cpu, strict=True):
+        assert [outcome for outcome, _ in there] == [outcome for outcome, _ in here]
+        assert sum(stats.overfull for _, stats in there) >= 3
 
 
 @pytest.mark.parametrize("method", ["gaussiank", "sidco", "redsync", "dgc"])
