@@ -12,7 +12,7 @@ from micro.exchanges.slots import add_up_in_slots
 from micro.exchanges.sums_in_rows import Found, capacity_after, gather_largest_unread
 from micro.health import Finite
 from micro.on_device import on_device
-from micro.sparse import BEYOND, UNKNOWN, Listed, Padded, Selection, SparseValues, Step, first_of
+from micro.sparse import BEYOND, Padded, Selection, SparseValues, Step, first_of
 
 TOO_SHORT, NOT_LISTED = 1, 2  # of a status: a slot had no room for all; the choice has to be read, or made, once more
 
@@ -65,7 +65,7 @@ def sums_in_slots(
     if any(status & TOO_SHORT for status in told.statuses):
         state.slots.widen()
     if listed is not None:
-        selection = _read(listed, told.own[2 * n :])
+        selection = listed.settled(told.own[2 * n :])
     known = None if any(told.statuses) else Padded(first_of(added.sums.entries, told.num_sums), told.num_sums)
     return Tried(selection, first_of(mine.entries, selection.indices.numel()), known, told.found)
 
@@ -80,7 +80,3 @@ def _entries(acc: Tensor, selection: Selection) -> tuple[Padded, Tensor]:
     is_there = torch.arange(indices.numel(), device=acc.device) < numbers[0]
     masked = SparseValues(indices.where(is_there, BEYOND), entries.values.where(is_there, 0.0))
     return Padded(masked, numbers[0]), numbers
-
-
-def _read(listed: Listed, numbers: list[float]) -> Selection:
-    return listed.retry() if numbers[0] == UNKNOWN else listed.read(numbers)

@@ -62,9 +62,7 @@ class Threshold(Selector[ThresholdState]):
         if acc.device.type == "cpu":
             return _above(acc, threshold)
         room = math.ceil(PLENTY * max(step.target_count, state.last_count))
-        selection = yield from counted(_Above(acc, threshold, room), step, comm)
-        state.last_count = selection.indices.numel()
-        return selection
+        return (yield from counted(_Above(state, acc, threshold, room), step, comm))
 
 
 def _above(acc: Tensor, threshold: float) -> Selection:
@@ -74,8 +72,8 @@ def _above(acc: Tensor, threshold: float) -> Selection:
 class _Above(Listed):
     """What is at or above a threshold, as far as a list has ``room`` for it."""
 
-    def __init__(self, acc: Tensor, threshold: float, room: int) -> None:
-        self.acc, self.threshold = acc, threshold
+    def __init__(self, state: ThresholdState, acc: Tensor, threshold: float, room: int) -> None:
+        self.state, self.acc, self.threshold = state, acc, threshold
         self.found = kernels.above_unread(acc, threshold, room)
 
     @property
@@ -93,12 +91,15 @@ class _Above(Listed):
         return count.where(count <= self.found.room, UNKNOWN).double().view(1)
 
     def read(self, numbers: Sequence[float]) -> Selection:
-        """Return what was found."""
+        """Return what was found, and remember how much that is."""
+        self.state.last_count = int(numbers[0])
         return Selection(self.found.read(int(numbers[0]))[0], threshold=self.threshold)
 
     def retry(self) -> Selection:
-        """Return all, however many there are."""
-        return _above(self.acc, self.threshold)
+        """Return all, however many there are, and remember how many."""
+        selection = _above(self.acc, self.threshold)
+        self.state.last_count = selection.indices.numel()
+        return selection
 
 
 def hard_threshold(k: int) -> float:

@@ -32,8 +32,7 @@ def counted(choice: Unread, step: Step, comm: Comm) -> Asking[Selection]:
     flag = flag_of(step.is_finite, torch.float64, mine.device)
     rows = yield Ask("gather_rows", torch.cat([mine, flag]), is_read=True)
     told: list[list[float]] = rows.tolist()
-    count, *numbers, _ = told[comm.rank]
-    selection = choice.retry() if count == UNKNOWN else choice.read([count, *numbers])
+    selection = choice.settled(told[comm.rank][:-1])
     is_retried = any(row[0] == UNKNOWN for row in told)
     if is_retried:
         number = on_device([selection.indices.numel()], torch.float64, mine.device)
