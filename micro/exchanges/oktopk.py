@@ -40,6 +40,11 @@ class Oktopk(MovingRegions):
     (4 + w) (n-1) m_r to all, and up to (4 + w) m_r where they are spread. Beside the volume, as counts: 4 (n-1) for the
     sizes and, at a repartition, 16 (n-1)^2 / n; 136 (n-1) for a histogram and w (n-1) for each sum near the threshold.
 
+    On an accelerator a settled step takes two collectives: entries travel to the regions in slots whose lengths follow
+    from the last step (`Slots`), so that their sizes need not be sent; k_r is then the room of the slots to others, up
+    to half as much again. Whether k candidates were found, whether slots had room and whether rows did is one read by
+    the host. Where one was too short, the step is made once more as above, and is ``overfull``.
+
     Args:
         repartition, balance: see `MovingRegions`.
 
