@@ -1,5 +1,6 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -42,6 +43,7 @@ class Step:
         squares: (L,) float64, sums of squares of this rank's parameters, for a selector that wants them; else None.
         scales: by which a selector that takes them multiplies what it compares, the same on ranks that share a
             threshold; else None.
+        reads_late: whether the exchange reads what was chosen, together with what it has to know itself.
     """
 
     index: int
@@ -53,6 +55,7 @@ class Step:
     is_finite: Finite = True
     squares: Tensor | None = None
     scales: Scales | None = None
+    reads_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Selection:
         everyone: (sum(counts),) int32, what all ranks chose, in rank order, where it is known everywhere already.
         overfull: whether a message, or a list, of fixed capacity did not hold what was chosen; the same on all ranks.
         is_finite: whether the gradients of all ranks were finite, where that is known everywhere already.
+        unread: the choice, where the exchange is to read it: nothing else says then what it is.
     """
 
     indices: Tensor
@@ -78,6 +82,46 @@ class Selection:
     everyone: Tensor | None = None
     overfull: bool = False
     is_finite: bool | None = None
+    unread: "Listed | None" = None
+
+
+UNKNOWN = -1  # sent as the count of a choice that the host has to make once more
+
+
+class Unread(ABC):
+    """A choice of one rank that its host has not read."""
+
+    @abstractmethod
+    def numbers(self) -> Tensor:
+        """Return (m,) float64 how many are chosen, then what ``read`` needs; m is the same on all ranks.
+
+        The count is `UNKNOWN` where the list was full, or the choice cannot be made without a read.
+        """
+
+    @abstractmethod
+    def read(self, numbers: Sequence[float]) -> Selection:
+        """Return the choice, by its numbers; it has as many indices as they say."""
+
+    @abstractmethod
+    def retry(self) -> Selection:
+        """Choose once more, with as many reads as it takes."""
+
+    def settled(self, numbers: Sequence[float]) -> Selection:
+        """Return the choice, by its numbers where these say what it is."""
+        return self.retry() if numbers[0] == UNKNOWN else self.read(numbers)
+
+
+class Listed(Unread):
+    """A choice that an exchange can send before its host has read how long it is."""
+
+    @property
+    @abstractmethod
+    def indices(self) -> Tensor:
+        """Indices (m,) int32 of which the first are the choice, if `is_listed`; others are somewhere in the vector."""
+
+    @abstractmethod
+    def is_listed(self) -> Tensor:
+        """Return whether that is so, () bool; not where the count is `UNKNOWN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +262,7 @@ class Exchanged:
         is_finite: False, on all ranks alike, when any rank's gradient held NaN or Inf; on an accelerator the flag may
             not have been read yet, nor num_updated.
         overfull: whether a message of fixed capacity, the same on all ranks, did not hold what was to be sent.
+        selection: what this rank chose, where the exchange has read it.
     """
 
     update: tuple[SparseValues, ...]
@@ -226,6 +271,7 @@ class Exchanged:
     num_updated: int | Tensor
     is_finite: Finite
     overfull: bool = False
+    selection: Selection | None = None
 
 
 def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:

@@ -30,7 +30,7 @@ def exchanged(
     def work(comm: Comm) -> tuple[Exchanged, Traffic]:
         comm.begin_step()
         result = part.exchange(
-            micro.parts.NoState(),
+            part.start(),
             acc[comm.rank],
             Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
             step=Step(0, target_count, 0, micro.Layout.flat(acc.shape[1])),

@@ -53,6 +53,13 @@ class Exchange(StatefulPart[S], ABC):
         if not self.encodes and not isinstance(wire.values, Raw):
             raise ValueError(f"exchange {self.name} sends values as they are, got codec {wire.values.name}: use raw")
 
+    def reads_late(self, state: S, acc: Tensor, step: Step, wire: Wire, comm: Comm) -> bool:
+        """Return whether ``exchange`` reads this step's choice itself, with what it has to know: not on a CPU.
+
+        The same on all ranks. Nothing is changed.
+        """
+        return False
+
     @abstractmethod
     def exchange(
         self,
@@ -110,16 +117,25 @@ def gather_header(
         extra: (m,) of any integer type, equally long on all ranks.
         counts: of all ranks, where they are known already: an accelerator is not read then, unless there is an extra.
     """
-    known = [chosen.numel(), *([] if isinstance(is_finite, Tensor) else [int(is_finite)])]
-    header = on_device(known, torch.int32, chosen.device)
-    if isinstance(is_finite, Tensor):
-        header = torch.cat([header, flag_of(is_finite, torch.int32, chosen.device)])
-    if extra is not None:
-        header = torch.cat([header, extra.to(torch.int32)])
-    gathered = comm.gather_rows(header)
+    gathered = comm.gather_rows(header_row(chosen, is_finite=is_finite, extra=extra))
     if counts is not None and extra is None and gathered.device.type != "cpu":
         return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
     return comm.alike(lambda: _header(gathered.tolist()))  # host sync: list lengths shape the next message
+
+
+def header_row(chosen: Tensor, *, is_finite: Finite, extra: Tensor | None = None) -> Tensor:
+    """Return what a rank sends to `gather_header`, (m + 2,) int32."""
+    known = [chosen.numel(), *([] if isinstance(is_finite, Tensor) else [int(is_finite)])]
+    row = on_device(known, torch.int32, chosen.device)
+    if isinstance(is_finite, Tensor):
+        row = torch.cat([row, flag_of(is_finite, torch.int32, chosen.device)])
+    return row if extra is None else torch.cat([row, extra.to(torch.int32)])
+
+
+def headers_of(told: Sequence[int], world_size: int) -> Header:
+    """Return what all ranks know from their rows, which lie one after the other in ``told``."""
+    length = len(told) // world_size
+    return _header([list(told[rank * length : (rank + 1) * length]) for rank in range(world_size)])
 
 
 def header_of(selection: Selection, comm: Comm, *, is_finite: Finite) -> Header:

@@ -27,9 +27,10 @@ class InPieces(Exchange[NoState]):
 
     What is chosen does not depend on the pieces. Neither does the update: bit for bit where values travel without loss
     and collectives add in rank order, up to rounding otherwise. A piece of which no rank chose anything is exchanged
-    too. Counts that the selection knew are those of the vector, so that each piece gathers its own where the exchange
-    needs them: `Union` sends 4 (n-1) bytes in one more collective, except where all ranks share the indices. The finite
-    flag, and the counts of `Gather` and `DSA`, travel with every piece.
+    too. No piece learns lengths from the last step, so that an accelerator's host reads those of each piece. Counts
+    that the selection knew are those of the vector, so that each piece gathers its own where the exchange needs them:
+    `Union` sends 4 (n-1) bytes in one more collective, except where all ranks share the indices. The finite flag, and
+    the counts of `Gather` and `DSA`, travel with every piece.
 
     Args:
         each: the exchange that each piece goes through: a part, its name, or a mapping.
@@ -114,7 +115,14 @@ class InPieces(Exchange[NoState]):
         for number, ((start, stop), mine) in enumerate(zip(pieces, chosen, strict=True)):
             own = replace(step, seed=seed_for(step.seed, f"piece {number}")) if number else step
             found = self.each.exchange(
-                state, acc[start:stop], mine, step=own, overlap=overlap, wire=wire, comm=comm, is_finite=is_finite
+                self.each.start(),
+                acc[start:stop],
+                mine,
+                step=own,
+                overlap=overlap,
+                wire=wire,
+                comm=comm,
+                is_finite=is_finite,
             )
             done.append(_shifted(found, start) if number else found)
         return _joined(done)

@@ -1,7 +1,7 @@
 """Sums in regions whose boundaries follow what the ranks choose: what the two rules of Ok-Topk share."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from micro import kernels
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, Header, Wire, gather_header, gather_indices
 from micro.exchanges.regions import Spans, Transport
+from micro.exchanges.slots import Slots
 from micro.health import Finite
 from micro.partition import equal_slice
 from micro.sparse import Exchanged, Overlap, Padded, Selection, SparseValues, Step
@@ -19,19 +20,21 @@ from micro.sparse import Exchanged, Overlap, Padded, Selection, SparseValues, St
 
 @dataclass(slots=True)
 class OktopkState:
-    """What all ranks know before a step; the same on all ranks.
+    """What all ranks know before a step; the same on all ranks, but for slots.
 
     Attributes:
         boundaries: where regions begin and end, world_size + 1 of them, ascending; empty before the first step.
         threshold: the global threshold, on the magnitude of sums over ranks; None where it must be searched.
         held: how many of the largest sums each region gave in the last step; empty where boundaries have moved since.
         room: share by which a region may give more of them than the one that gave most in the last step.
+        slots: lengths of lists on an accelerator, which are not saved.
     """
 
     boundaries: tuple[int, ...] = ()
     threshold: float | None = None
     held: tuple[int, ...] = ()
     room: float = 0.0
+    slots: Slots = field(default_factory=Slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,10 @@ class MovingRegions(Exchange[OktopkState]):
         """Return the state before the first step."""
         return OktopkState()
 
+    def save(self, state: OktopkState) -> dict[str, Any]:
+        """Return what is the same on all ranks."""
+        return {key: value for key, value in Exchange.save(self, state).items() if key != "slots"}
+
     def load(self, saved: dict[str, Any]) -> OktopkState:
         """Return the state that ``save`` described."""
         lists = {name: tuple(saved.get(name, ())) for name in ("boundaries", "held")}
@@ -131,21 +138,16 @@ class MovingRegions(Exchange[OktopkState]):
         is_finite: Finite,
     ) -> Exchanged:
         """Return the mean of all ranks at the largest sums of what they chose."""
-        if not state.boundaries or step.index % self.repartition == 0:
+        if self.moves(state, step):
             state.boundaries, state.held = self._boundaries(selection.indices, acc.numel(), comm), ()
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         transport = Transport(comm, wire, (step.seed, step.index, comm.rank))
-        _, sums = transport.add_up(mine, tuple(pairwise(state.boundaries)))
-        largest = self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport))
-        total = largest.sums
-        return Exchanged(
-            update=(SparseValues(total.indices, total.values / comm.world_size),),
-            sent=_common(mine, total.indices),
-            counts=largest.header.counts,
-            num_updated=total.indices.numel(),
-            is_finite=largest.header.is_finite,
-            overfull=largest.overfull,
-        )
+        _, sums = transport.add_up(mine, tuple(pairwise(state.boundaries)), state.slots)
+        return update_of(self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport)), mine, comm)
+
+    def moves(self, state: OktopkState, step: Step) -> bool:
+        """Return whether regions are found anew in this step."""
+        return not state.boundaries or step.index % self.repartition == 0
 
     def _boundaries(self, indices: Tensor, numel: int, comm: Comm) -> tuple[int, ...]:
         """Return regions whose inner boundaries are the mean over ranks of the quantiles of what each chose.
@@ -177,6 +179,19 @@ class MovingRegions(Exchange[OktopkState]):
         chosen = Selection(mine.indices, spans=spans)
         indices = gather_indices(chosen, tuple(held), Overlap.ANY, numel, transport.wire.indices, comm)
         return SparseValues(indices, comm.gather_joined(mine.values, held, "values"))
+
+
+def update_of(largest: Largest, mine: SparseValues, comm: Comm) -> Exchanged:
+    """Return the mean of all ranks at the largest sums of what they chose, of which this rank chose ``mine``."""
+    total = largest.sums
+    return Exchanged(
+        update=(SparseValues(total.indices, total.values / comm.world_size),),
+        sent=_common(mine, total.indices),
+        counts=largest.header.counts,
+        num_updated=total.indices.numel(),
+        is_finite=largest.header.is_finite,
+        overfull=largest.overfull,
+    )
 
 
 def _spread(

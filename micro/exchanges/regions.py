@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,13 @@ from micro.sparse import Padded, SparseValues, first_of, soonest_summed_lists
 Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
 
 
+class Lengths(Protocol):
+    """What remembers the lengths of lists."""
+
+    def learn(self, leaving: Sequence[int], coming: Sequence[int]) -> None:
+        """Remember how many entries left for each region, and how many came from each rank."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """How entries get from rank to rank.
@@ -30,9 +38,13 @@ class Transport:
     wire: Wire
     key: Key
 
-    def add_up(self, entries: SparseValues, regions: Spans) -> tuple[SparseValues, Padded]:
+    def add_up(
+        self, entries: SparseValues, regions: Spans, lengths: Lengths | None = None
+    ) -> tuple[SparseValues, Padded]:
         """Send every entry to the rank in whose region it lies; those with index `BEYOND` to none.
 
+        Args:
+            lengths: remembers how many entries go which way.
         Returns:
             the entries as their receivers decode them; the sums in this rank's region, added in rank order.
         """
@@ -42,6 +54,8 @@ class Transport:
         sizes[1:] -= sizes[:-1].clone()
         received = self.comm.scatter_parts(sizes, [1] * n, "counts").view(-1)
         leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
+        if lengths is not None:
+            lengths.learn(leaving, coming)
         entries = first_of(entries, sum(leaving))
         sent, parts = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
         return sent, soonest_summed_lists(parts, coming)
@@ -59,8 +73,8 @@ class Transport:
         """
         (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
         form, codec = self.wire.indices, self.wire.values
-        if isinstance(form, Int32) and isinstance(codec, Raw) and dtype.itemsize % 4 == 0:
-            return entries, self._scatter_rows(entries, leaving, coming)
+        if self.in_rows(dtype):
+            return entries, self.scatter_rows(entries, leaving, coming)
         wires = self._encoded(entries.values, leaving)
         received = self._scatter_pairs(
             form.encode_joined(entries.indices, leaving, there),
@@ -72,7 +86,12 @@ class Transport:
         indices = form.decode_joined(received[0], coming, here)
         return entries, SparseValues(indices, decode_lists(received[1], coming, codec, dtype))
 
-    def _scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> SparseValues:
+    def in_rows(self, dtype: torch.dtype) -> bool:
+        """Return whether an entry travels as a row of its index and its value, both as they are."""
+        wire = self.wire
+        return isinstance(wire.indices, Int32) and isinstance(wire.values, Raw) and dtype.itemsize % 4 == 0
+
+    def scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> SparseValues:
         """Send entries as rows of an index and a value, so that no list needs to be cut; return what was received."""
         dtype, comm = entries.values.dtype, self.comm
         width = 1 + dtype.itemsize // 4

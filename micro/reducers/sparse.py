@@ -210,18 +210,22 @@ class SparseReducer(WithDensity):
         """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
         start = Start.of(comm, grad.device)
         is_usual = at_work is self
+        wire, own = Wire(self.codec, self.indices), state.exchange if is_usual else at_work.exchange.start()
+        if at_work.selector.reads_late:
+            step = replace(step, reads_late=at_work.exchange.reads_late(own, acc, step, wire, comm))
         selection = at_work.selector.select(state.selector if is_usual else at_work.selector.start(), acc, step, comm)
         select = start.spans(comm, grad.device).rest
         exchanged = at_work.exchange.exchange(
-            state.exchange if is_usual else at_work.exchange.start(),
+            own,
             acc,
             selection,
             step=step,
             overlap=at_work.selector.overlap,
-            wire=Wire(self.codec, self.indices),
+            wire=wire,
             comm=comm,
             is_finite=step.is_finite,
         )
+        selection = exchanged.selection or selection
         sent = partial(
             Sent,
             counts=exchanged.counts,

@@ -30,6 +30,7 @@ class Selector(StatefulPart[S], ABC):
     int32, without an exchange. ``wants_sums`` has the sums of the accumulator made while the gradient is added:
     they are in the step, but not within `per_tensor`. ``wants_squares`` has sums of squares by parameter made so.
     ``takes_scales`` compares magnitudes times the scales that a step may have, which need no scaled copy then.
+    ``reads_late`` says that an exchange can read the choice (`micro.selectors.unread`); whether it does is in the step.
     """
 
     kind: ClassVar[str] = "selector"
@@ -43,6 +44,7 @@ class Selector(StatefulPart[S], ABC):
     wants_sums: ClassVar[bool] = False
     wants_squares: ClassVar[bool] = False
     takes_scales: ClassVar[bool] = False
+    reads_late: ClassVar[bool] = False
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.

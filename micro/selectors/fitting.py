@@ -23,7 +23,7 @@ from micro.comm import Comm
 from micro.selectors.asking import Asking, answered
 from micro.selectors.base import Selector
 from micro.selectors.steering import Track, observe
-from micro.selectors.unread import UNKNOWN, Unread, counted
+from micro.selectors.unread import UNKNOWN, Listed, counted
 from micro.sparse import Selection, Step
 
 UPPER = 4 / 3  # more than this times k: the k largest of what was found are kept
@@ -105,7 +105,7 @@ def select_near(state: Correction, acc: Tensor, guess: float, k: int, *, upper: 
     return Selection(indices, threshold=threshold)
 
 
-class Near(Unread):
+class Near(Listed):
     """What `select_near` chooses by an estimate of which the host has not read what it is, nor how many pass.
 
     Args:
@@ -121,6 +121,15 @@ class Near(Unread):
     @property
     def _factor(self) -> float:
         return math.exp(self.state.track.log_threshold)
+
+    @property
+    def indices(self) -> Tensor:
+        """What passes, as far as the list has room."""
+        return self.found.indices
+
+    def is_listed(self) -> Tensor:
+        """Return whether all that passes is chosen."""
+        return self.found.count <= min(math.floor(UPPER * self.k), self.found.room)
 
     def numbers(self) -> Tensor:
         """Return the count, how many pass, the sum of their logarithms, and the estimate."""

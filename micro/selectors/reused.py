@@ -14,7 +14,7 @@ from micro.kernels import reference
 from micro.on_device import on_device
 from micro.selectors.asking import Asking
 from micro.selectors.fitting import Estimating
-from micro.selectors.unread import UNKNOWN, Unread, counted
+from micro.selectors.unread import UNKNOWN, Listed, counted
 from micro.sparse import Selection, Step
 
 SLACK = 0.95  # candidates begin this far below the last k-th magnitude: room for it to fall by the next step
@@ -43,6 +43,7 @@ class Reused(Estimating[ReusedState]):
 
     name: ClassVar[str] = "reused"
     rule: ClassVar[str] = "repaired"
+    reads_late: ClassVar[bool] = True
 
     def start(self) -> ReusedState:
         """Return the state before the first step."""
@@ -69,13 +70,24 @@ def _largest(state: ReusedState, acc: Tensor, k: int) -> Selection:
     return Selection(indices, threshold=threshold)
 
 
-class _Passing(Unread):
+class _Passing(Listed):
     """The k largest of what passes the last step's threshold, where it is known, in a list with room for it."""
 
     def __init__(self, state: ReusedState, acc: Tensor, k: int) -> None:
         self.state, self.acc, self.k = state, acc, k
         cut = None if state.threshold is None else max(state.threshold, SMALLEST)
         self.found = None if cut is None else kernels.above_unread(acc, cut, math.ceil(PLENTY * k))
+
+    @property
+    def indices(self) -> Tensor:
+        """The k largest of what is in the list, (k,)."""
+        if self.found is None or self.found.room < self.k:
+            return torch.arange(self.k, dtype=torch.int32, device=self.acc.device)
+        return self.found.indices.index_select(0, reference.largest(self.found.magnitudes, self.k))
+
+    def is_listed(self) -> Tensor:
+        """Return whether k are known."""
+        return self.numbers()[0] != UNKNOWN
 
     def numbers(self) -> Tensor:
         """Return k, where as many pass and the list has room for all that do, and the k-th magnitude."""

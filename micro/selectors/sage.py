@@ -41,6 +41,7 @@ class Sage(Estimating[SageState]):
 
     name: ClassVar[str] = "sage"
     rule: ClassVar[str] = "repaired"
+    reads_late: ClassVar[bool] = True
 
     def start(self) -> SageState:
         """Return the state before the first step."""

@@ -11,7 +11,7 @@ from micro import kernels
 from micro.comm import Comm
 from micro.selectors.asking import Asking, answered
 from micro.selectors.base import Selector
-from micro.selectors.unread import UNKNOWN, Unread, counted
+from micro.selectors.unread import UNKNOWN, Listed, counted
 from micro.sparse import Selection, Step
 
 PLENTY = 2.0  # room of an accelerator's list, for each index that is wanted, and for each of the last step
@@ -42,6 +42,7 @@ class Threshold(Selector[ThresholdState]):
     value: float | None = None
     name: ClassVar[str] = "threshold"
     follows_density: ClassVar[bool] = False
+    reads_late: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.value is not None and not self.value > 0:
@@ -61,21 +62,28 @@ class Threshold(Selector[ThresholdState]):
         if acc.device.type == "cpu":
             return _above(acc, threshold)
         room = math.ceil(PLENTY * max(step.target_count, state.last_count))
-        selection = yield from counted(_Above(acc, threshold, room), step, comm)
-        state.last_count = selection.indices.numel()
-        return selection
+        return (yield from counted(_Above(state, acc, threshold, room), step, comm))
 
 
 def _above(acc: Tensor, threshold: float) -> Selection:
     return Selection(kernels.above(acc, threshold), threshold=threshold)
 
 
-class _Above(Unread):
+class _Above(Listed):
     """What is at or above a threshold, as far as a list has ``room`` for it."""
 
-    def __init__(self, acc: Tensor, threshold: float, room: int) -> None:
-        self.acc, self.threshold = acc, threshold
+    def __init__(self, state: ThresholdState, acc: Tensor, threshold: float, room: int) -> None:
+        self.state, self.acc, self.threshold = state, acc, threshold
         self.found = kernels.above_unread(acc, threshold, room)
+
+    @property
+    def indices(self) -> Tensor:
+        """What is found, as far as the list has room."""
+        return self.found.indices
+
+    def is_listed(self) -> Tensor:
+        """Return whether that is all."""
+        return self.found.count <= self.found.room
 
     def numbers(self) -> Tensor:
         """Return the count."""
@@ -83,12 +91,15 @@ class _Above(Unread):
         return count.where(count <= self.found.room, UNKNOWN).double().view(1)
 
     def read(self, numbers: Sequence[float]) -> Selection:
-        """Return what was found."""
+        """Return what was found, and remember how much that is."""
+        self.state.last_count = int(numbers[0])
         return Selection(self.found.read(int(numbers[0]))[0], threshold=self.threshold)
 
     def retry(self) -> Selection:
-        """Return all, however many there are."""
-        return _above(self.acc, self.threshold)
+        """Return all, however many there are, and remember how many."""
+        selection = _above(self.acc, self.threshold)
+        self.state.last_count = selection.indices.numel()
+        return selection
 
 
 def hard_threshold(k: int) -> float:

@@ -5,8 +5,6 @@ choice is collected into a list with room (`micro.kernels.above_unread`), and it
 whether gradients were finite and whatever the selector has to learn from the step: one read serves for all of it.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,41 +14,25 @@ from micro.comm import Comm
 from micro.health import flag_of
 from micro.on_device import on_device
 from micro.selectors.asking import Ask, Asking
-from micro.sparse import Selection, Step
+from micro.sparse import UNKNOWN, Listed, Selection, Step, Unread
 
-UNKNOWN = -1  # sent as the count of a choice that the host has to make once more
-
-
-class Unread(ABC):
-    """A choice of one rank that its host has not read."""
-
-    @abstractmethod
-    def numbers(self) -> Tensor:
-        """Return (m,) float64 how many are chosen, then what ``read`` needs; m is the same on all ranks.
-
-        The count is `UNKNOWN` where the list was full, or the choice cannot be made without a read.
-        """
-
-    @abstractmethod
-    def read(self, numbers: Sequence[float]) -> Selection:
-        """Return the choice, by its numbers; it has as many indices as they say."""
-
-    @abstractmethod
-    def retry(self) -> Selection:
-        """Choose once more, with as many reads as it takes."""
+__all__ = ["UNKNOWN", "Listed", "Unread", "counted"]
 
 
 def counted(choice: Unread, step: Step, comm: Comm) -> Asking[Selection]:
     """Return this rank's choice, with every rank's count and whether all gradients were finite: one read by the host.
 
-    Where the count of any rank was not known, that rank chooses once more, and all gather the counts once more.
+    Where the count of any rank was not known, that rank chooses once more, and all gather the counts once more. Where
+    the exchange reads the choice, it is returned unread.
     """
+    if step.reads_late:
+        assert isinstance(choice, Listed), "else the selector does not say that it can be read late"
+        return Selection(choice.indices, unread=choice)
     mine = choice.numbers()
     flag = flag_of(step.is_finite, torch.float64, mine.device)
     rows = yield Ask("gather_rows", torch.cat([mine, flag]), is_read=True)
     told: list[list[float]] = rows.tolist()
-    count, *numbers, _ = told[comm.rank]
-    selection = choice.retry() if count == UNKNOWN else choice.read([count, *numbers])
+    selection = choice.settled(told[comm.rank][:-1])
     is_retried = any(row[0] == UNKNOWN for row in told)
     if is_retried:
         number = on_device([selection.indices.numel()], torch.float64, mine.device)
