@@ -55,13 +55,14 @@ What else is read, and what for:
   counts, and collect again, exactly, where a list was full, which the record of the step says. The fitted threshold of
   a rank stays on its device. Per tensor, all counts are read together.
 - `in_rows`: SAGE's and the hard threshold's lists, which travel before any host has read them, in rows with room for
-  the longest list of the last step and a twentieth and a few roots more, with their counts. What came, how many indices
+  the longest list of the last step and a twentieth and 1.5 roots more, with their counts. What came, how many indices
   differ, which is the length of the all-reduce, and what the selector learns are one read. Where counts of the ranks
   are so unequal that rows would send half as much again as lists, lists of exact lengths travel, and two lengths are
-  read.
+  read. So it is per tensor, and in pieces.
 - `distinct`: how many indices differ where all ranks choose as many and average the values of all ranks.
 - `_summed_in_slots`: in DSA, how many entries came, how many sums the regions have, and the flags. Entries travel to
-  the regions in slots, each with room for those that went the same way in the last step and as much more.
+  the regions in slots, each with room for those that went the same way in the last step and a twentieth and 3 roots
+  more.
 - `gather_largest_unread`: the same in Ok-Topk, and whether k candidates were found, and whether a row of its last
   message was too short.
 - Elsewhere `gather_header` and `Transport.add_up` read counts, the lengths of lists.

@@ -104,6 +104,23 @@ def test_slots_to_regions_save_a_message_where_they_are_long_enough(
     assert [outcome for outcome, _ in too_short] == [outcome for outcome, _ in in_lists]
 
 
+@pytest.mark.parametrize("method", ["sage", "threshold", "dsa", "oktopk"])
+def test_what_is_read_late_may_be_nothing_or_not_finite(method: str, group: SimulatedGroup) -> None:
+    scales, more = [1.0, 1.0, 1.0, 0.0, 1.0, math.nan, 1.0, 1.0], ("nonfinite=skip",)
+    on_device, on_cpu = (steps_of(method, group, scales, on_device=where, more=more) for where in (True, False))
+    for there, here in zip(on_device, on_cpu, strict=True):
+        assert [outcome for outcome, _ in there] == [outcome for outcome, _ in here]
+        assert [stats.skipped for _, stats in there] == [stats.skipped for _, stats in here]
+
+
+def test_dense_sums_of_dsa_are_not_searched_for_zeros(group: SimulatedGroup) -> None:
+    more = ("density=0.5",)
+    on_device, on_cpu = (steps_of("dsa", group, [1.0] * 4, on_device=where, more=more) for where in (True, False))
+    assert [[outcome for outcome, _ in steps] for steps in on_device] == [
+        [outcome for outcome, _ in steps] for steps in on_cpu
+    ]
+
+
 def test_ok_topk_sends_no_lengths_once_it_knows_them(group: SimulatedGroup) -> None:
     steps = zip(*(steps_of("oktopk", group, [1.0] * 8, on_device=where)[0] for where in (True, False)), strict=True)
     for (_, there), (_, here) in list(steps)[2:]:
