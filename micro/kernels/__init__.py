@@ -49,6 +49,8 @@ class _ListLoops(Protocol):
 
     def largest(self, x: Tensor, k: int) -> Tensor: ...
 
+    def largest_first(self, x: Tensor, count: int) -> Tensor: ...
+
     def ranked(self, x: Tensor, ranks: Sequence[int]) -> Tensor: ...
 
     def first_distinct(self, indices: Tensor, numel: int, k: int) -> Tensor: ...
@@ -341,6 +343,10 @@ def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
     """
     if on_gpu(vector, values):
         cast(_TritonLoops, _with_triton()).scatter_add_(vector, indices, values)
+    elif compiled(vector) and _are_entries(values, indices):
+        from micro.kernels import placing
+
+        placing.add_inside_(vector, indices, values)
     else:
         reference.scatter_add_(vector, indices, values)
 
@@ -380,6 +386,17 @@ def largest(x: Tensor, k: int) -> Tensor:
             return candidates.index_select(0, loops.largest(magnitudes, k))
         rank *= 2
     return loops.largest(x, k)
+
+
+def largest_first(x: Tensor, count: int) -> Tensor:
+    """Return the places (min(count, m),) int64 of the largest magnitudes of ``x`` (m,), the largest first; no NaN.
+
+    Among equals the lowest place is first.
+    """
+    loops = _choosing()
+    if loops is not None and compiled(x):
+        return loops.largest_first(x, count)
+    return torch.argsort(x.abs(), descending=True, stable=True)[:count]
 
 
 def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:

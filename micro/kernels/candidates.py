@@ -92,13 +92,13 @@ def absorb_and_collect_on_host_(residual: Tensor, grad: Tensor, plan: Tensor, ca
 def collect_on_host_(residual: Tensor, plan: Tensor, candidates: Candidates) -> None:
     """Do what `collect_` does by the loops of a CPU."""
     from micro import kernels
+    from micro.kernels import places
 
     start, stop, lowest_bits, shift = plan.tolist()
-    threshold = float(plan[2:3].view(torch.float32))
-    places, magnitudes = kernels.above_with_magnitudes(residual[start:stop], threshold)
-    kept = places[: candidates.indices.numel()] + start
+    searched = residual[start:stop]
+    indices, _, counts = kernels.cuts_for(searched).collect(searched, start, lowest_bits, shift)
+    kept = indices[: candidates.indices.numel()]
     candidates.indices[: kept.numel()] = kept
-    candidates.values[: kept.numel()] = residual.index_select(0, kept)
-    candidates.found.fill_(places.numel())
-    bins = (magnitudes.to(torch.float32).view(torch.int32) - lowest_bits >> shift).clamp_(0, NUM_BINS - 1)
-    candidates.bins.copy_(torch.bincount(bins, minlength=NUM_BINS))
+    candidates.values[: kept.numel()] = places.gather(residual, kept)
+    candidates.found.fill_(indices.numel())
+    candidates.bins.copy_(counts)

@@ -61,6 +61,46 @@ def largest(x: Tensor, k: int) -> Tensor:
 
 
 @jitted
+def falling(bits: Any) -> Any:
+    """Return the places (m,) int64 of magnitudes given as bits, the largest first, the lowest place first among equals.
+
+    A magnitude, counted from the largest on, travels with its place, a digit at a time from the lowest on.
+    """
+    keys, moved = np.empty(bits.size, np.uint64), np.empty(bits.size, np.uint64)
+    for i in range(bits.size):
+        keys[i] = np.uint64(~bits[i] & np.int32(MAGNITUDE_BITS)) << np.uint64(32) | np.uint64(i)
+    for shift, width in DIGITS[::-1]:
+        starts, mask = np.zeros((1 << width) + 1, np.int64), np.uint64((1 << width) - 1)
+        for i in range(keys.size):
+            starts[np.int64((keys[i] >> np.uint64(32 + shift)) & mask) + 1] += 1
+        starts = starts.cumsum()
+        for i in range(keys.size):
+            digit = np.int64((keys[i] >> np.uint64(32 + shift)) & mask)
+            moved[starts[digit]] = keys[i]
+            starts[digit] += 1
+        keys, moved = moved, keys
+    places = np.empty(bits.size, np.int64)
+    for i in range(keys.size):
+        places[i] = keys[i] & np.uint64(0xFFFFFFFF)
+    return places
+
+
+@jitted
+def _largest_first(bits: Any, count: Any) -> Any:
+    size = bits.size
+    while size > 0 and not bits[size - 1] & np.int32(MAGNITUDE_BITS):  # zeros at the end are in their order
+        size -= 1
+    places = np.arange(bits.size)
+    places[:size] = falling(bits[:size])
+    return places[:count]
+
+
+def largest_first(x: Tensor, count: int) -> Tensor:
+    """Return the first ``count`` places (int64) of contiguous float32 ``x`` (m,) in the order of `falling`; no NaN."""
+    return torch.from_numpy(_largest_first(bits_of(x), count))
+
+
+@jitted
 def _ranked(bits: Any, ranks: Any) -> Any:
     found = np.empty(ranks.size, np.int32)
     for i in range(ranks.size):

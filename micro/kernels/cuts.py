@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels.cpu import array_of, bits_of, scan
+from micro.interleaving import Lay
+from micro.kernels.choosing import falling
+from micro.kernels.cpu import array_of, bits_of, scan, scan_blocks
 from micro.kernels.cuts_reference import NUM_BINS, Cut
 from micro.kernels.jit import INFINITY_BITS, as_bits, as_float, jitted
 from micro.scales import Scales
@@ -18,6 +20,13 @@ from micro.scales import Scales
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return indices, magnitudes and counts by bin of what reaches ``lowest``; see the reference."""
     places, bits = scan(bits_of(x), np.array([[0, x.numel()]]), np.array([lowest], np.int32))
+    counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
+    return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+
+
+def collect_in_blocks(x: Tensor, start: int, lowest: int, shift: int, lay: Lay) -> tuple[Tensor, Tensor, Tensor]:
+    """Do what `collect` does for a copy of blocks of ``x``, without that copy."""
+    places, bits = scan_blocks(bits_of(x)[lay.first :], lay.block, lay.apart, lay.numel, lowest)
     counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
     return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
 
@@ -207,9 +216,9 @@ def _write(
         elif at >= first:
             others[num_others] = i
             num_others += 1
-    falling = np.argsort(-bits[others[:num_others]], kind="mergesort")
+    order = falling(bits[others[:num_others]])
     for place in range(min(num_others, capacity - sent)):
-        _put(wire, sent + place, indices[others[falling[place]]] - start, width)
+        _put(wire, sent + place, indices[others[order[place]]] - start, width)
 
 
 @jitted

@@ -141,8 +141,14 @@ def _put_dense(places: Any, low: Any, gap: Any, highs: Any) -> Any:
     i = np.int64(0)
     while i < places.size:
         bit = (np.int64(places[i]) >> low) + gap * i
-        if bit >> 6 > number:
-            number, word, following = _moved_to(bit >> 6, highs, number, word, following)
+        if bit >> 6 > number + 1 or 8 * number + 8 > highs.size:
+            if bit >> 6 > number:
+                number, word, following = _moved_to(bit >> 6, highs, number, word, following)
+        else:  # without a branch, which would be guessed wrong at most words: what is written early is written again
+            put64(highs, number, word)
+            stays = np.uint64(0) - np.uint64(bit >> 6 == number)
+            word, following = (word & stays) | (following & ~stays), following & stays
+            number = bit >> 6
         last = i + BITS - 1
         if last < places.size and (np.int64(places[last]) >> low) + gap * last < WORD * (number + 2):
             lower, upper = _bits_of_places(places, i, low, gap, gap * i - WORD * number)

@@ -24,13 +24,15 @@ class Cut:
     Attributes:
         taken: (world_size,) int64, how many each rank keeps of its largest candidates.
         bits: (1,) int64, the magnitude of the cut as bits of a float32.
-        total: (1,) int64, the candidates that could be kept.
+        given: (1,) int64, the candidates that could be kept.
+        total: (1,) int64, the candidates of all ranks, however many their messages hold.
         is_highest: (1,) bool: the cut lies in the highest bin, which has no upper end.
         is_overfull: (1,) bool: a rank has more above the cut than its message holds.
     """
 
     taken: Tensor
     bits: Tensor
+    given: Tensor
     total: Tensor
     is_highest: Tensor
     is_overfull: Tensor
@@ -57,7 +59,7 @@ def cut_at(counts: Tensor, k: int, capacity: int, place: Tensor) -> Cut:
     lowest, shift = place.to(torch.int64).split(1)
     bits = lowest + (number << shift) + ((here - missing) << shift) // here.clamp_min(1)
     full = (reached.index_select(1, number) > capacity).any().view(1)
-    return Cut(taken, bits, totals[:1], number == NUM_BINS - 1, full)
+    return Cut(taken, bits, totals[:1], reached[:, 0].sum(0, keepdim=True), number == NUM_BINS - 1, full)
 
 
 def _apportioned(missing: Tensor, counts: Tensor, total: Tensor) -> Tensor:
@@ -73,15 +75,17 @@ def next_place(place: Tensor, cut: Cut, k: int) -> Tensor:
     """Return (2,) int32 where the bins of the next step begin, so that about SURPLUS * k become candidates.
 
     The margin between the lowest candidate and the cut is scaled by what it held: with n candidates by k / (n - k).
-    Too few of them: it becomes as wide as two times all bins. A cut above all bins: they begin where they ended.
+    Too few that could be kept: it becomes as wide as two times all bins. A cut above all bins: they begin where they
+    ended.
     """
     lowest, shift = place.to(torch.int64).split(1)
     span = NUM_BINS << shift
     margin = (cut.bits - lowest).clamp_min(1)
     scaled = torch.minimum(torch.maximum(margin * k // (cut.total - k).clamp_min(1), margin // 4), 4 * margin)
-    margin = scaled.where(cut.total > k, 2 * span).where(~cut.is_highest | (cut.total <= k), 2 * span)
+    is_enough = cut.given > k
+    margin = scaled.where(is_enough, 2 * span).where(~cut.is_highest | ~is_enough, 2 * span)
     margin = margin.clamp(LEAST_MARGIN, MOST_MARGIN)
-    begin = (cut.bits - margin).where(~cut.is_highest | (cut.total <= k), lowest + span)
+    begin = (cut.bits - margin).where(~cut.is_highest | ~is_enough, lowest + span)
     return _placed(begin, margin)
 
 

@@ -15,6 +15,7 @@ from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.feedback import ErrorFeedback
 from micro.flat import Layout
+from micro.kernels import places
 from micro.kernels.candidates import NUM_BINS, Candidates
 from micro.nonfinite import Policy, check_policy
 from micro.partition import equal_slices
@@ -231,8 +232,7 @@ class FixedMicro(Reducer):
 
 def _message(found: Candidates, numel: int, capacity: int) -> Tensor:
     """Return a rank's row (NUM_BINS + 1 + capacity,) int32: counts, whether it is bad, its largest from above."""
-    order = torch.argsort(found.values.abs(), descending=True, stable=True)[:capacity]
-    indices = found.indices.index_select(0, order)
+    indices = found.indices.index_select(0, kernels.largest_first(found.values, capacity))
     padded = torch.nn.functional.pad(indices, (0, capacity - indices.numel()), value=numel)
     return torch.cat([found.bins, (found.first_bad < numel).to(torch.int32), padded])
 
@@ -243,6 +243,9 @@ def _kept(candidates: Tensor, taken: Tensor, room: int, numel: int) -> Tensor:
     Args:
         candidates: (world_size, capacity) from the messages, of each of which ``taken`` are kept.
     """
+    if candidates.device.type == "cpu":
+        kept = torch.cat([row[:count] for row, count in zip(candidates, taken.tolist(), strict=True)])[:room]
+        return torch.nn.functional.pad(kept, (0, room - kept.numel()), value=numel)
     is_kept = torch.arange(candidates.shape[1], device=candidates.device) < taken[:, None]
     place = (is_kept.view(-1).cumsum(0) - 1).where(is_kept.view(-1), room)
     indices = candidates.new_full((room + 1,), numel)
@@ -254,7 +257,7 @@ def _exchanged(residual: Tensor, grad: Tensor, indices: Tensor, is_bad: Tensor, 
     """Average the residuals at ``indices``, make ``grad`` the mean, and take out of the residual what was sent."""
     is_used = (indices < grad.numel()) & ~is_bad
     nothing = residual.new_zeros(())
-    own = residual.index_select(0, indices.clamp_max(grad.numel() - 1)).where(is_used, nothing)
+    own = places.gather(residual, indices.clamp_max(grad.numel() - 1)).where(is_used, nothing)
     mean = comm.all_reduce_(own.clone()) / comm.world_size
     lower = mean if grad.dtype == mean.dtype else rounded(mean, grad.dtype)
     unsent = None if lower is mean else mean - lower

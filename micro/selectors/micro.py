@@ -83,8 +83,8 @@ class Micro(_RotatingSlices):
             much, its step takes the collective that was to be saved. None:
             indices travel by themselves, exactly as many as there are.
         block: slices are interleaved: a slice has every world_size-th block of so many elements, and so a share of
-            every layer of some length. It is copied, 8 numel / world_size bytes of memory traffic a step, and packed
-            indices are as long as those of the whole vector. None: a slice is one range.
+            every layer of some length. Without numba, and on an accelerator, it is copied, and packed indices are as
+            long as those of the whole vector. None: a slice is one range.
 
     Raises:
         ValueError: a slack that is negative or 1 and more, or blocks without elements.
@@ -102,12 +102,12 @@ class Micro(_RotatingSlices):
             raise ValueError(f"slack of {self.name} must be in [0, 1), got {self.slack}")
 
     def choosing(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose from a range, or from blocks that are put together; see Selector."""
+        """Choose from a range, or from blocks; see Selector."""
         if self.block is None:
             return (yield from _RotatingSlices.choosing(self, state, acc, step, comm))
         dealt = DealtBlocks(acc.numel(), comm.world_size, self.block)
-        own, spans = dealt.slice(acc, step.index, comm.rank), dealt.spans(step.index)
-        found = yield from self.threshold_rule.search(state, Search(own, acc.numel(), spans, step, comm))
+        search = Search(acc, acc.numel(), dealt.spans(step.index), step, comm, dealt=dealt)
+        found = yield from self.threshold_rule.search(state, search)
         indices = dealt.places(found.indices, step.index, comm.rank)
         if found.everyone is None:
             return _selection(found, indices)

@@ -25,6 +25,19 @@ def test_ranked_magnitudes(numel: int, dtype: torch.dtype) -> None:
     assert kernels.ranked(x, ranks).tolist() == [falling[rank - 1].item() for rank in ranks]
 
 
+@grid(numel=[0, 1, 2, 65, 16_385], levels=[1, 3, 1000], scale=[1e-40, 1.0, 1e30], dtype=[torch.float32, torch.float64])
+def test_the_largest_come_first_and_of_equals_the_first(
+    numel: int, levels: int, scale: float, dtype: torch.dtype
+) -> None:
+    x = torch.randn(numel, generator=generator(numel, levels)).mul(levels).round().mul(scale / levels).to(dtype)
+    x[2 * numel // 3 :] = 0.0  # as in a buffer that is not full
+    order = sorted(range(numel), key=lambda place: -abs(x[place].item()))
+    for count in {0, numel // 2, numel, numel + 3}:
+        found = kernels.largest_first(x, count)
+        assert found.dtype == torch.int64
+        assert found.tolist() == order[:count]
+
+
 def test_the_largest_of_few_may_be_infinite() -> None:
     x = torch.tensor([1.0, -torch.inf, 2.0, torch.inf])
     assert [kernels.largest(x, k).tolist() for k in (1, 2, 3)] == [[1], [1, 3], [1, 2, 3]]

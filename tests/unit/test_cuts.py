@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels import cuts_reference
+from micro.interleaving import DealtBlocks
+from micro.kernels import cuts_reference, threads
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.scales import Scales
 from tests.products import grid
@@ -66,6 +67,25 @@ def test_candidates_of_scaled_pieces_are_those_of_a_multiplied_copy(part: tuple[
     found = cuts.collect_scaled(x, START, lowest, SHIFT, scales)
     expected = cuts_reference.collect(scales.multiplied(x), START, lowest, SHIFT)
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="without numba blocks are copied")
+@grid(numel=[0, 1, 7, 1000, 40_003], block=[1, 3, 64, 100, 5000], num_parts=[1, 2, 5], num_threads=[1, 3])
+def test_candidates_of_blocks_are_those_of_a_copy(
+    numel: int, block: int, num_parts: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts, x, before = kernels.cuts_for(torch.ones(1)), drawn(numel), torch.get_num_threads()
+    x[::97] = float("nan")
+    dealt = DealtBlocks(numel, num_parts, block)
+    monkeypatch.setattr(threads, "LEAST", 1 << 10)
+    torch.set_num_threads(num_threads)
+    try:
+        for rank in range(num_parts):
+            found = cuts.collect_in_blocks(x, START, LOWEST, SHIFT, dealt.lay(3, rank))
+            expected = cuts_reference.collect(dealt.slice(x, 3, rank), START, LOWEST, SHIFT)
+            assert all(map(torch.equal, found, expected))
+    finally:
+        torch.set_num_threads(before)
 
 
 @grid(dtype=[torch.float32, torch.float64], part=[(0, 9), (2, 3), (2, 8), (4, 4)])

@@ -60,6 +60,21 @@ def test_the_threshold_and_the_largest_are_those_of_the_slices() -> None:
     assert stats.threshold == pytest.approx(float(exact), rel=0.02)
 
 
+def test_candidates_fit_their_buffer_while_residuals_grow() -> None:
+    """Counted as far as messages hold them, they could never be too many, and those of the lowest indices were sent."""
+    layout = micro.Layout.flat(40_000)
+    reducer = micro.FixedMicro(density=0.01)
+    with closing(micro.Simulation(reducer, layout, 2)) as simulation:
+        for step in range(12):
+            grads = torch.randn(2, layout.numel, generator=torch.Generator().manual_seed(step))
+            kept = torch.stack(simulation.residuals())
+            update = simulation.step(grads).update
+    start = 20_000 * (step % 2)
+    sums = (kept[0] + grads[0])[start : start + 20_000].abs()
+    chosen = update[start : start + 20_000] != 0
+    assert float(sums[chosen].min()) > 0.98 * float(sums.topk(int(chosen.sum())).values[-1])
+
+
 @pytest.mark.parametrize("slack", [-0.1, float("inf"), float("nan")])
 def test_a_slack_has_its_range(slack: float) -> None:
     with pytest.raises(ValueError, match="slack of micro_fixed must be at least 0, got"):

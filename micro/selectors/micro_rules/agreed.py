@@ -76,7 +76,7 @@ class Agreed(ThresholdRule[AgreedState]):
             state.lowest_bits, state.last = None, []
             return everything(search)
         if not kernels.compiled(search.slice):
-            search = search.multiplied()
+            search = search.copied()
         k, room = search.step.target_count, self._room(state, search)
         known = state.lowest_bits is not None
         if not known:
@@ -131,7 +131,10 @@ def _collect(state: AgreedState, search: Search, room: Room | None, cuts: Module
     """Return this rank's candidates, and every rank's counts and the candidates in its message: one all-gather."""
     assert state.lowest_bits is not None
     where = search.slice, search.start, state.lowest_bits, state.shift
-    if search.scales is not None:  # the loops are compiled
+    if search.dealt is not None:  # the loops are compiled, as below
+        lay = search.dealt.lay(search.step.index, search.comm.rank)
+        return (yield from _counted(cuts.collect_in_blocks(*where, lay), state, search, room, cuts))
+    if search.scales is not None:
         return (yield from _counted(cuts.collect_scaled(*where, search.scales), state, search, room, cuts))
     if search.slice.device.type == "cpu":
         return (yield from _counted(cuts.collect(*where), state, search, room, cuts))
@@ -175,7 +178,7 @@ def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int, cuts: Mod
 def _reset_candidates(state: AgreedState, search: Search) -> Asking[None]:
     """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
     k = search.step.target_count
-    totals = yield Ask("all_reduce", magnitude_bins(search.multiplied().slice))
+    totals = yield Ask("all_reduce", magnitude_bins(search.copied().slice))
     wanted = state.surplus * k, k / state.surplus**2
     lowest, highest = search.comm.alike(lambda: _bins_reached(totals, wanted))
     _resolve(state, lowest << SHIFT, (highest + 1) << SHIFT)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.interleaving import DealtBlocks
 from micro.scales import Scales
 from micro.selectors.asking import Asking
 from micro.sparse import Step
@@ -20,12 +21,13 @@ class Search:
     """One rank's search of one step.
 
     Attributes:
-        slice: this rank's part of the accumulator (m,), m may be 0.
+        slice: this rank's part of the accumulator (m,), m may be 0; with ``dealt`` the accumulator.
         numel: the length of all slices together.
         spans: the (start, stop) of all ranks' slices.
         step: the same on all ranks.
         comm: the ranks.
         scales: of the slice, by which its elements are multiplied where they are compared; None: by nothing.
+        dealt: how this rank's part lies in the accumulator, in blocks; None: in a range.
     """
 
     slice: Tensor
@@ -34,9 +36,12 @@ class Search:
     step: Step
     comm: Comm
     scales: Scales | None = None
+    dealt: DealtBlocks | None = None
 
-    def multiplied(self) -> "Search":
-        """Return the search of a copy of the slice that is multiplied by its scales; where there are none, itself."""
+    def copied(self) -> "Search":
+        """Return the search of a copy of the slice, multiplied or put together; where it needs none, itself."""
+        if self.dealt is not None:
+            return replace(self, slice=self.dealt.slice(self.slice, self.step.index, self.comm.rank), dealt=None)
         return self if self.scales is None else replace(self, slice=self.scales.multiplied(self.slice), scales=None)
 
     @property

@@ -34,7 +34,7 @@ class Published(ThresholdRule[PublishedState]):
 
     def search(self, state: PublishedState, search: Search) -> Asking[Found]:
         """Take what is at or above the threshold, or one arbitrary coordinate."""
-        search = search.multiplied()
+        search = search.copied()
         k, index = search.step.target_count, search.step.index
         threshold = _next(state, k)
         indices = kernels.above(search.slice, threshold)

@@ -46,7 +46,7 @@ class Repaired(ThresholdRule[RepairedState]):
         """Take what is at or above the threshold, at a density of 1 everything; an empty slice sends nothing."""
         if search.wants_all:
             return everything(search)
-        search = search.multiplied()
+        search = search.copied()
         k, track = search.step.target_count, state.track
         if state.last_k not in (0, k):  # a density that changes with time
             track = aim(track, state.last_k, k)
