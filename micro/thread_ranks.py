@@ -181,8 +181,11 @@ class _Barrier:
         crew.moved_at = time.monotonic()
 
     def leave(self) -> list[int]:
-        """Return the ranks that wait here, which do so no more; called with the lock held."""
-        waiting = [self.ranks[place] for place in self._places]
+        """Return the ranks that wait here, which do so no more; called with the lock held.
+
+        The last to come is the first: what it works on is still in the caches.
+        """
+        waiting = [self.ranks[place] for place in reversed(self._places)]
         self._places.clear()
         self.call = None
         return waiting

@@ -22,7 +22,7 @@ from experiments import compare
 from experiments.benchmarks import bare, select, transform
 from experiments.config.errors import UserError
 from experiments.reports.names import in_order, label
-from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic
+from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic, wide_sum
 from experiments.studies.method_comparison import measure
 from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.kept import KeptResults
@@ -87,6 +87,16 @@ def test_correlated_ranks_share_half_of_their_variance() -> None:
 @pytest.mark.parametrize("numel", [1, 7, 8, 500, 50_000])
 def test_layers_cover_the_vector(numel: int) -> None:
     assert layered(numel).numel == numel
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 8])
+def test_a_wide_sum_adds_vectors_in_their_order(count: int) -> None:
+    vectors = torch.randn(count, 300, generator=torch.Generator().manual_seed(3))
+    one_by_one = torch.zeros(300, dtype=torch.float64)
+    for vector in vectors:
+        one_by_one += vector
+    assert torch.equal(wide_sum(vectors), one_by_one)
+    assert torch.equal(wide_sum(vectors[:, ::2]), one_by_one[::2])  # by torch
 
 
 def test_gradients_beyond_the_memory_allowed_are_refused() -> None:

@@ -137,6 +137,7 @@ def _carry_out(
             show(task)
     failed: dict[str, str] = {}
     try:
+        processes.start(len(left))
         given = gradients() if left else None
         calls: list[Call] = [partial(task.call, given) for task in left]
         if left and following and (making := following.making()):

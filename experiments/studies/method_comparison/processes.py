@@ -65,12 +65,13 @@ class Processes:
     """Processes that work while a ``with`` lasts, and a folder for what they share.
 
     Args:
-        number: of processes, which start with their first calls; 1: calls are made in this one.
+        number: of processes, which `start` or their first calls start; 1: calls are made in this one.
     """
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._workers: list[WorkerProcess] = []
+        self._starting: list[WorkerProcess] = []
 
     def __enter__(self) -> Self:
         """Make the folder."""
@@ -94,6 +95,13 @@ class Processes:
         """Return a path in the folder that all processes share."""
         return self._folder / name
 
+    def start(self, num_calls: int) -> None:
+        """Start as many processes as this number of calls needs, side by side; `run` waits until they are ready."""
+        if self.are_several:
+            for number in range(len(self._workers), min(self._number, num_calls)):
+                self._workers.append(self._begun(number))
+                self._starting.append(self._workers[number])
+
     def run(self, calls: Sequence[Call], begins: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
         """Make calls, as many at a time as there are processes; yield the place and the value of each that ends.
 
@@ -106,8 +114,9 @@ class Processes:
                 begins(place)
                 yield place, answer(call)
             return
-        while len(self._workers) < min(self._number, len(calls)):
-            self._workers.append(self._worker(len(self._workers)))
+        self.start(len(calls))
+        while self._starting:
+            self._starting.pop().receive()
         waiting, idle = list(range(len(calls))), list(range(len(self._workers)))
         busy: dict[int, int] = {}  # which worker makes which call
         while waiting or busy:
@@ -130,13 +139,14 @@ class Processes:
             return self._workers[worker].receive()
         except WorkerFailure as error:
             self._workers[worker].kill()
-            self._workers[worker] = self._worker(worker)
+            self._workers[worker] = self._begun(worker)
+            self._workers[worker].receive()
             return Failed(str(error))
 
-    def _worker(self, number: int) -> WorkerProcess:
+    def _begun(self, number: int) -> WorkerProcess:
+        """Return a process that has yet to answer that it is ready."""
         worker = WorkerProcess(self._folder / f"{os.getpid()}-{number}.log", env=ENVIRONMENT)
         worker.send(_prepare, number)
-        worker.receive()
         return worker
 
     def _end(self) -> None:

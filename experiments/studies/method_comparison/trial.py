@@ -52,7 +52,7 @@ def _trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size
     named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
     k = target_count(steps[-1]["target_density"], gradients.layout.numel)
     one_topk_s = time_topk(gradients.rows[0, 0], k)
-    return named | _means(steps, one_topk_s), [named | row for row in steps]
+    return named | _means(steps, ledger.cumulative_error(), one_topk_s), [named | row for row in steps]
 
 
 class _Ledger:
@@ -66,19 +66,20 @@ class _Ledger:
         numel = simulation.layout.numel
         self._rows = torch.empty(simulation.world_size, numel)
         self._velocity, self._mean_sum, self._update_sum = torch.zeros(3, numel, dtype=torch.float64).unbind()
+        self._acc, self._lost = torch.empty(2, numel, dtype=torch.float64).unbind()
         self._unsent = self._kept("residual")
 
     def step(self, gradients: Tensor, total: Tensor) -> Row:
         """Reduce one step's gradients (world_size, numel), whose sum is ``total``, and return what was measured."""
         n, numel = gradients.shape
-        acc = self._unsent + (self._next_velocity(self._kept("momentum"), total)[1] if self._momentum else total)
+        added = self._next_velocity(self._kept("momentum"), total)[1] if self._momentum else total
+        torch.add(self._unsent, added, out=self._acc)
         self._velocity, mean = self._next_velocity(self._velocity, total / n)
-        stats = self._simulation.step_(self._rows.copy_(gradients))
+        stats = self._reduce(gradients)
         update = self._rows[0].double()
         self._mean_sum += mean
         self._update_sum += update
         self._unsent = self._kept("residual")
-        lost = acc - self._unsent - n * update
         rank0 = stats[0]
         dense_bytes = 2 * 4 * numel * (n - 1) / n
         return {
@@ -90,10 +91,23 @@ class _Ledger:
             "imbalance": rank0.imbalance,
             **{f"{kind}_share": _ratio(_mean(stats, f"{kind}_bytes"), dense_bytes) for kind in KINDS},
             "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
-            "cumulative_error": _ratio(float((self._update_sum - self._mean_sum).norm()), float(self._mean_sum.norm())),
-            "mass_kept": 1 - _ratio(float(lost.abs().sum()), float(acc.abs().sum())) if self._adds_up else math.nan,
+            "mass_kept": self._mass_kept(n, update) if self._adds_up else math.nan,
             "select_s": min(s.select_s for s in stats),  # ranks share the cores: the least is nearest to one's own
         }
+
+    def cumulative_error(self) -> float:
+        """Return how far the sum of all updates is from that of the means, over the norm of the latter."""
+        return _ratio(float((self._update_sum - self._mean_sum).norm()), float(self._mean_sum.norm()))
+
+    def _reduce(self, gradients: Tensor) -> list[micro.StepStats]:
+        """Reduce copies of the gradients; each rank makes its own, and has it in the core's caches when it begins."""
+        sources, copies = gradients.unbind(), self._rows.unbind()
+        return self._simulation.step_(self._rows, ahead=lambda comm: copies[comm.rank].copy_(sources[comm.rank]))
+
+    def _mass_kept(self, num_ranks: int, update: Tensor) -> float:
+        """Return the share of what was to be sent that is in the update or kept; uses up the accumulators' sum."""
+        lost = torch.sub(self._acc, self._unsent, out=self._lost).sub_(update, alpha=num_ranks)
+        return 1 - _ratio(float(lost.abs_().sum()), float(self._acc.abs_().sum()))
 
     def _next_velocity(self, velocity: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next momentum, and the update that it calls for: the gradient itself where there is none."""
@@ -114,7 +128,7 @@ class _Ledger:
         return wide_sum(kept) if kept and kept[0].numel() else torch.zeros_like(self._mean_sum)
 
 
-def _means(steps: list[Row], one_topk_s: float) -> Row:
+def _means(steps: list[Row], cumulative_error: float, one_topk_s: float) -> Row:
     settled = steps[min(SETTLING_STEPS, len(steps) // 2) :]
 
     def mean(key: str) -> float:
@@ -132,7 +146,7 @@ def _means(steps: list[Row], one_topk_s: float) -> Row:
         "bytes_share": sum(shares.values()),
         **shares,
         "step_error": mean("step_error"),
-        "cumulative_error": steps[-1]["cumulative_error"],
+        "cumulative_error": cumulative_error,
         "mass_kept": min(row["mass_kept"] for row in steps),
         "select_topks": statistics.median(row["select_s"] for row in steps) / one_topk_s,
     }
