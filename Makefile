@@ -21,6 +21,8 @@ KEEP_UP_HEAD := `make keep-up-table KEEP_UP_RUNS="DIR DIR"` writes this page fro
 KEEP_UP_RUNS ?= results/keep_up results/long results/gpt
 RATES_HEAD := `make ablation-rates ROOT=DIR` carries out the runs of `conf/sweep/ablation_rates_*.yaml`, `make ablation-rates-table` writes this page from those that are finished.
 RATES_RUNS ?= results/ablation_rates
+FRESH_HEAD := `make ablation-fresh ROOT=DIR` carries out the runs of `conf/sweep/ablation_fresh_movielens100k.yaml`, `make ablation-fresh-table` writes this page from those that are finished.
+FRESH_RUNS ?= results/ablation_fresh
 ABLATION_RUNS ?= results/ablation
 GPT := gpt_equal_tokens gpt_under_adam gpt_workers gpt_rates gpt_tuned # of conf/sweep
 GPT_HEAD := `make gpt` carries out the runs of `conf/sweep/gpt_*.yaml`, `make gpt-tables` writes this page from those that are finished.
@@ -34,7 +36,7 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-hosts demo-page figures reproduce long long-table ablation ablation-table ablation-rates ablation-rates-table keep-up-table gpt gpt-tables advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
+.PHONY: help setup demo demo-hosts demo-page figures reproduce long long-table ablation ablation-table ablation-rates ablation-rates-table ablation-fresh ablation-fresh-table keep-up-table gpt gpt-tables advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -104,6 +106,17 @@ ablation-rates-table: $(READY) ## write results/published/ablation_rates.md from
 	@{ printf '# With the same number of rates for each method\n\n%s\n' '$(RATES_HEAD)'; \
 	  tail -n +2 results/figures/ablation_rates/ablation.md; } >results/published/ablation_rates.md
 	@$(call KEEP_NUMBERS,ablation_rates,ablation,ablation_rates)
+
+ablation-fresh: $(READY) ## the best rates on fresh seeds, half an hour of a core: ROOT=DIR; the same command resumes
+	@$(RUN) -m experiments.sweep ablation_fresh_movielens100k dataset.root=$(ROOT) output=results/ablation_fresh --jobs 1
+	@$(MAKE) --no-print-directory ablation-fresh-table
+
+ablation-fresh-table: $(READY) ## write results/published/ablation_fresh.md from the runs that are finished: FRESH_RUNS="DIR DIR"
+	@$(RUN) -m experiments.figures --ablation --plan ablation_fresh_movielens100k $(addprefix --runs ,$(FRESH_RUNS)) \
+	  $(call EARLIER,ablation_fresh) --out results/figures/ablation_fresh
+	@{ printf '# The best rates on fresh seeds\n\n%s\n' '$(FRESH_HEAD)'; \
+	  tail -n +2 results/figures/ablation_fresh/ablation.md; } >results/published/ablation_fresh.md
+	@$(call KEEP_NUMBERS,ablation_fresh,ablation,ablation_fresh)
 
 keep-up-table: $(READY) ## write results/published/keep_up.md, the smallest densities that keep up with dense: KEEP_UP_RUNS="DIR DIR"
 	@$(RUN) -m experiments.figures --keep-up $(addprefix --runs ,$(KEEP_UP_RUNS)) $(call EARLIER,keep_up) --out results/figures/keep_up epochs=1,12,30 accumulate=1
