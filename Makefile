@@ -14,6 +14,11 @@ LONG := long_movielens100k long_wikitext2 long_cifar10 long_length_movielens100k
 # What earlier tables of a page hold stays in its next one when run folders are gone: its numbers, and those of each run.
 EARLIER = $(addprefix --earlier ,$(wildcard results/published/$(1).csv)) $(addprefix --earlier-runs ,$(wildcard results/published/$(1)_runs.csv))
 KEEP_NUMBERS = for end in .csv _runs.csv; do cp results/figures/$(1)/$(2)$$end results/published/$(3)$$end; done
+define ABLATION_PAGE # page, name of its settings, title
+	@$(RUN) -m experiments.figures --ablation --plan $($(2)_PLAN) $(addprefix --runs ,$($(2)_RUNS)) $(call EARLIER,$(1)) --out results/figures/$(1)
+	@{ printf '# %s\n\n%s\n' '$(3)' '$($(2)_HEAD)'; tail -n +2 results/figures/$(1)/ablation.md; } >results/published/$(1).md
+	@$(call KEEP_NUMBERS,$(1),ablation,$(1))
+endef
 LONG_RUNS ?= results/long
 LONG_HEAD := `make long ROOT=DIR` carries out the runs of `conf/sweep/long_*.yaml`, `make long-table` writes this page from those that are finished.
 ABLATION_HEAD := `make ablation ROOT=DIR` carries out the runs of `conf/sweep/ablation_*.yaml`, `make ablation-table` writes this page from those that are finished.
@@ -21,8 +26,13 @@ KEEP_UP_HEAD := `make keep-up-table KEEP_UP_RUNS="DIR DIR"` writes this page fro
 KEEP_UP_RUNS ?= results/keep_up results/long results/gpt
 RATES_HEAD := `make ablation-rates ROOT=DIR` carries out the runs of `conf/sweep/ablation_rates_*.yaml`, `make ablation-rates-table` writes this page from those that are finished.
 RATES_RUNS ?= results/ablation_rates
+RATES_PLAN := ablation_rates_movielens100k,ablation_rates_gpt
 FRESH_HEAD := `make ablation-fresh ROOT=DIR` carries out the runs of `conf/sweep/ablation_fresh_movielens100k.yaml`, `make ablation-fresh-table` writes this page from those that are finished.
 FRESH_RUNS ?= results/ablation_fresh
+FRESH_PLAN := ablation_fresh_movielens100k
+SCALE_HEAD := `make ablation-long ROOT=DIR` carries out the runs of `conf/sweep/ablation_long_movielens100k.yaml`, 30 epochs in place of 8; `make ablation-long-table` writes this page from those that are finished.
+SCALE_RUNS ?= results/ablation_long
+SCALE_PLAN := ablation_long_movielens100k
 ABLATION_RUNS ?= results/ablation
 GPT := gpt_equal_tokens gpt_under_adam gpt_workers gpt_rates gpt_tuned # of conf/sweep
 GPT_HEAD := `make gpt` carries out the runs of `conf/sweep/gpt_*.yaml`, `make gpt-tables` writes this page from those that are finished.
@@ -36,7 +46,7 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-hosts demo-page figures reproduce long long-table ablation ablation-table ablation-rates ablation-rates-table ablation-fresh ablation-fresh-table keep-up-table gpt gpt-tables advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
+.PHONY: help setup demo demo-hosts demo-page figures reproduce long long-table ablation ablation-table ablation-rates ablation-rates-table ablation-fresh ablation-fresh-table ablation-long ablation-long-table keep-up-table gpt gpt-tables advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -101,22 +111,21 @@ ablation-rates: $(READY) ## the same number of rates for each method, an hour of
 	@$(MAKE) --no-print-directory ablation-rates-table
 
 ablation-rates-table: $(READY) ## write results/published/ablation_rates.md from the runs that are finished: RATES_RUNS="DIR DIR"
-	@$(RUN) -m experiments.figures --ablation --plan ablation_rates_movielens100k,ablation_rates_gpt $(addprefix --runs ,$(RATES_RUNS)) \
-	  $(call EARLIER,ablation_rates) --out results/figures/ablation_rates
-	@{ printf '# With the same number of rates for each method\n\n%s\n' '$(RATES_HEAD)'; \
-	  tail -n +2 results/figures/ablation_rates/ablation.md; } >results/published/ablation_rates.md
-	@$(call KEEP_NUMBERS,ablation_rates,ablation,ablation_rates)
+	$(call ABLATION_PAGE,ablation_rates,RATES,With the same number of rates for each method)
 
-ablation-fresh: $(READY) ## the best rates on fresh seeds, half an hour of a core: ROOT=DIR; the same command resumes
-	@$(RUN) -m experiments.sweep ablation_fresh_movielens100k dataset.root=$(ROOT) output=results/ablation_fresh --jobs 1
+ablation-fresh: $(READY) ## the best rates on fresh seeds, a quarter of an hour of a core: ROOT=DIR; the same command resumes
+	@$(RUN) -m experiments.sweep $(FRESH_PLAN) dataset.root=$(ROOT) output=$(firstword $(FRESH_RUNS)) --jobs 1
 	@$(MAKE) --no-print-directory ablation-fresh-table
 
 ablation-fresh-table: $(READY) ## write results/published/ablation_fresh.md from the runs that are finished: FRESH_RUNS="DIR DIR"
-	@$(RUN) -m experiments.figures --ablation --plan ablation_fresh_movielens100k $(addprefix --runs ,$(FRESH_RUNS)) \
-	  $(call EARLIER,ablation_fresh) --out results/figures/ablation_fresh
-	@{ printf '# The best rates on fresh seeds\n\n%s\n' '$(FRESH_HEAD)'; \
-	  tail -n +2 results/figures/ablation_fresh/ablation.md; } >results/published/ablation_fresh.md
-	@$(call KEEP_NUMBERS,ablation_fresh,ablation,ablation_fresh)
+	$(call ABLATION_PAGE,ablation_fresh,FRESH,The best rates on fresh seeds)
+
+ablation-long: $(READY) ## selection on the scale of Adam in 30 epochs, an hour of a core: ROOT=DIR; the same command resumes
+	@$(RUN) -m experiments.sweep $(SCALE_PLAN) dataset.root=$(ROOT) output=$(firstword $(SCALE_RUNS)) --jobs 1
+	@$(MAKE) --no-print-directory ablation-long-table
+
+ablation-long-table: $(READY) ## write results/published/ablation_long.md from the runs that are finished: SCALE_RUNS="DIR DIR"
+	$(call ABLATION_PAGE,ablation_long,SCALE,On the scale of Adam in 30 epochs)
 
 keep-up-table: $(READY) ## write results/published/keep_up.md, the smallest densities that keep up with dense: KEEP_UP_RUNS="DIR DIR"
 	@$(RUN) -m experiments.figures --keep-up $(addprefix --runs ,$(KEEP_UP_RUNS)) $(call EARLIER,keep_up) --out results/figures/keep_up epochs=1,12,30 accumulate=1
