@@ -132,10 +132,10 @@ def header_row(chosen: Tensor, *, is_finite: Finite, extra: Tensor | None = None
     return row if extra is None else torch.cat([row, extra.to(torch.int32)])
 
 
-def headers_of(told: Sequence[int], world_size: int) -> Header:
-    """Return what all ranks know from their rows, which lie one after the other in ``told``."""
-    length = len(told) // world_size
-    return _header([list(told[rank * length : (rank + 1) * length]) for rank in range(world_size)])
+def headers_of(numbers_read: Sequence[int], world_size: int) -> Header:
+    """Return what all ranks know from their rows, which lie one after the other in ``numbers_read``."""
+    length = len(numbers_read) // world_size
+    return _header([list(numbers_read[rank * length : (rank + 1) * length]) for rank in range(world_size)])
 
 
 def header_of(selection: Selection, comm: Comm, *, is_finite: Finite) -> Header:

@@ -131,9 +131,10 @@ def _summed_in_slots(
     found = add_up_in_slots(leaving, regions.spans, state, regions.transport)
     extra = torch.cat([found.sums.message, found.fit.view(1).to(torch.int32)])
     rows = comm.gather_rows(header_row(chosen.indices, is_finite=is_finite, extra=extra))
-    told = torch.cat([rows.view(-1).long(), found.numbers]).tolist()  # host sync: list lengths shape the next message
-    header = headers_of(told[: rows.numel()], comm.world_size)
-    state.learn(told[rows.numel() : -comm.world_size], told[-comm.world_size :])
+    # host sync: list lengths shape the next message
+    numbers_read = torch.cat([rows.view(-1).long(), found.numbers]).tolist()
+    header = headers_of(numbers_read[: rows.numel()], comm.world_size)
+    state.learn(numbers_read[rows.numel() : -comm.world_size], numbers_read[-comm.world_size :])
     if not all(fit for _, fit in header.extras):
         state.widen()
         return None

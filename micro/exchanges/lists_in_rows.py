@@ -79,9 +79,9 @@ def in_rows(state: LastCounts, listed: Listed, numel: int, comm: Comm, *, is_fin
     rows = comm.gather_rows(_row(listed, numbers[0], room, is_finite), "indices")
     comm.traffic.move((comm.world_size - 1) * 4 * HEAD, "indices", "counts")
     merged, shared = comm.alike(lambda: _merged(rows, numel))
-    told = torch.cat([shared, numbers]).tolist()  # host sync: list lengths, and what the choice learns
-    heads, number = told[: shared.numel() - 1], int(told[shared.numel() - 1])
-    selection = listed.settled(told[shared.numel() :])
+    numbers_read = torch.cat([shared, numbers]).tolist()  # host sync: list lengths, and what the choice learns
+    heads, number = numbers_read[: shared.numel() - 1], int(numbers_read[shared.numel() - 1])
+    selection = listed.settled(numbers_read[shared.numel() :])
     counts, statuses = heads[::HEAD], [int(status) for status in heads[1::HEAD]]
     if UNKNOWN in counts:
         counts = _counted(selection, comm)

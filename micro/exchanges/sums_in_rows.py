@@ -154,8 +154,8 @@ def gather_largest_unread(
     comm, dtype = now.transport.comm, sums.entries.values.dtype
     rows = _gathered(_row(sums, capacity, count, now.is_finite, status), capacity, comm)
     ranked = comm.alike(lambda: _ranked(rows, k, capacity, dtype))
-    told = torch.cat([ranked.numbers, own]).tolist()  # host sync: list lengths, and what the choice learns
-    known, mine = told[: ranked.numbers.numel()], told[ranked.numbers.numel() :]
+    numbers_read = torch.cat([ranked.numbers, own]).tolist()  # host sync: list lengths, and what the choice learns
+    known, mine = numbers_read[: ranked.numbers.numel()], numbers_read[ranked.numbers.numel() :]
     heads = _heads(known, comm.world_size)
     statuses = tuple(head[3] for head in heads)
     found = None if any(statuses) else comm.alike(lambda: _found_in_place(ranked, known, k, capacity))

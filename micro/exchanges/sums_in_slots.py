@@ -51,7 +51,7 @@ def sums_in_slots(
     status = torch.where(added.fit, 0, TOO_SHORT).to(torch.int32).view(1)
     if listed is not None:
         status += torch.where(listed.is_listed(), 0, NOT_LISTED).to(torch.int32)
-    told = gather_largest_unread(
+    received = gather_largest_unread(
         added.sums,
         k,
         capacity,
@@ -60,14 +60,15 @@ def sums_in_slots(
         status=status,
         own=torch.cat([added.numbers.double(), numbers]),
     )
-    lengths = [int(number) for number in told.own[: 2 * n]]
+    lengths = [int(number) for number in received.own[: 2 * n]]
     state.slots.learn(lengths[:n], lengths[n:])
-    if any(status & TOO_SHORT for status in told.statuses):
+    if any(status & TOO_SHORT for status in received.statuses):
         state.slots.widen()
     if listed is not None:
-        selection = listed.settled(told.own[2 * n :])
-    known = None if any(told.statuses) else Padded(first_of(added.sums.entries, told.num_sums), told.num_sums)
-    return Tried(selection, first_of(mine.entries, selection.indices.numel()), known, told.found)
+        selection = listed.settled(received.own[2 * n :])
+    num_sums = received.num_sums
+    known = None if any(received.statuses) else Padded(first_of(added.sums.entries, num_sums), num_sums)
+    return Tried(selection, first_of(mine.entries, selection.indices.numel()), known, received.found)
 
 
 def _entries(acc: Tensor, selection: Selection) -> tuple[Padded, Tensor]:
