@@ -94,7 +94,6 @@ class Simulation:
         for state in self._states:
             state.check_whole()
 
-        @torch.inference_mode()  # an operation takes less time where nothing can ask for a gradient
         def reduce(comm: Comm) -> StepStats | NonFiniteGradient:
             comm.begin_step()
             ahead(comm)
