@@ -16,7 +16,7 @@ from micro.health import Finite, is_number, read
 from micro.kernels import places
 from micro.kernels.sums import AnySums
 from micro.on_device import on_device
-from micro.scales import Scales
+from micro.scales import AnyScales
 
 
 class Overlap(Enum):
@@ -41,8 +41,7 @@ class Step:
         sums: of this rank's accumulator, which ranks do not share, for a selector that wants them; else None.
         is_finite: whether this rank's gradient was finite, which ranks do not share either.
         squares: (L,) float64, sums of squares of this rank's parameters, for a selector that wants them; else None.
-        scales: by which a selector that takes them multiplies what it compares, the same on ranks that share a
-            threshold; else None.
+        scales: of what a selector that takes them compares, the same on ranks that share a threshold; else None.
         reads_late: whether the exchange reads what was chosen, together with what it has to know itself.
     """
 
@@ -54,7 +53,7 @@ class Step:
     sums: AnySums | None = None
     is_finite: Finite = True
     squares: Tensor | None = None
-    scales: Scales | None = None
+    scales: AnyScales | None = None
     reads_late: bool = False
 
 

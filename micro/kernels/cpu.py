@@ -16,6 +16,7 @@ from torch import Tensor
 
 from micro.kernels.floats import of_bfloat16, of_half
 from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit, lowest_bit_or_64, num_bits
+from micro.kernels.reference import limit
 from micro.kernels.threads import are_few, in_parts
 from micro.kernels.tiles import STRIP, TILE, absorb_and_clear, absorb_tile, shrink
 
@@ -109,6 +110,27 @@ def _above_in_blocks(bits: Any, block: Any, apart: Any, first: Any, stop: Any, l
         size = min(TILE, stop - start)
         _put_together(bits, block, apart, start, strip[:size])
         count = _scan(strip, 0, size, lowest, start, indices, magnitudes, count)
+    return indices[:count], magnitudes[:count]
+
+
+@jitted
+def _above_divided(
+    numbers: Any, roots: Any, factor: Any, eps: Any, most: Any, first: Any, stop: Any, lowest: Any, capacity: Any
+) -> Any:
+    """Do what `_above` does with magnitudes divided by ``factor * root + eps``, at most ``most``."""
+    room = capacity + BLOCK + AT_ONCE
+    indices, magnitudes = np.empty(room, np.int32), np.empty(room, np.int32)
+    count, strip = 0, np.empty(TILE + LANES, np.float32)
+    strip_bits = strip.view(np.int32)
+    for start in range(first, stop, TILE):
+        if count + TILE + AT_ONCE > indices.size:
+            indices, magnitudes = _grown(indices, count), _grown(magnitudes, count)
+        size = min(TILE, stop - start)
+        source, scale = numbers[start : start + size], roots[start : start + size]
+        for i in range(size):
+            quotient = abs(source[i]) / (scale[i] * factor + eps)
+            strip[i] = most if quotient > most else quotient
+        count = _scan(strip_bits, 0, size, lowest, start, indices, magnitudes, count)
     return indices[:count], magnitudes[:count]
 
 
@@ -273,6 +295,23 @@ def scan_blocks(bits: Any, block: int, apart: int, numel: int, lowest: int) -> t
         return _above_in_blocks(bits, block, apart, start, stop, least, (stop - start) // 32)
 
     parts = in_parts(search, numel, unit=block)
+    indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+    return indices, magnitudes
+
+
+def scan_divided(numbers: Any, roots: Any, factor: float, eps: float, lowest: Any) -> tuple[Any, Any]:
+    """Do what `scan` does for magnitudes divided by ``factor * root + eps``, cut at what counts as infinite.
+
+    Args:
+        numbers, roots: (numel,) float32, roots not negative.
+        lowest: bits of the lowest quotient, int32.
+    """
+    settings = np.float32(factor), np.float32(eps), np.float32(limit(torch.float32))
+
+    def search(start: int, stop: int) -> Any:
+        return _above_divided(numbers, roots, *settings, start, stop, lowest, (stop - start) // 32)
+
+    parts = in_parts(search, numbers.size, unit=TILE, moved=8.0)
     indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
     return indices, magnitudes
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from micro.interleaving import Lay
 from micro.kernels.choosing import falling
-from micro.kernels.cpu import array_of, bits_of, scan, scan_blocks
+from micro.kernels.cpu import array_of, bits_of, scan, scan_blocks, scan_divided
 from micro.kernels.cuts_reference import NUM_BINS, Cut
 from micro.kernels.jit import INFINITY_BITS, as_bits, as_float, jitted
-from micro.scales import Scales
+from micro.scales import AnyScales, ElementScales, Scales
 
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,14 +31,26 @@ def collect_in_blocks(x: Tensor, start: int, lowest: int, shift: int, lay: Lay) 
     return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
 
 
-def collect_scaled(x: Tensor, start: int, lowest: int, shift: int, scales: Scales) -> tuple[Tensor, Tensor, Tensor]:
-    """Do what `collect` does for a copy of ``x`` that is multiplied by ``scales``, without that copy."""
-    edges, factors = scales.edges.numpy(), scales.factors.numpy().astype(np.float32)
-    lowests = _reaching(np.int32(lowest), factors)
-    places, bits = scan(bits_of(x), np.stack([edges[:-1], edges[1:]], 1), lowests)
-    _multiply(places, bits.view(np.float32), edges, factors)
+def collect_scaled(x: Tensor, start: int, lowest: int, shift: int, scales: AnyScales) -> tuple[Tensor, Tensor, Tensor]:
+    """Do what `collect` does for a copy of ``x`` in ``scales``, without that copy."""
+    collected = _multiplied if isinstance(scales, Scales) else _divided
+    places, bits = collected(x, np.int32(lowest), scales)  # type: ignore[arg-type]  # of its own kind
     counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
     return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+
+
+def _divided(x: Tensor, lowest: Any, scales: ElementScales) -> tuple[Any, Any]:
+    """Return places and bits of the magnitudes that reach ``lowest`` in units of their divisors."""
+    return scan_divided(array_of(x), array_of(scales.roots), scales.factor, scales.eps, lowest)
+
+
+def _multiplied(x: Tensor, lowest: Any, scales: Scales) -> tuple[Any, Any]:
+    """Return places and bits of the magnitudes that reach ``lowest`` times the factors of their pieces."""
+    edges, factors = scales.edges.numpy(), scales.factors.numpy().astype(np.float32)
+    lowests = _reaching(lowest, factors)
+    places, bits = scan(bits_of(x), np.stack([edges[:-1], edges[1:]], 1), lowests)
+    _multiply(places, bits.view(np.float32), edges, factors)
+    return places, bits
 
 
 @jitted

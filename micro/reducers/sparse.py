@@ -137,7 +137,7 @@ class SparseReducer(WithDensity):
         else:
             state.spare = state.wire = None
             sent = self._send(at_work, state, acc, grad, step, comm, forgotten, first_bad=bad)
-        self.selector.observe(state.selector, grad, step)
+        undo = after(self.selector.observe(state.selector, grad, step, sent.parts), sent.undo)
         state.step += 1
         stats = StepStats(
             step=step.index,
@@ -156,9 +156,9 @@ class SparseReducer(WithDensity):
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
         if sent.late is not None:
-            return UnreadAttempt(grad, stats, state.layout, sent.undo, sent.late, partial(setattr, state, "news"))
+            return UnreadAttempt(grad, stats, state.layout, undo, sent.late, partial(setattr, state, "news"))
         findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
-        return Attempt(stats=stats, grad=grad, findings=findings, undo=sent.undo)
+        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 
     def _accumulate_(self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm) -> "_Accumulated":
         """Add the gradient to what was kept, and make the sums that the selector wants."""
@@ -232,6 +232,7 @@ class SparseReducer(WithDensity):
             threshold=selection.threshold,
             select=select,
             overfull=selection.overfull or exchanged.overfull,
+            parts=None if self.feedback.sends_change else exchanged.update,
         )
         apply_ = partial(self._apply_, state, acc, grad, selection.scale, comm)
         if can_wait(acc, exchanged):

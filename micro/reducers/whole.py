@@ -15,7 +15,7 @@ from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
 from micro.spans import Seconds
-from micro.sparse import AllBut, AllValues
+from micro.sparse import AllBut, AllValues, SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class Sent:
         late: what the host has yet to learn, where a bad step had no effect on its device: num_updated, is_finite,
             in_update and forgotten mean nothing then.
         overfull: whether a message of fixed capacity did not hold what was chosen.
+        parts: whose indices are all at which the update may be other than zero; None: it may be anywhere.
     """
 
     counts: tuple[int, ...]
@@ -48,6 +49,7 @@ class Sent:
     overfull: bool = False
     first_bad: int | None = None
     late: Late | None = None
+    parts: tuple[SparseValues, ...] | None = None
 
 
 def send_all(

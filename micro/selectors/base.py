@@ -1,16 +1,18 @@
 """What a selector is: WHICH indices a rank contributes to a step."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
 from micro.comm import Comm
 from micro.density.base import Target
+from micro.feedback import Undo, nothing_to_undo
 from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
 from micro.selectors.asking import Asking
-from micro.sparse import Overlap, Selection, Step
+from micro.sparse import Overlap, Selection, SparseValues, Step
 
 __all__ = ["NoState", "Selector", "Step"]
 
@@ -29,7 +31,7 @@ class Selector(StatefulPart[S], ABC):
     then, and none travels. ``sends_indices`` says that most selections make all ranks' indices known everywhere, as
     int32, without an exchange. ``wants_sums`` has the sums of the accumulator made while the gradient is added:
     they are in the step, but not within `per_tensor`. ``wants_squares`` has sums of squares by parameter made so.
-    ``takes_scales`` compares magnitudes times the scales that a step may have, which need no scaled copy then.
+    ``takes_scales`` compares magnitudes in the scales that a step may have, which need no scaled copy then.
     ``reads_late`` says that an exchange can read the choice (`micro.selectors.unread`); whether it does is in the step.
     """
 
@@ -72,14 +74,19 @@ class Selector(StatefulPart[S], ABC):
         return self.select(state, acc, step, comm)
         yield  # which makes this a generator
 
-    def observe(self, state: S, update: Tensor, step: Step) -> None:
-        """Learn what the update of the step became, after ``select``; here nothing.
+    def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> Undo:
+        """Learn what the update of the step became, after ``select``; here nothing. Return what takes that back.
 
         Called in every step, also where all values travel and nothing is selected.
 
         Args:
             state: this selector's own state; may be changed.
-            update: (numel,) the mean update that the optimizer receives, the same on all ranks; zero where this bucket
-                makes the step one that does not count. Not modified.
+            update: (numel,) the mean update that the optimizer receives if the step counts, the same on all ranks. Not
+                modified.
             step: as in ``select``.
+            parts: whose indices are all at which the update may be other than zero; None: it may be anywhere.
+
+        Returns:
+            what makes the state as if the update had been zero.
         """
+        return nothing_to_undo

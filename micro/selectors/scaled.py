@@ -99,7 +99,7 @@ class Scaled(ScalingSelector[ScaledState]):
         scales = Scales.of(step.layout.numels, _factors(state.squares))
         if self.selector.takes_scales:
             return self.selector.select(state.inner, acc, replace(step, scales=scales), comm)
-        return self.selector.select(state.inner, scales.multiplied(acc), step, comm)
+        return self.selector.select(state.inner, scales.scaled(acc), step, comm)
 
     def _measure(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> None:
         """Take this step's mean squares into the running ones; what is no number is left out."""

@@ -2,45 +2,58 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.feedback import Undo, after
 from micro.flat import Layout
-from micro.kernels.reference import limit
+from micro.scales import ElementScales
 from micro.selectors.scaling import ScalingSelector
-from micro.sparse import Selection, Step
+from micro.sparse import Selection, SparseValues, Step
+
+SMALLEST_FACTOR = 2.0**-10  # of roots: below it they take it in, long before what is added to them would overflow
 
 
 @dataclass(slots=True)
 class ScaledElementsState:
-    """What `ScaledElements` keeps from step to step.
+    """What `ScaledElements` keeps from step to step: square roots of v, all fading by one factor.
 
     Attributes:
         inner: the selector's state.
-        by_name: the running mean square (numel of the parameter,) of each element's update, by parameter; views of
-            ``squares`` where there are these.
-        squares: (numel,) all of them in the order of the bucket; None after a change of buckets or of the process.
+        by_name: the roots (numel of the parameter,) of its elements, by parameter; views of ``roots`` where there are
+            these.
+        factor: by which all of them are to be multiplied, in (SMALLEST_FACTOR, 1].
+        roots: (numel,) all of them in the order of the bucket; None after a change of buckets or of the process.
     """
 
     inner: Any
     by_name: dict[str, Tensor] = field(default_factory=dict)
-    squares: Tensor | None = None
+    factor: float = 1.0
+    roots: Tensor | None = None
 
     def of(self, layout: Layout, device: torch.device) -> Tensor | None:
-        """Return the mean squares (numel,) of a layout's elements on a device, or None where one has none yet."""
-        if self.squares is None and all(name in self.by_name for name in layout.names):
+        """Return the roots (numel,) of a layout's elements on a device, or None where one has none yet."""
+        if self.roots is None and all(name in self.by_name for name in layout.names):
             self.fill(layout, [self.by_name[name].to(device) for name in layout.names])
-        return self.squares
+        return self.roots
 
     def fill(self, layout: Layout, pieces: Sequence[Tensor]) -> Tensor:
-        """Keep the mean squares of each parameter (numel of it,), and return all of them (numel,)."""
-        self.squares = torch.cat(list(pieces))
-        self.by_name = layout.split(self.squares)
-        return self.squares
+        """Keep the roots of each parameter (numel of it,), and return all of them (numel,)."""
+        self.roots = torch.cat(list(pieces))
+        self.by_name = layout.split(self.roots)
+        return self.roots
+
+    def fade(self, roots: Tensor, memory: float) -> None:
+        """Multiply v by ``memory``."""
+        self.factor *= math.sqrt(memory)
+        if self.factor < SMALLEST_FACTOR:
+            roots.mul_(self.factor)
+            self.factor = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +68,12 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
     Before its first update, an element's v is the mean square of its parameter's accumulator at the first selection,
     and fades as v does: the first step selects as `Scaled` does. Ranks that share a threshold average these over all
     ranks; where a rank selects by itself, or leads, they are its own. A step that does not count is an update of zeros.
-    Where v is zero, as in a parameter without a gradient at first, eps is the scale. v stays below the largest number
-    of its dtype.
+    Where v is zero, as in a parameter without a gradient at first, eps is the scale. The root of v stays finite.
 
-    Costs per step: a vector v of memory, of the residual's precision, and one more while it selects; about eight reads
-    or writes of a vector more; of messages one all-reduce of 8 L bytes for L parameters, in the first selection alone.
+    Costs per step: a vector of memory, of the residual's precision or float32, for the roots of v. They fade by a
+    number that all have in common, so that a step changes those alone that it updates. MiCRO's agreed rule reads them
+    beside its slice, where that is compiled; its other rules copy the slice that they search, other selectors have the
+    whole vector copied. Of messages one all-reduce of 8 L bytes for L parameters, in the first selection alone.
 
     Args:
         selector: which indices of the scaled vector: a part, its name, or a mapping.
@@ -90,49 +104,72 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         return ScaledElementsState(self.selector.start())
 
     def save(self, state: ScaledElementsState) -> dict[str, Any]:
-        """Return the selector's state, and the mean squares of the elements by parameter."""
-        squares = {name: piece.clone() for name, piece in state.by_name.items()}
-        return {"inner": self.selector.save(state.inner), "squares": squares}
+        """Return the selector's state, and the roots of the elements by parameter."""
+        roots = {name: piece.clone() for name, piece in state.by_name.items()}
+        return {"inner": self.selector.save(state.inner), "roots": roots, "factor": state.factor}
 
     def load(self, saved: dict[str, Any]) -> ScaledElementsState:
         """Return the state that ``save`` described."""
-        return ScaledElementsState(self.selector.load(saved["inner"]), dict(saved["squares"]))
+        return ScaledElementsState(self.selector.load(saved["inner"]), dict(saved["roots"]), saved["factor"])
 
     def regroup(
         self, state: ScaledElementsState, old: Sequence[tuple[Layout, ScaledElementsState]], layout: Layout
     ) -> ScaledElementsState:
-        """Return the state of the new bucket: the mean squares of its elements, wherever these were before."""
-        known = {name: piece for _, kept in old for name, piece in kept.by_name.items()}
+        """Return the state of the new bucket: the roots of its elements, wherever these were before."""
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
-        return ScaledElementsState(inner, {name: known[name] for name in layout.names if name in known})
+        known = [kept for _, kept in old if any(name in layout.names for name in kept.by_name)]
+        factor = max((kept.factor for kept in known), default=1.0)
+        roots = {name: _times(root, kept.factor / factor) for kept in known for name, root in kept.by_name.items()}
+        return ScaledElementsState(inner, {name: roots[name] for name in layout.names if name in roots}, factor)
 
     def choose(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Selection:
         """Return what the selector chooses of the accumulator in units of each element's scale."""
-        return self.selector.select(state.inner, self._in_units(state, acc, step, comm), step, comm)
+        roots = state.of(step.layout, acc.device)
+        if roots is None:
+            roots = self._begin(state, acc, step, comm)
+        scales = ElementScales(roots, state.factor, self.eps)
+        if self.selector.takes_scales:
+            return self.selector.select(state.inner, acc, replace(step, scales=scales), comm)
+        return self.selector.select(state.inner, scales.scaled(acc), step, comm)
 
-    def _in_units(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
-        """Return the accumulator (numel,) in units of each element's scale; what would be too large is cut."""
-        squares = state.of(step.layout, acc.device)
-        if squares is None:
-            squares = self._begin(state, acc, step, comm)
-        units = squares.sqrt().add_(self.eps)
-        most = limit(acc.dtype)
-        return torch.div(acc, units, out=units).clamp_(-most, most)
-
-    def observe(self, state: ScaledElementsState, update: Tensor, step: Step) -> None:
+    def observe(
+        self, state: ScaledElementsState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None
+    ) -> Undo:
         """Take the update into the running means of squares, once there are any."""
-        ScalingSelector.observe(self, state, update, step)
-        squares = state.of(step.layout, update.device)
-        if squares is not None:
-            wide = update.to(squares.dtype)
-            squares.mul_(self.memory).addcmul_(wide, wide, value=1 - self.memory)
-            squares.clamp_(max=torch.finfo(squares.dtype).max)
+        undo = ScalingSelector.observe(self, state, update, step, parts)
+        roots = state.of(step.layout, update.device)
+        if roots is None:
+            return undo
+        state.fade(roots, self.memory)
+        weight = math.sqrt(1 - self.memory) / state.factor
+        if parts is None:
+            before = roots.clone()
+            roots.copy_(_grown(roots, update, weight))
+            return after(undo, partial(roots.copy_, before))
+        places = torch.cat([part.indices for part in parts]).long()
+        before = roots.index_select(0, places)
+        roots.index_copy_(0, places, _grown(before, update.index_select(0, places), weight))  # alike where twice
+        return after(undo, partial(roots.index_copy_, 0, places, before))
 
     def _begin(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
-        """Give elements without a mean square that of their parameter's accumulator; return all of them (numel,)."""
+        """Give elements without a root that of their parameter's accumulator; return all of them (numel,)."""
         layout = step.layout
-        means = self.mean_squares(acc, step, comm).clamp_(max=torch.finfo(acc.dtype).max).to(acc.dtype)
+        dtype = torch.promote_types(acc.dtype, torch.float32)
+        means = self.mean_squares(acc, step, comm).sqrt().div_(state.factor)
+        means = means.clamp_(max=torch.finfo(dtype).max).to(dtype)
         first = dict(zip(layout.names, zip(means, layout.numels, strict=True), strict=True))
         known = state.by_name
-        pieces = [known[name].to(acc) if name in known else mean.expand(numel) for name, (mean, numel) in first.items()]
+        pieces = [
+            known[name].to(means) if name in known else mean.expand(numel) for name, (mean, numel) in first.items()
+        ]
         return state.fill(layout, pieces)
+
+
+def _grown(roots: Tensor, update: Tensor, weight: float) -> Tensor:
+    """Return roots (m,) to whose squares those of an update (m,), times the square of ``weight``, were added."""
+    added = update.to(roots.dtype) * weight
+    return torch.hypot(roots, added).clamp_(max=torch.finfo(roots.dtype).max)
+
+
+def _times(roots: Tensor, factor: float) -> Tensor:
+    return roots if factor == 1 else roots * factor

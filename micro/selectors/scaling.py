@@ -1,6 +1,7 @@
 """A selector that gives another one the accumulator in units of a scale: what is the same for every scale."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -9,12 +10,13 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.density.base import Target
+from micro.feedback import Undo
 from micro.flat import Layout
 from micro.kernels.sums import squares_by_piece
 from micro.on_device import on_device
 from micro.selectors.base import Selector
 from micro.selectors.wrapping import WrappingSelector
-from micro.sparse import Overlap, Selection, Step
+from micro.sparse import Overlap, Selection, SparseValues, Step
 
 
 class ScalingState(Protocol):
@@ -89,9 +91,9 @@ class ScalingSelector(WrappingSelector[S]):
             overfull=chosen.overfull,
         )
 
-    def observe(self, state: S, update: Tensor, step: Step) -> None:
+    def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> Undo:
         """Let the selector inside learn of the update, too."""
-        self.selector.observe(state.inner, update, step)
+        return self.selector.observe(state.inner, update, step, parts)
 
     def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Tensor:
         """Return the mean squares (L,) float64 of each parameter's accumulator, over all ranks where they share."""

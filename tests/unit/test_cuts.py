@@ -12,7 +12,7 @@ from micro import kernels
 from micro.interleaving import DealtBlocks
 from micro.kernels import cuts_reference, threads
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
-from micro.scales import Scales
+from micro.scales import ElementScales, Scales
 from tests.products import grid
 
 LOWEST, SHIFT, START = bits_of_magnitude(1.0), 20, 1000
@@ -65,7 +65,29 @@ def test_candidates_of_scaled_pieces_are_those_of_a_multiplied_copy(part: tuple[
     scales = Scales.of([100, 1, 0, 299, 200, 0, 200], factors).part(*part)
     x = x[slice(*part)]
     found = cuts.collect_scaled(x, START, lowest, SHIFT, scales)
-    expected = cuts_reference.collect(scales.multiplied(x), START, lowest, SHIFT)
+    expected = cuts_reference.collect(scales.scaled(x), START, lowest, SHIFT)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="without numba a copy is divided")
+@grid(numel=[0, 1, 799, 20_003], lowest=[1, LOWEST, bits_of_magnitude(2.0**90)], num_threads=[1, 3])
+def test_candidates_of_scaled_elements_are_those_of_a_divided_copy(
+    numel: int, lowest: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts, x, before = kernels.cuts_for(torch.ones(1)), drawn(numel), torch.get_num_threads()
+    x[::7] *= 1e-44
+    x[5::100] = float("nan")
+    roots = drawn(numel).abs()
+    roots[::3] = 0  # what they divide is cut, or as large as eps makes it
+    roots[1::5] = torch.finfo(torch.float32).max
+    scales = ElementScales(roots, 0.7, 1e-35)
+    monkeypatch.setattr(threads, "LEAST", 1 << 10)
+    torch.set_num_threads(num_threads)
+    try:
+        found = cuts.collect_scaled(x, START, lowest, SHIFT, scales)
+    finally:
+        torch.set_num_threads(before)
+    expected = cuts_reference.collect(scales.scaled(x), START, lowest, SHIFT)
     assert all(map(torch.equal, found, expected))
 
 
@@ -93,8 +115,18 @@ def test_a_part_is_multiplied_as_the_whole_is(dtype: torch.dtype, part: tuple[in
     scales = Scales.of([3, 0, 4, 2], torch.tensor([0.1, 9.0, 1 / 3, 7.0], dtype=torch.float64))
     x = drawn(9).to(dtype)
     expected = torch.cat([x[:3] * 0.1, x[3:7] * (1 / 3), x[7:] * 7.0])
-    assert torch.equal(scales.multiplied(x), expected)
-    assert torch.equal(scales.part(*part).multiplied(x[slice(*part)]), expected[slice(*part)])
+    assert torch.equal(scales.scaled(x), expected)
+    assert torch.equal(scales.part(*part).scaled(x[slice(*part)]), expected[slice(*part)])
+
+
+@grid(dtype=[torch.float32, torch.float64, torch.bfloat16], part=[(0, 9), (2, 8), (4, 4)])
+def test_a_part_is_divided_as_the_whole_is(dtype: torch.dtype, part: tuple[int, int]) -> None:
+    scales = ElementScales(drawn(9).abs().to(torch.promote_types(dtype, torch.float32)), 0.5, 1e-8)
+    x = drawn(9).to(dtype)
+    whole = scales.scaled(x)
+    torch.testing.assert_close(whole.double(), x.double() / (0.5 * scales.roots.double() + 1e-8), rtol=1e-2, atol=0)
+    assert whole.dtype == dtype
+    assert torch.equal(scales.part(*part).scaled(x[slice(*part)]), whole[slice(*part)])
 
 
 @grid(cuts=modules(), world_size=[1, 2, 7], k=[1, 10, 60, 10_000])

@@ -1,12 +1,15 @@
 """Magnitudes in units of each element's own updates: the scale, where it begins, what it follows, what is refused."""
 
 from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import micro
+from micro.selectors.micro import PublishedMicro, RepairedMicro
 from micro.selectors.scaled_elements import ScaledElements, ScaledElementsState
 from micro.sparse import Step
 from tests.products import grid
@@ -32,19 +35,29 @@ def simulation_of(reducer: micro.SparseReducer, world_size: int = 3) -> micro.Si
 
 def squares_of(simulation: micro.Simulation) -> list[Tensor]:
     """Return the mean squares (numel,) of each rank."""
-    saved = [rank["selector"]["squares"] for rank in simulation.state_dict()["ranks"]]
-    return [LAYOUT.flatten(squares) for squares in saved]
+    saved = [rank["selector"] for rank in simulation.state_dict()["ranks"]]
+    return [(LAYOUT.flatten(selector["roots"]) * selector["factor"]).square() for selector in saved]
 
 
-@grid(selector=[micro.Micro(), micro.Micro(block=16), micro.TopK(), micro.Leader()], world_size=[1, 3])
-def test_mean_squares_are_those_that_adam_makes_of_the_updates(selector: micro.Selector, world_size: int) -> None:
+@grid(
+    selector=[micro.Micro(), micro.Micro(block=16), micro.TopK(), micro.Leader()],
+    world_size=[1, 3],
+    memory=[0.9, 0.2, 0.0],  # the second makes the roots take in their factor
+    settings=[{}, {"exchange": micro.Gather()}, {"feedback": micro.EF21()}],
+)
+def test_mean_squares_are_those_that_adam_makes_of_the_updates(
+    selector: micro.Selector, world_size: int, memory: float, settings: dict[str, Any]
+) -> None:
+    if "exchange" in settings and selector.overlap is micro.Overlap.LEADER:
+        return  # its indices are not gathered
     first = gradients(world_size, 0)
-    with closing(simulation_of(reducer_of(selector, memory=0.9), world_size)) as simulation:
+    reducer = replace(reducer_of(selector, memory=memory), **settings)
+    with closing(simulation_of(reducer, world_size)) as simulation:
         expected = [first[rank if not_shared(selector) else slice(None)] for rank in range(world_size)]
         expected = [by_parameter(grads.reshape(-1, LAYOUT.numel).square().mean(0)) for grads in expected]
-        for step in range(4):
+        for step in range(8):
             update = simulation.step(gradients(world_size, step)).update
-            expected = [0.9 * before + 0.1 * update.square() for before in expected]
+            expected = [memory * before + (1 - memory) * update.square() for before in expected]
             torch.testing.assert_close(squares_of(simulation), expected)
 
 
@@ -86,6 +99,37 @@ def test_ranks_that_share_a_threshold_share_the_scale() -> None:
             assert torch.equal(squares[0], squares[2])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfACopy(micro.Selector[Any]):
+    """Does what ``inner`` does, and takes no scales: it is given a scaled copy of the vector."""
+
+    inner: micro.Selector[Any]
+    overlap = micro.Overlap.DISJOINT
+
+    def start(self) -> Any:
+        return self.inner.start()
+
+    def select(self, state: Any, acc: Tensor, step: Step, comm: micro.Comm) -> micro.Selection:
+        assert step.scales is None
+        return self.inner.select(state, acc, step, comm)
+
+
+@grid(
+    selector=[micro.Micro(), micro.Micro(slack=0.5), RepairedMicro(), PublishedMicro()],
+    dtype=[torch.float32, torch.float64, torch.bfloat16],
+)
+def test_what_is_compared_by_element_is_what_a_scaled_copy_holds(selector: micro.Selector, dtype: torch.dtype) -> None:
+    assert selector.takes_scales
+    simulations = [
+        micro.Simulation(reducer_of(each), LAYOUT, 3, dtype=dtype) for each in (selector, _OfACopy(inner=selector))
+    ]
+    with closing(simulations[0]), closing(simulations[1]):
+        for step in range(8):
+            grads = gradients(3, step).to(dtype) * (1e-3 if step == 6 else 1.0)
+            found, expected = (simulation.step(grads).update for simulation in simulations)
+            assert torch.equal(found, expected)
+
+
 def test_a_message_for_the_scale_is_sent_in_the_first_step_alone() -> None:
     with closing(simulation_of(reducer_of(micro.Micro()))) as simulation:
         calls = [simulation.step(gradients(3, step)).stats[0].num_collectives for step in range(3)]
@@ -100,25 +144,26 @@ def test_steps_that_send_all_count_too() -> None:
     selector = ScaledElements(selector=micro.Micro(), memory=0.5)
     state = selector.start()
     step = Step(0, 20, 0, LAYOUT)
-    selector.observe(state, torch.ones(LAYOUT.numel), step)
+    selector.observe(state, torch.ones(LAYOUT.numel), step, None)
     assert state.by_name == {}, "nothing was selected yet"
     selector.select(state, gradients(1, 0)[0], step, micro.SoloComm())
     loaded = selector.load(through_a_file(selector.save(state)))
     for each in (state, loaded):
-        selector.observe(each, torch.full((LAYOUT.numel,), 2.0), step)
-    assert state.squares is not None
-    assert loaded.squares is not None
-    assert torch.equal(state.squares, loaded.squares)
+        selector.observe(each, torch.full((LAYOUT.numel,), 2.0), step, None)
+    assert state.roots is not None
+    assert loaded.roots is not None
+    assert torch.equal(state.roots, loaded.roots)
+    assert state.factor == loaded.factor
 
 
 def test_a_saved_state_is_not_changed_by_later_steps() -> None:
     with closing(simulation_of(reducer_of(micro.Micro()))) as simulation:
         simulation.step(gradients(3, 0))
         saved = simulation.state_dict()
-        before = saved["ranks"][0]["selector"]["squares"]["large"].clone()
+        before = saved["ranks"][0]["selector"]["roots"]["large"].clone()
         simulation.load_state_dict(saved)
         simulation.step(gradients(3, 1))
-        assert torch.equal(saved["ranks"][0]["selector"]["squares"]["large"], before)
+        assert torch.equal(saved["ranks"][0]["selector"]["roots"]["large"], before)
 
 
 def test_scales_follow_their_parameters_into_other_buckets() -> None:
@@ -130,9 +175,9 @@ def test_scales_follow_their_parameters_into_other_buckets() -> None:
     alone = [micro.Layout((name,), ((100,),)) for name in LAYOUT.names]
     for layout in (turned, *alone):
         state = reducer.rebuild(layout, [old], torch.float32, CPU).selector
-        squares = state.of(layout, CPU)
-        assert squares is not None
-        assert torch.equal(squares, torch.cat([pieces[name] for name in layout.names]))
+        roots = state.of(layout, CPU)
+        assert roots is not None
+        assert torch.equal(roots, torch.cat([pieces[name] for name in layout.names]))
 
 
 def test_a_parameter_that_joins_others_begins_with_its_own_scale() -> None:
@@ -142,7 +187,7 @@ def test_a_parameter_that_joins_others_begins_with_its_own_scale() -> None:
     acc = gradients(1, 0)[0]
     selector.select(state, acc, Step(0, 20, 0, LAYOUT), micro.SoloComm())
     assert torch.equal(state.by_name["small"], known)
-    torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().expand(100))
+    torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().sqrt().expand(100))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -154,7 +199,20 @@ def test_a_step_that_does_not_count_is_an_update_of_zeros(bad: float) -> None:
         grads[1, 7] = bad
         out = simulation.step(grads)
         assert out.stats[0].skipped
-        assert torch.equal(squares_of(simulation)[0], 0.5 * before)
+        torch.testing.assert_close(squares_of(simulation)[0], 0.5 * before)
+
+
+@grid(density=[DENSITY, 1.0])
+def test_an_update_that_another_bucket_makes_void_counts_as_zeros(density: float) -> None:
+    reducer, comm = reducer_of(micro.Micro(), memory=0.5), micro.SoloComm()
+    state = reducer.start(LAYOUT, torch.float64, CPU)
+    reducer.attempt_(state, gradients(1, 0)[0], comm)
+    roots = state.selector.roots.clone()
+    attempt = replace(reducer, density=density).attempt_(state, gradients(1, 1)[0], comm)
+    assert not torch.equal(state.selector.roots, roots)
+    attempt.take_back()
+    assert torch.equal(state.selector.roots, roots)
+    assert state.selector.factor == pytest.approx(0.5)  # of two steps
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e25])
@@ -163,7 +221,7 @@ def test_squares_outside_the_range_of_numbers_leave_a_selection_of_k(scale: floa
         for step in range(4):
             out = simulation.step((gradients(3, step) * scale).float())
             assert out.stats[0].global_count == 20
-            assert torch.isfinite(LAYOUT.flatten(simulation.state_dict()["ranks"][0]["selector"]["squares"])).all()
+            assert torch.isfinite(LAYOUT.flatten(simulation.state_dict()["ranks"][0]["selector"]["roots"])).all()
 
 
 def test_a_parameter_without_a_gradient_at_first_is_preferred_when_it_has_one() -> None:
@@ -205,7 +263,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], why: str)
 
 def test_within_tensors_a_selector_that_learns_from_updates_is_refused() -> None:
     class Learning(micro.TopK):
-        def observe(self, state: object, update: Tensor, step: Step) -> None:
+        def observe(self, state: object, update: Tensor, step: Step, parts: object) -> None:
             """Learn nothing."""
 
     with pytest.raises(ValueError, match="learns from the update of the whole vector"):

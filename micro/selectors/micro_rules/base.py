@@ -9,7 +9,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.interleaving import DealtBlocks
-from micro.scales import Scales
+from micro.scales import AnyScales
 from micro.selectors.asking import Asking
 from micro.sparse import Step
 
@@ -26,7 +26,7 @@ class Search:
         spans: the (start, stop) of all ranks' slices.
         step: the same on all ranks.
         comm: the ranks.
-        scales: of the slice, by which its elements are multiplied where they are compared; None: by nothing.
+        scales: of the slice, whose elements are compared as if they were scaled; None: as they are.
         dealt: how this rank's part lies in the accumulator, in blocks; None: in a range.
     """
 
@@ -35,14 +35,14 @@ class Search:
     spans: tuple[tuple[int, int], ...]
     step: Step
     comm: Comm
-    scales: Scales | None = None
+    scales: AnyScales | None = None
     dealt: DealtBlocks | None = None
 
     def copied(self) -> "Search":
-        """Return the search of a copy of the slice, multiplied or put together; where it needs none, itself."""
+        """Return the search of a copy of the slice, scaled or put together; where it needs none, itself."""
         if self.dealt is not None:
             return replace(self, slice=self.dealt.slice(self.slice, self.step.index, self.comm.rank), dealt=None)
-        return self if self.scales is None else replace(self, slice=self.scales.multiplied(self.slice), scales=None)
+        return self if self.scales is None else replace(self, slice=self.scales.scaled(self.slice), scales=None)
 
     @property
     def start(self) -> int:
