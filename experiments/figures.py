@@ -34,7 +34,8 @@ def _run(options: argparse.Namespace) -> int:
     from experiments.reports.all_figures import draw_all
     from experiments.reports.earlier_rows import REACHED
     from experiments.reports.earlier_rows import read as read_earlier
-    from experiments.reports.frames import load
+    from experiments.reports.finished_runs import has_finished
+    from experiments.reports.frames import Frames, load
     from experiments.reports.keep_up import TABLE as KEEP_UP
     from experiments.reports.keep_up import write_keep_up
     from experiments.reports.provenance import refuse_differences
@@ -62,14 +63,20 @@ def _run(options: argparse.Namespace) -> int:
         if options.source:
             frames = read(options.source, selection)
         else:
-            frames = load(options.runs or [RUNS], selection, allow_torn=options.allow_torn)
+            roots = options.runs or [RUNS]
+            is_known = options.earlier_runs is not None and not options.study
+            if is_known and not any(map(has_finished, roots)):
+                print(f"no finished run in {' or '.join(map(str, roots))}: drawn from {options.earlier_runs} alone")
+                frames = Frames.of_no_runs()
+            else:
+                frames = load(roots, selection, allow_torn=options.allow_torn)
     except OSError as error:
         raise UserError(f"{error.filename or 'the runs'}: {error.strerror or error}") from None
     if options.strict:
         refuse_differences(frames.origins, frames.studies())
     if options.study:
         return _write_study(options.study, frames, options.earlier_runs, options.out)
-    table = summarise(frames)
+    table = frames.runs if frames.runs.empty else summarise(frames)
     # A pipe has no width: wide enough that no name is cut.
     console = Console(width=None if sys.stdout.isatty() else 120)
 
@@ -79,7 +86,8 @@ def _run(options: argparse.Namespace) -> int:
         if options.keep_up:
             return write_keep_up(frames, out, earlier=earlier)
         drawn = [] if options.table else draw_all(frames, out, kinds, earlier=earlier)
-        return [*drawn, *write_summary(table, out, frames.notes()), *write_reached(frames, out, earlier)]
+        summary = [] if table.empty else write_summary(table, out, frames.notes())
+        return [*drawn, *summary, *write_reached(frames, out, earlier)]
 
     try:
         written = write_or_rescue(write, options.out)

@@ -20,6 +20,7 @@ from experiments.reports.output import write_file
 from experiments.reports.provenance import described
 from experiments.reports.run_configs import COLUMNS, EXPERIMENT
 from experiments.reports.run_rows import curves, origins_of, run_rows
+from experiments.reports.run_rows import notes as notes_of_runs
 
 STUDY = EXPERIMENT[:3]
 FORM = ["sparsifier", "change", "rate"]
@@ -156,13 +157,23 @@ def write_ablation(frames: Frames, out: Path, *, plan: Iterable[Config] = (), ea
         return []
     origins = origins_of(runs)
     origin = [f"Runs, with {described(origins, runs['run'])}."] if origins else []
-    path = write_file(out / "ablation.md", markdown(rows, [*earlier_rows.notes(rows), *origin, *frames.notes()]))
+    path = write_file(
+        out / "ablation.md",
+        markdown(rows, [*earlier_rows.notes(rows), *origin, *notes_of_runs(runs), *frames.damage()]),
+    )
     written = [path, write_csv(rows, out / "ablation.csv"), write_csv(runs, out / "ablation_runs.csv")]
     for (model, dataset, world_size), own in rows.groupby(STUDY):
-        title = f"{human(str(model))} on {human(str(dataset))}, {world_size} workers"
+        here = runs[(runs[STUDY] == [model, dataset, world_size]).all(axis=1)]
+        title = f"{human(str(model))} on {human(str(dataset))}, {world_size} workers{_length(here)}"
         figure = draw_forms(own, metric_of(own["metric"]), title)
         written += save(figure, own, out / f"ablation-{model}-{dataset}-n{world_size}")
     return written
+
+
+def _length(runs: pd.DataFrame) -> str:
+    """Return what a title says of the runs' length: nothing where they differ in it."""
+    lengths = runs["epochs"].unique()
+    return f", {lengths[0]} epochs" if len(lengths) == 1 else ""
 
 
 def _table(rows: pd.DataFrame, metric: Metric) -> str:

@@ -13,8 +13,8 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
 from experiments.reports.measures import METRICS, metric_of
-from experiments.reports.provenance import Origin, differences, digest_of, origin_of
-from experiments.reports.run_configs import EXPERIMENT, Config, Selection, run_frame, selected_configs
+from experiments.reports.provenance import Origin, digest_of, origin_of, unlike
+from experiments.reports.run_configs import COLUMNS, EXPERIMENT, Config, Selection, run_frame, selected_configs
 
 STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
@@ -57,21 +57,38 @@ class Frames:
     manifests: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Config] = field(default_factory=dict)
 
+    @classmethod
+    def of_no_runs(cls) -> "Frames":
+        """Return frames without a row, for figures of earlier tables alone."""
+        runs = pd.DataFrame(columns=["run", *COLUMNS, "accumulate", "rule", "variant"])
+        steps, epochs = (
+            pd.DataFrame({name: pd.Series(dtype=float if name in own else object) for name in [*runs.columns, *own]})
+            for own in NUMBERS.values()
+        )
+        return cls(runs=runs, steps=steps.assign(skipped=steps["step"] > 0), epochs=epochs.assign(metric=""))
+
     def notes(self) -> list[str]:
         """Return a line for each run that is not whole, and lines for those not verified and for unlike origins."""
+        return [*self.damage(), *unlike(self.studies(), self.origins)]
+
+    def damage(self) -> list[str]:
+        """Return a line for each run that is not whole, and one for those not verified."""
         lines = [f"not whole: {run}: {problem}" for run, problem in self.torn.items()]
         if self.unverified:
             lines.append(
                 f"not verified, written by an earlier version: {len(self.unverified)} of {len(self.runs)} runs"
             )
-        for study, runs in self.studies().items():
-            lines += [f"{study}: {difference}" for difference in differences(self.origins, runs)]
         return lines
 
     def studies(self) -> dict[str, list[str]]:
         """Return the runs that stand side by side in a table, by model, data set and number of workers."""
-        groups = self.runs.groupby(EXPERIMENT[:3])
-        return {f"{model} on {data}, {n} workers": list(rows["run"]) for (model, data, n), rows in groups}
+        return studies_of(self.runs)
+
+
+def studies_of(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the names of runs that stand side by side in a table, by model, data set and number of workers."""
+    groups = runs.groupby(EXPERIMENT[:3])
+    return {f"{model} on {data}, {n} workers": list(rows["run"]) for (model, data, n), rows in groups}
 
 
 def runs(root: Path | str) -> pd.DataFrame:

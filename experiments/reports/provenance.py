@@ -43,6 +43,15 @@ def differences(origins: Mapping[str, Origin], runs: Iterable[str]) -> list[str]
     return [f"different {key}: {_counted(found)}" for key, found in _found(origins, runs).items() if len(found) > 1]
 
 
+def unlike(studies: Mapping[str, Iterable[str]], origins: Mapping[str, Origin]) -> list[str]:
+    """Return a line for each study and each thing in which its runs differ.
+
+    Args:
+        studies: the runs of each, by what they have in common.
+    """
+    return [f"{study}: {line}" for study, runs in studies.items() for line in differences(origins, runs)]
+
+
 def described(origins: Mapping[str, Origin], runs: Iterable[str]) -> str:
     """Return in one line where some runs come from, each value with the number of its runs."""
     return "; ".join(f"{key}: {_counted(found)}" for key, found in _found(origins, runs).items())

@@ -17,6 +17,7 @@ from experiments.reports.names import human, in_order, label
 from experiments.reports.output import write_file
 from experiments.reports.provenance import described
 from experiments.reports.run_rows import SAME, STUDY, curves, origins_of, run_rows
+from experiments.reports.run_rows import notes as notes_of_runs
 
 SHARES = (0.9, 0.95, 0.99)  # of what dense training ends with
 
@@ -104,7 +105,7 @@ def write_reached(frames: Frames, out: Path, earlier: Earlier = NOTHING) -> list
     path = out / "reached.md"
     origins = origins_of(runs)
     names = [f"Runs, with {described(origins, runs['run'])}."] if origins else []
-    write_file(path, markdown(rows, [*earlier_rows.notes(rows), *names, *frames.notes()]))
+    write_file(path, markdown(rows, [*earlier_rows.notes(rows), *names, *notes_of_runs(runs), *frames.damage()]))
     return [write_csv(rows, out / "reached.csv"), path, write_csv(runs, out / "reached_runs.csv")]
 
 

@@ -10,8 +10,8 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.config.identity import identity
 from experiments.reports.figure_numbers import with_total_bytes
-from experiments.reports.frames import METHOD, Frames
-from experiments.reports.provenance import UNKNOWN, Origin
+from experiments.reports.frames import METHOD, Frames, studies_of
+from experiments.reports.provenance import UNKNOWN, Origin, unlike
 from experiments.reports.run_configs import EXPERIMENT
 
 ORIGIN = {  # column -> what an origin calls it
@@ -92,6 +92,8 @@ def joined(earlier: pd.DataFrame, own: pd.DataFrame, same: Sequence[str] = SAME)
     Raises:
         UserError: runs that would be taken as repetitions have not the same settings.
     """
+    if own.empty:
+        return earlier
     rows = pd.concat([own, earlier[~earlier["run"].isin(own["run"])]], ignore_index=True)
     for _, own_rows in rows[rows["settings"] != ""].groupby(list(same)):
         if own_rows["settings"].nunique() > 1:
@@ -107,6 +109,11 @@ def origins_of(rows: pd.DataFrame) -> dict[str, Origin]:
     """Return where the runs of such rows come from, for those of which it is known."""
     known = rows[rows["code"] != UNKNOWN]
     return {str(row["run"]): {key: str(row[column]) for column, key in ORIGIN.items()} for _, row in known.iterrows()}
+
+
+def notes(rows: pd.DataFrame) -> list[str]:
+    """Return a line for each study and each thing in which the origins of its runs differ."""
+    return unlike(studies_of(rows), origins_of(rows))
 
 
 def _digest(config: Mapping[str, object] | None) -> str:
