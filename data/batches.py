@@ -13,7 +13,7 @@ EPOCH_DRAWS = 3  # random integers per image drawn for a whole epoch at once; fu
 
 
 class ShardedBatches:
-    """One rank's share of the training set, shuffled anew in every epoch.
+    """One rank's share of the training set, shuffled again in every epoch.
 
     All ranks shuffle by (seed, epoch) alike and take disjoint shares of equal size: together the ranks' batches of
     one step are the next world_size * batch_size samples of the shuffled order, whatever the world size. The tail that

@@ -12,7 +12,7 @@ from data.source import Interactions
 
 
 class InteractionBatches:
-    """One rank's share of the positive pairs, shuffled anew in every epoch, each followed by its negatives.
+    """One rank's share of the positive pairs, shuffled again in every epoch, each followed by its negatives.
 
     All ranks shuffle the positives by (seed, epoch) alike and take disjoint shares of equal size, so each rank's batch
     holds positives and negatives 1:negatives. Together the ranks' positives of one step are the next ones of the

@@ -40,7 +40,7 @@ class MaskedBatches:
 
     Source: Devlin, Chang, Lee & Toutanova, BERT, NAACL 2019, arXiv 1810.04805, section 3.1; the count per segment is
     that of the authors' create_pretraining_data.py. Differences: segments are cut from the running text, without pairs
-    of sentences and their special words, and masks are drawn anew in every epoch.
+    of sentences and their special words, and masks are drawn again in every epoch.
     """
 
     def __init__(

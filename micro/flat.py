@@ -50,7 +50,7 @@ class Layout:
     @cached_property
     def numels(self) -> tuple[int, ...]:
         """Number of elements of each parameter."""
-        return tuple(map(math.prod, self.shapes))  # torch.Size.numel() begins anew at 2^64
+        return tuple(map(math.prod, self.shapes))  # torch.Size.numel() wraps at 2^64
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:

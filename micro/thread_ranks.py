@@ -407,7 +407,7 @@ class SimulatedGroup:
 
     Args:
         timeout_s: how long the others wait for ranks that do not come to a collective; then all end, and the error
-            names those. It begins anew whenever a rank comes to one.
+            names those. Counted from zero again whenever a rank comes to one.
         shares: False: every rank computes for itself what is alike on all, as ranks of their own processes do.
 
     Raises:

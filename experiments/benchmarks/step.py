@@ -9,7 +9,7 @@ those that such a step reads and writes for each element, ``bytes in floors`` th
 what the step would take at the floor's speed. A goal that is missed with more bytes than it allows is marked so.
 
 Each method's line is printed, and kept, as soon as it is measured. A command that was stopped goes on with the methods
-that are left when it is given again; it begins anew where the code has changed.
+that are left when it is given again; it begins again where the code has changed.
 """
 
 import argparse

@@ -26,7 +26,7 @@ class RoundsConfig:
         fragments: of the model, each exchanged at a step of its own: a number, or a list of patterns of names for each.
         delay: steps that an exchange goes on beside training.
         mix: share of the new global weights in a worker's after an exchange; the rest stays as it is.
-        lost_workers: what becomes of the run when torchrun forms the group anew with other ranks than before. stop: it
+        lost_workers: what becomes of the run when torchrun forms a new group with other ranks than before. stop: it
             ends; go_on: the ranks that are there go on from the last round that ended. Every round is then saved, in
             place of what checkpoint.every_s says; cluster.world_size says how many ranks there are at the most.
     """

@@ -166,7 +166,7 @@ def _ask_one(address: str, port: int, answer_s: float | None = None) -> Answer:
 
 def _knows_protocol() -> bool:
     """Return whether a store of the torch that is installed answers as this module expects."""
-    from torch.distributed import TCPStore  # here: most runs have no need of it, and mistakes are told before torch
+    from torch.distributed import TCPStore  # here: most runs have no need of it, and mistakes are reported before torch
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     return _ask_one("127.0.0.1", store.port, _OWN_ANSWER_S) is Answer.STORE

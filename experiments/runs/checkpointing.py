@@ -39,7 +39,7 @@ class NoWholeCheckpoint(UserError):
         go_on = ", or from=torn to go on without these rows, as a run that is not whole" if self.torn else ""
         return (
             f"no checkpoint of {self.path} can be used: {'; '.join(self.reasons)}; "
-            f"add from=scratch to start anew (what is there moves to attempts/){go_on}"
+            f"add from=scratch to start again (what is there moves to attempts/){go_on}"
         )
 
 

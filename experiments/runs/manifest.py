@@ -92,7 +92,7 @@ def code_of_attempts(attempts: Path) -> list[dict[str, Any]]:
     """Return the code of the earlier attempts at a run that goes on from their checkpoints, as ``git_state`` has it.
 
     Args:
-        attempts: the folder of their manifests, numbered from 1; those before the last that began anew do not count.
+        attempts: the folder of their manifests, numbered from 1; those before the last that began again do not count.
     """
     folders = sorted((path for path in attempts.glob("*") if path.name.isdecimal()), key=lambda path: int(path.name))
     code: list[dict[str, Any]] = []

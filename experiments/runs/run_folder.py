@@ -197,7 +197,7 @@ class RunFolder:
         self._set_aside([self.checkpoints_path])
 
     def set_aside_ending(self) -> None:
-        """Move what a finished run left to ``attempts/<n>/``, DONE first: it starts anew. Raises: as ``rewind``."""
+        """Move what a finished run left to ``attempts/<n>/``, DONE first: it starts again. Raises: as ``rewind``."""
         files = (self.done_path, self.steps_path, self.epochs_path, self.plan_path, self.weights_path)
         attempt = (self.manifest_path, self.ranks_path, self.errors_path, self.failure_path, self.checkpoints_path)
         self._set_aside([*files, *attempt])

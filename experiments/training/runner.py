@@ -95,7 +95,7 @@ def _is_done(config: TrainConfig, folder: RunFolder) -> bool:
         return False
     problem = judge(folder).problem
     if problem and config.from_ != "scratch":
-        choice = "add from=scratch to start anew (what is there moves to attempts/)"
+        choice = "add from=scratch to start again (what is there moves to attempts/)"
         raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
     if problem:
         folder.set_aside_ending()

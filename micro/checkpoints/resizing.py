@@ -74,7 +74,7 @@ def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _without_parts(bucket: dict[str, Any]) -> dict[str, Any]:
-    """Return a bucket, or the share of one, without the states of its parts, which then start anew."""
+    """Return a bucket, or the share of one, without the states of its parts, which then start from nothing."""
     inner = {"sparse": _without_parts(bucket["sparse"])} if "sparse" in bucket else {}
     return {key: value for key, value in bucket.items() if key not in PARTS} | inner
 

@@ -73,7 +73,7 @@ class SplitAndGather(Exchange[Slots]):
         return Slots()
 
     def save(self, state: Slots) -> dict[str, Any]:
-        """Return nothing: lengths are learned anew."""
+        """Return nothing: lengths are learned again."""
         return {}
 
     def exchange(

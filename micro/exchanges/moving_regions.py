@@ -146,7 +146,7 @@ class MovingRegions(Exchange[OktopkState]):
         return update_of(self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport)), mine, comm)
 
     def moves(self, state: OktopkState, step: Step) -> bool:
-        """Return whether regions are found anew in this step."""
+        """Return whether regions are found again in this step."""
         return not state.boundaries or step.index % self.repartition == 0
 
     def _boundaries(self, indices: Tensor, numel: int, comm: Comm) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ class Union(Exchange[LastCounts]):
         return LastCounts()
 
     def save(self, state: LastCounts) -> dict[str, Any]:
-        """Return nothing: counts are learned anew."""
+        """Return nothing: counts are learned again."""
         return {}
 
     def reads_late(self, state: LastCounts, acc: Tensor, step: Step, wire: Wire, comm: Comm) -> bool:

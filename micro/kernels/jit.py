@@ -31,7 +31,7 @@ def jitted(loop: Callable[..., Any]) -> Any:
 
 
 def _date(compiled: Any) -> None:
-    """Have numba compile a loop anew when any file of this folder is newer, for loops of one call those of others.
+    """Have numba compile a loop again when any file of this folder is newer, for loops of one call those of others.
 
     numba itself looks at the file of the loop alone. What is set here is not public; where it is not, numba decides.
     """
@@ -50,7 +50,7 @@ def _files() -> tuple[tuple[str, int, int], ...]:
 @cache
 def _warn_of_no_cache() -> None:
     warnings.warn(
-        "micro compiles its loops anew in each process, for numba found no writable folder to keep them in: "
+        "micro compiles its loops again in each process, for numba found no writable folder to keep them in: "
         "set NUMBA_CACHE_DIR to one",
         stacklevel=2,
     )

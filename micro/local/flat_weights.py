@@ -75,7 +75,7 @@ class FlatWeights:
         """Yield this rank's difference of weights and the update in ``moved``, flat.
 
         Args:
-            own: (numel,) the difference; None: it is computed anew, parameter by parameter, which have not changed.
+            own: (numel,) the difference; None: it is computed again, parameter by parameter, which have not changed.
         """
         if own is not None:
             yield own, self.moved

@@ -21,7 +21,7 @@ from micro.reducers.base import Reducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import innermost, layers
 
-PARTS = {"selector", "exchange", "density"}  # states that depend on how many ranks there are, and begin anew
+PARTS = {"selector", "exchange", "density"}  # states that depend on how many ranks there are, and start from nothing
 WRAPPED = "sparse"  # where reducer split saves the state of the one inside it
 KEPT = {"residual"}  # what may be lost with a worker: of other feedbacks all ranks keep a sum of it
 
@@ -157,7 +157,7 @@ def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitting(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
-    """Return a state as of this rank; where there are more or fewer of them, the states of parts begin anew."""
+    """Return a state as of this rank; where there are more or fewer of them, the states of parts start from nothing."""
     buckets = state["buckets"]
     if state["world_size"] != comm.world_size:
         buckets = [_without_parts(bucket) for bucket in buckets]

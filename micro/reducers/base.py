@@ -283,7 +283,7 @@ class Reducer(Part, ABC):
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described.
 
-        Where ``saved`` has no states of selector, exchange and density, as after micro.average, they start anew.
+        Where ``saved`` has no states of selector, exchange and density, as after micro.average, they start empty.
 
         Raises:
             ValueError: it is the state of another method, or of another feedback.

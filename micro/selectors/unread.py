@@ -31,16 +31,16 @@ def counted(choice: Unread, step: Step, comm: Comm) -> Asking[Selection]:
     mine = choice.numbers()
     flag = flag_of(step.is_finite, torch.float64, mine.device)
     rows = yield Ask("gather_rows", torch.cat([mine, flag]), is_read=True)
-    told: list[list[float]] = rows.tolist()
-    selection = choice.settled(told[comm.rank][:-1])
-    is_retried = any(row[0] == UNKNOWN for row in told)
+    answers: list[list[float]] = rows.tolist()
+    selection = choice.settled(answers[comm.rank][:-1])
+    is_retried = any(row[0] == UNKNOWN for row in answers)
     if is_retried:
         number = on_device([selection.indices.numel()], torch.float64, mine.device)
-        told = [[*after, before[-1]] for after, before in zip((yield from _read(number)), told, strict=True)]
+        answers = [[*after, before[-1]] for after, before in zip((yield from _read(number)), answers, strict=True)]
     return replace(
         selection,
-        counts=tuple(int(row[0]) for row in told),
-        is_finite=all(row[-1] for row in told),
+        counts=tuple(int(row[0]) for row in answers),
+        is_finite=all(row[-1] for row in answers),
         overfull=is_retried,
     )
 

@@ -363,7 +363,7 @@ def test_a_run_without_a_whole_checkpoint_starts_anew_by_choice_alone(
     said = spoil(folder)
     refused = train(tmp_path / "runs")
     assert refused.code == 1
-    assert_matches(f"{said}.* add from=scratch to start anew", error_of(refused))
+    assert_matches(f"{said}.* add from=scratch to start again", error_of(refused))
     (rows, *_) = [len(read_records(folder.steps_path))]
     assert rows == STOP
     swept = study("status", tmp_path / "runs")

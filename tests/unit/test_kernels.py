@@ -261,7 +261,7 @@ def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
     assert spec is not None
     assert spec.loader is not None
     loops = importlib.util.module_from_spec(spec)
-    with pytest.warns(UserWarning, match="compiles its loops anew in each process.*set NUMBA_CACHE_DIR") as reported:
+    with pytest.warns(UserWarning, match="compiles its loops again in each process.*set NUMBA_CACHE_DIR") as reported:
         spec.loader.exec_module(loops)
     assert len(reported) == 1
     residual, grad = torch.ones(5), torch.arange(5.0)

@@ -20,7 +20,7 @@ from experiments.launching.process_state import STOPPED, TRACED, ProcessState
 from experiments.launching.watching.beats import Beat
 
 _LONGEST_STILL_S = 60.0
-_LONGEST_LOOK_S = 10.0  # between two looks; after a longer time the watcher itself was stopped, and starts anew
+_LONGEST_LOOK_S = 10.0  # between two looks; after a longer time the watcher itself was stopped, and starts again
 
 
 @dataclass(frozen=True, slots=True)

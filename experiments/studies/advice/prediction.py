@@ -17,7 +17,7 @@ from micro.planning.collectives import Link
 from micro.planning.traces import Trace
 
 RATES = (1e7, 1e12)  # bits per second among which a border is looked for
-SCHEDULES = {DENSE: "ddp"}  # dense in DDP's buckets, a sparse method in one: what a training does unless told otherwise
+SCHEDULES = {DENSE: "ddp"}  # dense in DDP's buckets, a sparse method in one: what a training does unless set otherwise
 ONE_BUCKET = "single"
 
 StepOf = Callable[[float], float]  # seconds of a step at a rate in bits per second

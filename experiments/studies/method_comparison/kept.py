@@ -30,7 +30,7 @@ class KeptResults:
 
     def add(self, name: str, result: Any) -> None:
         """Keep a result, of numbers, text, lists and mappings of them."""
-        if not self._is_begun:  # anew, for an interrupt may have torn the last line
+        if not self._is_begun:  # written again, for an interrupt may have torn the last line
             lines = [self._head, *map(json.dumps, self.results.items())]
             write_file(self._path, "".join(f"{line}\n" for line in lines))
             self._is_begun = True
