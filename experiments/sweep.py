@@ -108,10 +108,10 @@ def _carry_out(name: str, configs: list[TrainConfig], *, jobs: str, on_error: st
     for line in other_code([folder for folder in map(folder_of, configs) if state_of(folder) == State.DONE]):
         print(f"note: {line}", file=sys.stderr)
     show(plan_table(name, configs), console)
-    return _tell(run_all(configs, console, jobs=jobs, on_error=on_error), len(configs), console)
+    return _report(run_all(configs, console, jobs=jobs, on_error=on_error), len(configs), console)
 
 
-def _tell(outcome: Outcome, total: int, console: Console) -> int:
+def _report(outcome: Outcome, total: int, console: Console) -> int:
     """Say what a sweep came to; return its exit code."""
     if outcome.failures:
         show(failure_table(outcome.failures), console)

@@ -12,7 +12,7 @@ from micro.on_device import on_device
 from micro.partition import cyclic
 
 
-class Lay(NamedTuple):
+class BlockRange(NamedTuple):
     """Where the blocks of a part are in a vector.
 
     Attributes:
@@ -61,11 +61,11 @@ class DealtBlocks:
         last.copy_(vector[first : first + rest])
         return copied
 
-    def lay(self, step: int, rank: int) -> Lay:
+    def range_of(self, step: int, rank: int) -> BlockRange:
         """Return where a rank's part is."""
         part = (step + rank) % self.num_parts
         numel = self._start(part + 1) - self._start(part)
-        return Lay(part * self.block, self.block, self.num_parts * self.block, numel)
+        return BlockRange(part * self.block, self.block, self.num_parts * self.block, numel)
 
     def places(self, dealt: Tensor, step: int, rank: int) -> Tensor:
         """Return where in the vector elements (k,) of a rank's part are that have these places in the dealt vector."""

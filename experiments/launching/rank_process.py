@@ -68,7 +68,7 @@ def saves_path(run_dir: Path, rank: int) -> Path:
     return RunFolder(run_dir).ranks_path / f"rank{rank}" / "saves"
 
 
-def tell_saves(run_dir: Path) -> None:
+def announce_saving(run_dir: Path) -> None:
     """Let the launcher know that this rank saves its state at SIGTERM from now on."""
     write_atomic(saves_path(run_dir, whole_number(os.environ, "RANK")), "")
 

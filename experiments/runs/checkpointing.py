@@ -130,7 +130,7 @@ class Checkpointer:
         candidates, torn, passed_over = self._on_main(self._with_rows)
         for checkpoint, ends in candidates:
             saved, problem = _attempt(lambda chosen=checkpoint: read_state(chosen, self._workers))  # type: ignore[misc]
-            problems = [str(found) for found in self._workers.agree(problem) if found]
+            problems = [str(found) for found in self._workers.gather_items(problem) if found]
             if saved and not problems:
                 return replace(saved, ends=ends, passed_over=tuple(passed_over))
             passed_over.append(problems[0])
@@ -141,7 +141,7 @@ class Checkpointer:
     def _first_readable(self, checkpoints: Sequence[Checkpoint]) -> Saved | None:
         for checkpoint in checkpoints:
             saved, problem = _attempt(lambda chosen=checkpoint: read_state(chosen, self._workers))  # type: ignore[misc]
-            problems = [found for found in self._workers.agree(problem) if found]
+            problems = [found for found in self._workers.gather_items(problem) if found]
             if saved and not problems:
                 return saved
         return None
@@ -183,7 +183,7 @@ class Checkpointer:
 
     def _everywhere(self, work: Callable[[], T]) -> list[T]:
         """Call ``work`` in each process and return all results; an error in one process is raised in all."""
-        outcomes = self._workers.agree(_attempt(work))
+        outcomes = self._workers.gather_items(_attempt(work))
         for _, problem in outcomes:
             if problem:
                 raise problem
@@ -203,7 +203,7 @@ class Checkpointer:
         return self._on_main(check_and_work)
 
     def _check_shared(self, folder: RunFolder) -> None:
-        for rank, sees in enumerate(self._workers.agree(folder.config_path.exists())):
+        for rank, sees in enumerate(self._workers.gather_items(folder.config_path.exists())):
             if not sees:
                 raise UserError(
                     f"rank {rank} does not see {folder.path}, where checkpoints go: put output on a disk that all "

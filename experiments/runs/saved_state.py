@@ -34,7 +34,7 @@ class Workers(Protocol):
     def device(self) -> torch.device:
         """Where the model is."""
 
-    def agree(self, item: Any) -> list[Any]:
+    def gather_items(self, item: Any) -> list[Any]:
         """Return the item of every process of the run, in rank order."""
 
     def states(self) -> list[dict[str, Any]]:

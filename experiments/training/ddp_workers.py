@@ -77,7 +77,7 @@ class DdpWorkers(Workers):
             self._comm.broadcast_(buffer, 0, "values")
         return self._comm.all_reduce_(self.task.evaluate(self.rank, self._comm.world_size))
 
-    def agree(self, item: Any) -> list[Any]:
+    def gather_items(self, item: Any) -> list[Any]:
         """Return every rank's item."""
         return gather_objects(item)
 

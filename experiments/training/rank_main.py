@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.schema import TrainConfig, from_yaml
-from experiments.launching.rank_process import tell_saves
+from experiments.launching.rank_process import announce_saving
 from experiments.launching.store_server import serve_store
 from experiments.launching.watching.beats import activity
 from experiments.runs.atomic_files import write_json
@@ -167,7 +167,7 @@ def main(run_dir: str) -> None:
     folder = RunFolder(Path(run_dir))
     command = (folder.path / "command.txt").read_text().splitlines()
     with stop_signals.recorded(signal.SIGTERM):
-        run_rank(from_yaml(folder.config_path), folder, command, begin=partial(tell_saves, folder.path))
+        run_rank(from_yaml(folder.config_path), folder, command, begin=partial(announce_saving, folder.path))
 
 
 if __name__ == "__main__":

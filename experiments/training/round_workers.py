@@ -107,7 +107,7 @@ class RealRoundWorkers(RoundWorkers):
                 self._comm.broadcast_(buffer, 0, "values")
             return self._comm.all_reduce_(self.task.evaluate(self.rank, self._comm.world_size))
 
-    def agree(self, item: Any) -> list[Any]:
+    def gather_items(self, item: Any) -> list[Any]:
         """Return every rank's item."""
         return gather_objects(item)
 
@@ -148,7 +148,7 @@ class SimulatedRoundWorkers(RoundWorkers):
         with self.replicas[0].local.global_weights():
             return self.task.evaluate(0, 1)
 
-    def agree(self, item: Any) -> list[Any]:
+    def gather_items(self, item: Any) -> list[Any]:
         """Return the item: there is one process."""
         return [item]
 

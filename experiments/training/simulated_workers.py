@@ -76,7 +76,7 @@ class SimulatedWorkers(Workers):
         """Evaluate the one model on the whole test set."""
         return self.task.evaluate(0, 1)
 
-    def agree(self, item: Any) -> list[Any]:
+    def gather_items(self, item: Any) -> list[Any]:
         """Return the item: there is one process."""
         return [item]
 

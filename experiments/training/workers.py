@@ -85,7 +85,7 @@ class Workers(ABC):
         """Return the task's sums over the whole test set."""
 
     @abstractmethod
-    def agree(self, item: Any) -> list[Any]:
+    def gather_items(self, item: Any) -> list[Any]:
         """Return the item of every process of the run, in rank order."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from micro.drivers.optimizer_steps import tell_after, tell_no_more
+from micro.drivers.optimizer_steps import call_after_steps, stop_calling
 
 NOTE = (
     "the gradients of a backward were removed without an optimizer step, but what was not sent of them waits in the "
@@ -61,7 +61,7 @@ class DiscardedGradients:
     def close(self) -> None:
         """Stop watching."""
         if self._stop is not None:
-            tell_no_more(self)
+            stop_calling(self)
             self._stop()
 
     def _start(self) -> None:
@@ -77,7 +77,7 @@ class DiscardedGradients:
                 watching.look()
 
         self._stop = weakref.finalize(self, self._watched.register_hook(look).remove)
-        tell_after(self)
+        call_after_steps(self)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Note a step of an optimizer that holds any of the parameters."""

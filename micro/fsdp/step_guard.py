@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from micro.drivers.optimizer_steps import tell_before, tell_no_more
+from micro.drivers.optimizer_steps import call_before_steps, stop_calling
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import own_gradient
 from micro.names import listed
@@ -19,7 +19,7 @@ class StepGuard:
 
     def __init__(self, groups: Sequence[ShardGroup]) -> None:
         self._groups = groups
-        tell_before(self)
+        call_before_steps(self)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Raise ValueError if the optimizer would use a gradient that waits."""
@@ -41,4 +41,4 @@ class StepGuard:
 
     def close(self) -> None:
         """Stop looking."""
-        tell_no_more(self)
+        stop_calling(self)

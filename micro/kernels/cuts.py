@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.interleaving import Lay
+from micro.interleaving import BlockRange
 from micro.kernels.choosing import falling
 from micro.kernels.cpu import array_of, bits_of, scan, scan_blocks, scan_divided
 from micro.kernels.cuts_reference import NUM_BINS, Cut
@@ -24,9 +24,11 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Ten
     return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
 
 
-def collect_in_blocks(x: Tensor, start: int, lowest: int, shift: int, lay: Lay) -> tuple[Tensor, Tensor, Tensor]:
+def collect_in_blocks(
+    x: Tensor, start: int, lowest: int, shift: int, blocks: BlockRange
+) -> tuple[Tensor, Tensor, Tensor]:
     """Do what `collect` does for a copy of blocks of ``x``, without that copy."""
-    places, bits = scan_blocks(bits_of(x)[lay.first :], lay.block, lay.apart, lay.numel, lowest)
+    places, bits = scan_blocks(bits_of(x)[blocks.first :], blocks.block, blocks.apart, blocks.numel, lowest)
     counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
     return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
 

@@ -34,7 +34,8 @@ class BucketState:
         factors: matrices by parameter name, where a method approximates with them.
         spare: (numel,) memory for the next message, while all values travel, or for copies that undo a step; not saved.
         wire: bytes for the messages of such steps, where values are encoded; not saved.
-        news: of the last step, where the host of an accelerator has yet to learn of it and must stop if it was bad.
+        late_findings: of the last step, where the host of an accelerator has yet to learn of them and must stop if it
+            was bad.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
 
@@ -47,7 +48,7 @@ class BucketState:
     factors: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
     wire: Tensor | None = None
-    news: Any = None
+    late_findings: Any = None
     broken_by: str | None = None
 
     def break_off(self, error: BaseException) -> None:

@@ -22,7 +22,7 @@ from micro.partition import equal_slices
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.fixed_cut import cut_at, first_place, next_place
-from micro.reducers.late_attempt import LateAttempt, News, Verdict, hear
+from micro.reducers.late_attempt import LateAttempt, LateFindings, Verdict, raise_late_findings
 from micro.reducers.rounding import rounded
 from micro.selectors.histogram import magnitude_bins
 from micro.stats import Start, traffic_fields
@@ -42,7 +42,7 @@ class FixedState:
         is_placed: whether that is known.
         found: buffers for the candidates of a step.
         ends: (2, world_size) int64, starts and stops of the slices.
-        news: of the last step, where the host has yet to learn of it and must stop if it was bad.
+        late_findings: of the last step, where the host has yet to learn of it and must stop if it was bad.
     """
 
     step: Tensor
@@ -50,7 +50,7 @@ class FixedState:
     is_placed: bool = False
     found: Candidates | None = None
     ends: Tensor | None = None
-    news: News | None = None
+    late_findings: LateFindings | None = None
 
     @classmethod
     def new(cls, device: torch.device, step: int = 0) -> "FixedState":
@@ -142,8 +142,8 @@ class FixedMicro(Reducer):
         """Replace ``grad`` (numel,) by the mean update; what undoes it are the values at what was sent."""
         start = Start.of(comm, grad.device)
         own: FixedState = state.selector
-        news, own.news = own.news, None
-        hear(news, comm, grad.device)
+        late_findings, own.late_findings = own.late_findings, None
+        raise_late_findings(late_findings, comm, grad.device)
         target = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         k, step = target.count, state.step
         capacity = self.room(k, grad.numel(), comm.world_size)
@@ -172,7 +172,7 @@ class FixedMicro(Reducer):
             first_bad=found.first_bad,
             numbers=torch.cat([cut.is_overfull, cut.bits, cut.taken]),
             take_back_where_=partial(_take_back_where_, state.residual, grad, sent),
-            await_=partial(setattr, own, "news"),
+            await_=partial(setattr, own, "late_findings"),
         )
         return LateAttempt(grad, verdict)
 

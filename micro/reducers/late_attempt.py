@@ -19,7 +19,7 @@ from micro.stats import StepStats
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class LateFindings:
     """What the host learns of a step when it has arrived.
 
     Attributes:
@@ -41,15 +41,15 @@ class News:
         return (Finding(self.layout, *(int(at) if at < self.layout.numel else None for at in places[:2])),)
 
 
-def hear(news: News | None, comm: Comm, device: torch.device) -> None:
+def raise_late_findings(late_findings: LateFindings | None, comm: Comm, device: torch.device) -> None:
     """Raise NonFiniteGradient, on all ranks, where the last step was bad and had to stop: the host did not wait then.
 
     Args:
-        news: of that step, where it had to stop if it was bad.
+        late_findings: of that step, where it had to stop if it was bad.
     """
-    findings = () if news is None else news.findings()
-    if news is not None and findings:
-        raise report(findings, news.step, comm, device)
+    findings = () if late_findings is None else late_findings.findings()
+    if late_findings is not None and findings:
+        raise report(findings, late_findings.step, comm, device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,13 @@ class Verdict:
     first_bad: Tensor
     numbers: Tensor
     take_back_where_: Callable[[Tensor], None]
-    await_: Callable[[News], None]
+    await_: Callable[[LateFindings], None]
 
-    def news(self, is_bad: Tensor) -> News:
+    def late_findings(self, is_bad: Tensor) -> LateFindings:
         """Return what the host has to learn, of which the copy begins."""
-        return News(self.layout, self.facts["step"], Late(torch.cat([is_bad.view(1).to(torch.int32), self.first_bad])))
+        return LateFindings(
+            self.layout, self.facts["step"], Late(torch.cat([is_bad.view(1).to(torch.int32), self.first_bad]))
+        )
 
     def stats(self, is_bad: Tensor) -> StepStats:
         """Return statistics whose late numbers are on their way."""
@@ -114,7 +116,7 @@ class LateAttempt(Attempt):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was not finite; the host waits for it."""
-        return self.verdict.news(self.verdict.is_bad).findings()
+        return self.verdict.late_findings(self.verdict.is_bad).findings()
 
     def decide_late(self, attempts: Sequence[Attempt], policy: Policy) -> Decision | None:
         """Decide on a GPU without its host: buckets are taken back there where any is bad; see Attempt."""
@@ -128,7 +130,7 @@ class LateAttempt(Attempt):
                 verdict.take_back_where_(is_bad)
         if policy == "stop":
             for verdict in verdicts:
-                verdict.await_(verdict.news(is_bad))
+                verdict.await_(verdict.late_findings(is_bad))
         return Decision(tuple(verdict.stats(is_bad) for verdict in verdicts))
 
 

@@ -25,7 +25,7 @@ from micro.kernels.sums import AnySums
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.late_attempt import hear
+from micro.reducers.late_attempt import raise_late_findings
 from micro.reducers.rounding import write_, write_sum_
 from micro.reducers.unread_attempt import UnreadAttempt, can_wait, judged_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
@@ -119,8 +119,8 @@ class SparseReducer(WithDensity):
 
     def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
         """Replace ``grad`` (numel,) by the sparse mean update; what undoes it are the values at what was sent."""
-        start, news, state.news = Start.of(comm, grad.device), state.news, None
-        hear(news, comm, grad.device)
+        start, late_findings, state.late_findings = Start.of(comm, grad.device), state.late_findings, None
+        raise_late_findings(late_findings, comm, grad.device)
         wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.effective_target(wanted, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
@@ -156,7 +156,7 @@ class SparseReducer(WithDensity):
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
         if sent.late is not None:
-            return UnreadAttempt(grad, stats, state.layout, undo, sent.late, partial(setattr, state, "news"))
+            return UnreadAttempt(grad, stats, state.layout, undo, sent.late, partial(setattr, state, "late_findings"))
         findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 

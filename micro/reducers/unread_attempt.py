@@ -16,7 +16,7 @@ from micro.late_stats import LateStats
 from micro.nonfinite import Policy
 from micro.on_device import on_device
 from micro.reducers.attempt import Attempt, Decision, cut_where_
-from micro.reducers.late_attempt import News
+from micro.reducers.late_attempt import LateFindings
 from micro.sparse import AllValues, Exchanged, MaskedValues
 from micro.stats import StepStats
 
@@ -38,7 +38,7 @@ class Judged:
     in_update: Tensor
 
     def late(self, forgotten: Tensor | None) -> Late:
-        """Return on their way what `News` needs, then the number of updated elements, and what a decay took."""
+        """Return on their way what `LateFindings` needs, the number of updated elements, and what a decay took."""
         numbers = (~self.is_good, self.first_bad, self.in_update, self.exchanged.num_updated, forgotten)
         device = self.is_good.device
         given = (
@@ -89,32 +89,38 @@ class UnreadAttempt(Attempt):
         await_: called with what the host has yet to learn of the step, where it must stop if that is bad.
     """
 
-    __slots__ = ("await_", "news")
-    news: News
-    await_: Callable[[News], None]
+    __slots__ = ("await_", "late_findings")
+    late_findings: LateFindings
+    await_: Callable[[LateFindings], None]
 
     def __init__(
-        self, grad: Tensor, stats: StepStats, layout: Layout, undo: Undo, late: Late, await_: Callable[[News], None]
+        self,
+        grad: Tensor,
+        stats: StepStats,
+        layout: Layout,
+        undo: Undo,
+        late: Late,
+        await_: Callable[[LateFindings], None],
     ) -> None:
         known = {field: getattr(stats, field) for field in StepStats.__slots__}
         unread = LateStats(**known, late=late, to_fields=_late_fields)
         object.__setattr__(self, "grad", grad)
         object.__setattr__(self, "stats", unread)
         object.__setattr__(self, "undo", undo)
-        object.__setattr__(self, "news", News(layout, stats.step, late))
+        object.__setattr__(self, "late_findings", LateFindings(layout, stats.step, late))
         object.__setattr__(self, "await_", await_)
 
     @property
     def findings(self) -> Any:
         """What was not finite; the host waits for it."""
-        return self.news.findings()
+        return self.late_findings.findings()
 
     def decide_late(self, attempts: Sequence[Attempt], policy: Policy) -> Decision | None:
         """Decide a step of one bucket without the host; where there are more, it reads whether all were good."""
         if len(attempts) > 1:
             return None
         if policy == "stop":
-            self.await_(self.news)
+            self.await_(self.late_findings)
         return Decision((self.stats,))
 
 

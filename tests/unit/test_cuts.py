@@ -103,7 +103,7 @@ def test_candidates_of_blocks_are_those_of_a_copy(
     torch.set_num_threads(num_threads)
     try:
         for rank in range(num_parts):
-            found = cuts.collect_in_blocks(x, START, LOWEST, SHIFT, dealt.lay(3, rank))
+            found = cuts.collect_in_blocks(x, START, LOWEST, SHIFT, dealt.range_of(3, rank))
             expected = cuts_reference.collect(dealt.slice(x, 3, rank), START, LOWEST, SHIFT)
             assert all(map(torch.equal, found, expected))
     finally:

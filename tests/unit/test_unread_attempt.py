@@ -8,7 +8,7 @@ import torch
 
 import micro
 from micro.reducers.attempt import decide
-from micro.reducers.late_attempt import News
+from micro.reducers.late_attempt import LateFindings
 from micro.reducers.unread_attempt import judged_
 from micro.sparse import Exchanged, SparseValues
 from micro.thread_ranks import SimulatedGroup
@@ -97,7 +97,7 @@ def test_an_update_that_overflows_has_no_effect_and_is_cut(is_finite: bool) -> N
     assert not judged.exchanged.sent.values.any()
     assert not judged.exchanged.update[0].values.any()
     assert acc.tolist() == [1.0, 0.9 * largest, 2.0, -largest / 2 if is_finite else -0.9 * largest]
-    found = News(micro.Layout.flat(acc.numel()), 3, judged.late(None)).findings()
+    found = LateFindings(micro.Layout.flat(acc.numel()), 3, judged.late(None)).findings()
     assert [(one.in_gradient, one.in_update) for one in found] == [(None, 3 if is_finite else None)]
 
 

@@ -143,7 +143,7 @@ class HostWatch:
         mine = Host(socket.gethostname(), "", ranks)
         self._rules = HostRules({own: mine}, own=own, keeper=self._keeper, limit_s=self._limit_s, now=time.monotonic())
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._judge)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange_beats, self._judge)]
         for thread in self._threads:
             thread.start()
 
@@ -157,7 +157,8 @@ class HostWatch:
             if thread is not threading.current_thread():
                 thread.join(_CONNECT_S)  # no longer: a store that is gone may not answer
 
-    def _talk(self) -> None:
+    def _exchange_beats(self) -> None:
+        """Send this host's beat to the store and read those of the others, until the work is over."""
         with suppress(RuntimeError, OSError, ValueError):  # the host that has the store has ended its work, or failed
             store = self._connect()
             number, met = 0, set[int]()

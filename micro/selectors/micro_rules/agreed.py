@@ -132,8 +132,8 @@ def _collect(state: AgreedState, search: Search, room: Room | None, cuts: Module
     assert state.lowest_bits is not None
     where = search.slice, search.start, state.lowest_bits, state.shift
     if search.dealt is not None:  # the loops are compiled, as below
-        lay = search.dealt.lay(search.step.index, search.comm.rank)
-        return (yield from _counted(cuts.collect_in_blocks(*where, lay), state, search, room, cuts))
+        blocks = search.dealt.range_of(search.step.index, search.comm.rank)
+        return (yield from _counted(cuts.collect_in_blocks(*where, blocks), state, search, room, cuts))
     if search.scales is not None:
         return (yield from _counted(cuts.collect_scaled(*where, search.scales), state, search, room, cuts))
     if search.slice.device.type == "cpu":

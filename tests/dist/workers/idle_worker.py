@@ -39,11 +39,11 @@ if job == "compute":
 if job == "wait":
     time.sleep(1000)
 if job == "save":
-    from experiments.launching.rank_process import tell_saves
+    from experiments.launching.rank_process import announce_saving
     from experiments.runs.stop_signals import stop_signals
 
     with stop_signals.recorded(signal.SIGTERM):
-        tell_saves(run_dir)
+        announce_saving(run_dir)
         while not stop_signals.number:
             time.sleep(0.01)
     (run_dir / f"saved{rank}").touch()
