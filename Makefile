@@ -157,7 +157,7 @@ advice: $(READY) ## profile a model and the methods on four ranks, then write re
 	@$(RUN) -m experiments.advise --link-mbit 100,1000 --task resnet8-cifar10 --trace $(ADVICE)/trace.json --select $(ADVICE)/select.json --out $(ADVICE)-cifar10
 	@cp $(ADVICE)-cifar10/advice.md results/published/advice_cifar10.md && cp $(ADVICE)-cifar10/advice-rates.png docs/images/advice_cifar10.png
 
-test-fast: $(READY) ## on every save, under a minute: the laws on few cases, boundaries, configuration, parts; starts no process
+test-fast: $(READY) ## on every save, about a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
 
 test: $(READY) ## every test that this machine can run, with every two values of a grid together
