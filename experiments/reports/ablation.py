@@ -173,7 +173,9 @@ def write_ablation(frames: Frames, out: Path, *, plan: Iterable[Config] = (), ea
 def _length(runs: pd.DataFrame) -> str:
     """Return what a title says of the runs' length: nothing where they differ in it."""
     lengths = runs["epochs"].unique()
-    return f", {lengths[0]} epochs" if len(lengths) == 1 else ""
+    if len(lengths) != 1:
+        return ""
+    return ", 1 epoch" if lengths[0] == 1 else f", {lengths[0]} epochs"
 
 
 def _table(rows: pd.DataFrame, metric: Metric) -> str:
