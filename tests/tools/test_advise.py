@@ -54,6 +54,7 @@ def test_time_is_epochs_times_step_at_the_best_density(table: Path, rate: float)
     best = min(epochs, key=lambda density: epochs[density] * steps[density])
     assert best == (0.01 if rate == 1e7 else 0.1), "few bytes count on a slow link, few epochs on a fast one"
     assert rows.loc["micro", "density"] == best
+    assert rows.loc["micro", "num_seeds"] == 3
     assert rows.loc["micro", "time"] == pytest.approx(epochs[best] * steps[best] / dense_s)
 
 

@@ -23,11 +23,11 @@ from experiments.studies.simulated_steps.step import DENSE
 Answer = tuple[Setting, pd.DataFrame]  # a link, and the rows of ``predict`` for it
 DRAWN = (1e7, 1e11)  # bits per second
 HOW_TO_READ = """\
-*Epochs* were measured: the mean until every seed's measure was first at {level} % of dense's end, at the *density* at
-which this and the predicted step give the least time ({evidence}). *Step* is predicted, nothing was timed: from when
-each gradient is ready and what each collective takes, {workers} workers, a ring, dense in DDP's buckets and the others
-in one. *Time* is epochs times step, of dense's. Below the rate in *pays below* it is less than dense's at this latency,
-at the density that is best there.
+*Epochs* were measured: the mean until the measure of each of n seeds was first at {level} % of dense's end, at the
+*density* at which this and the predicted step give the least time ({evidence}). *Step* is predicted, nothing was timed:
+from when each gradient is ready and what each collective takes, {workers} workers, a ring, dense in DDP's buckets and
+the others in one. *Time* is epochs times step, of dense's. Below the rate in *pays below* it is less than dense's at
+this latency, at the density that is best there.
 An epoch has as many steps for each method. Where the evidence is of another model, another number of workers or another
 training than yours, a method may need another density: train a short run of your own."""
 
@@ -35,7 +35,7 @@ training than yours, a method may need another density: train a short run of you
 def describe(evidence: Evidence) -> str:
     """Return in words which runs the evidence is of."""
     task = f"{human(evidence.model)} on {human(evidence.dataset)}"
-    return f"{task}, {evidence.world_size} workers, {evidence.epochs} epochs, {evidence.dense.num_seeds} seeds"
+    return f"{task}, {evidence.world_size} workers, {evidence.epochs} epochs"
 
 
 def report(evidence: Evidence, answers: Sequence[Answer], opening: str) -> str:
@@ -69,7 +69,7 @@ def _section(setting: Setting, rows: pd.DataFrame) -> str:
     rate = rate_name(setting.rate)
     link = f"{rate[:-1]} {rate[-1]}bit/s with {1e6 * setting.latency_s:g} us a message"
     heading = f"## {human(setting.trace.model)}, {setting.world_size} workers, {link}"
-    names = ["method", "density", "epochs", "step, ms", "time, of dense's", "pays below, bit/s"]
+    names = ["method", "density", "n", "epochs", "step, ms", "time, of dense's", "pays below, bit/s"]
     return f"{heading}\n\n{table(names, [_cells(row) for _, row in rows[rows['why'] == ''].iterrows()])}"
 
 
@@ -101,6 +101,7 @@ def _cells(row: pd.Series) -> list[str]:
     return [
         f"{_name(row)}{', DDP' if is_dense else ''}",
         "-" if is_dense else f"{row['density']:g}",
+        f"{row['num_seeds']:g}",
         f"{row['epochs']:.3g}",
         f"{1e3 * row['step_s']:.3g}",
         f"{row['time']:.3g}",

@@ -57,9 +57,9 @@ class Setting:
 def predict(evidence: Evidence, setting: Setting) -> pd.DataFrame:
     """Return a row per method: the fastest of the densities at which it came to the level, dense first.
 
-    Columns: method, variant, density, epochs, step_s, time (to the level, of dense's), border (bits per second below
-    which it takes less time than dense, at the density that is best there; 0 never, infinite always), why (no
-    prediction: the reason, else empty).
+    Columns: method, variant, density, num_seeds (of the evidence), epochs, step_s, time (to the level, of dense's),
+    border (bits per second below which it takes less time than dense, at the density that is best there; 0 never,
+    infinite always), why (no prediction: the reason, else empty).
     """
     dense = _dense(evidence, setting)
     rows = [_row(dense, setting.rate) | {"time": 1.0, "border": math.nan, "why": ""}]
@@ -69,7 +69,9 @@ def predict(evidence: Evidence, setting: Setting) -> pd.DataFrame:
             rows.append(_best(courses, dense, setting.rate))
         else:
             names = {"method": runs[0].method, "variant": runs[0].variant, "density": runs[0].density}
-            rows.append(names | dict.fromkeys(("epochs", "step_s", "time", "border"), math.nan) | {"why": why})
+            rows.append(
+                names | dict.fromkeys(("num_seeds", "epochs", "step_s", "time", "border"), math.nan) | {"why": why}
+            )
     return pd.DataFrame(rows)
 
 
@@ -143,5 +145,5 @@ def _gain(courses: Sequence[Course], dense: Course, rate: float) -> float:
 
 def _row(course: Course, rate: float) -> dict[str, object]:
     runs = course.runs
-    names = {"method": runs.method, "variant": runs.variant, "density": runs.density, "epochs": course.epochs}
-    return names | {"step_s": course.step_s(rate)}
+    names = {"method": runs.method, "variant": runs.variant, "density": runs.density, "num_seeds": runs.num_seeds}
+    return names | {"epochs": course.epochs, "step_s": course.step_s(rate)}
