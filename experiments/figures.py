@@ -66,7 +66,11 @@ def _run(options: argparse.Namespace) -> int:
             roots = options.runs or [RUNS]
             is_known = options.earlier_runs is not None and not options.study
             if is_known and not any(map(has_finished, roots)):
-                print(f"no finished run in {' or '.join(map(str, roots))}: drawn from {options.earlier_runs} alone")
+                if options.strict:
+                    raise UserError("--strict compares runs, and no finished run is at hand: leave it out")
+                ignored = f"; {' '.join(options.select)} selects among runs at hand" if options.select else ""
+                where = " or ".join(map(str, roots))
+                print(f"no finished run in {where}: drawn from all of {options.earlier_runs}{ignored}")
                 frames = Frames.of_no_runs()
             else:
                 frames = load(roots, selection, allow_torn=options.allow_torn)

@@ -29,7 +29,7 @@ def test_a_page_is_written_again_from_its_tables(
     page: str, options: list[str], written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert redrawn(page, options, tmp_path) == 0
-    assert f"no finished run in {tmp_path / 'none'}: drawn from " in capsys.readouterr().out
+    assert f"no finished run in {tmp_path / 'none'}: drawn from all of " in capsys.readouterr().out
     _, _, text = (tmp_path / written).read_text().partition("\n\n")
     assert (PUBLISHED / f"{page}.md").read_text().endswith(text)
 
@@ -41,6 +41,13 @@ def test_a_figure_of_an_ablation_says_how_long_its_runs_are(tmp_path: Path, monk
     monkeypatch.setattr(draw, lambda rows, metric, title: titles.append(title) or original(rows, metric, title))
     redrawn("ablation_long", [*ABLATION, "ablation_long_movielens100k"], tmp_path)
     assert titles == ["NeuMF on MovieLens-100K, 4 workers, 30 epochs"]
+
+
+def test_what_is_for_runs_alone_is_refused_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert redrawn("long", ["--table", "--strict"], tmp_path) == 2
+    assert "--strict compares runs, and no finished run is at hand: leave it out" in capsys.readouterr().err
+    assert redrawn("long", ["--table", "epochs=30"], tmp_path) == 0
+    assert "; epochs=30 selects among runs at hand" in capsys.readouterr().out
 
 
 def test_other_figures_need_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
