@@ -1,30 +1,36 @@
 """Any folder of text, as bytes, words or tokens."""
 
 import hashlib
-from dataclasses import dataclass
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from data.checksums import RECORD
 from data.source import DatasetInfo, Text
 from data.text import check_counts, in_numbers, sizes_of, words_of_lines
 from data.text_bytes import BYTES, one_each
-from data.token_files import FEWEST, FOLDER, Part, tokens_of
+from data.token_files import FEWEST, Part, tokens_of
 
 UNITS = ("bytes", "words", "tokens")
 HELD_OUT = 10  # of files that are no splits, the last tenth of each is for the test
-SPLITS = {"train": ("train",), "test": ("valid", "val", "test")}  # words in names of files; the first that is found
+SPLIT_OF = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test"}  # word in a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderText:
-    """The text files of a folder and the folders in it, in the order of their paths.
+    """The text files of a folder and the folders in it, in the order of their paths; hidden ones are left out.
 
-    Where names of files have ``train`` in them, and others ``valid`` (or ``val``, or ``test``), these are what is
-    learnt from and measured on: the layout of WikiText-2 and -103. Otherwise the last tenth of each file is for the
-    test.
+    A word of a file's name, or of a folder's that it is in, tells its split: ``train``, ``valid`` (or ``val``, or
+    ``validation``) or ``test``. What is not a letter separates words: ``wiki.train.tokens``, ``train/01.txt``. Where
+    there are files of ``train`` and others of ``valid``, or else of ``test``, these are what is learnt from and
+    measured on, and other files are not used: the layout of WikiText-2 and -103. Otherwise the last tenth of each file
+    is for the test.
 
     Args:
         unit: 'bytes', of which there are 256; 'words' between white space, with ``<eos>`` after every line; 'tokens',
@@ -34,8 +40,8 @@ class FolderText:
             must be given. Not for bytes.
         num_train, num_test: take only so many bytes, words or tokens, the first; None takes all.
 
-    Tokens, and a single file of bytes for each split, are mapped into memory, not copied. Tokens are made once, in
-    ``.tokens`` in the folder.
+    A byte-order mark is no part of words and tokens. Tokens, and a single file of bytes for each split, are mapped into
+    memory, not copied. Tokens are made once, in ``.tokens`` in the folder.
 
     Raises:
         ValueError: a setting is out of range.
@@ -61,13 +67,19 @@ class FolderText:
     def load(self, root: str | None, seed: int) -> Text:
         """Read the files; the seed does not matter."""
         folder = _folder(root)
-        train, test = self._splits(folder)
+        paths, others = self._paths(folder)
+        train, test = _splits(folder, paths)
+        used = {*train, *test}
+        unused = (str(path.relative_to(folder)) for path in [*paths, *others] if path not in used)
+        return replace(self._text(folder, train, test), unused=tuple(unused))
+
+    def _text(self, folder: Path, train: list[Path], test: list[Path]) -> Text:
         checksums = {str(path.relative_to(folder)): _digest(path) for path in dict.fromkeys([*train, *test])}
         if self.unit == "bytes":
             return self._cut(*_bytes(train, test), words=BYTES, num_bytes=one_each(), checksums=checksums)
         if self.unit == "tokens":
             assert self.max_words is not None
-            found = tokens_of(folder, *_lines(train, test), self.max_words, checksums)
+            found = tokens_of(folder, *_parts(train, test), self.max_words, checksums)
             return self._cut(found.train, found.test, words=found.words, num_bytes=found.num_bytes, checksums=checksums)
         words = _words(train, test)
         return in_numbers(words[0][: self.num_train], words[1][: self.num_test], self.max_words, checksums)
@@ -84,23 +96,52 @@ class FolderText:
         return sizes_of(self.load(root, 0))
 
     def _suffixes(self) -> tuple[str, ...]:
-        return tuple(f".{ending.strip().lstrip('.')}" for ending in self.endings.split(",") if ending.strip(" ."))
+        return tuple(
+            f".{ending.strip().lstrip('.').lower()}" for ending in self.endings.split(",") if ending.strip(" .")
+        )
 
-    def _splits(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """Return the files to learn from and to measure on; the same ones twice where names do not tell."""
+    def _paths(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        """Return the files of text, and the others; empty ones are neither."""
         try:
-            paths = sorted(p for p in folder.rglob("*") if p.suffix in self._suffixes() and p.is_file())
+            paths = [path for path in sorted(_files(folder)) if path.stat().st_size]
         except OSError as error:
-            raise ValueError(f"{folder} cannot be read ({error.strerror}): name a folder of text") from error
-        paths = [path for path in paths if path.stat().st_size and FOLDER not in path.parts]
-        if not paths:
-            raise ValueError(f"{folder} has no file of text that ends in {', '.join(self._suffixes())}: set endings")
-        train = [path for path in paths if "train" in path.name.lower()]
-        for word in SPLITS["test"] if train else ():
-            found = [path for path in paths if word in path.name.lower() and path not in train]
-            if found:
-                return train, found
-        return paths, paths
+            raise ValueError(f"{error.filename} cannot be read ({error.strerror}): it is part of the text") from error
+        endings = self._suffixes()
+        of_text = [path for path in paths if path.suffix.lower() in endings]
+        if not of_text:
+            raise ValueError(f"{folder} has no file of text that ends in {', '.join(endings)}: set endings")
+        return of_text, [path for path in paths if path.suffix.lower() not in endings]
+
+
+def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders in it, linked ones as well. Raises: OSError."""
+    above |= {folder.resolve()}
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name == RECORD:
+            continue
+        if not path.is_dir():
+            yield path
+        elif path.resolve() not in above:  # a link may lead back
+            yield from _files(path, above)
+
+
+def _splits(folder: Path, paths: list[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the files to learn from and to measure on; the same ones twice where names do not tell."""
+    by_split: dict[str | None, list[Path]] = {}
+    for path in paths:
+        by_split.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+    test = by_split.get("valid") or by_split.get("test")
+    return (by_split["train"], test) if test and "train" in by_split else (paths, paths)
+
+
+def _split_of(path: Path) -> str | None:
+    """Return the split that the name of a file, or of a folder that it is in, tells. Raises ValueError for two."""
+    words = [re.split(r"[\W\d_]+", name.lower()) for name in (path.stem, *path.parent.parts)]
+    named = [{SPLIT_OF[word] for word in of_name if word in SPLIT_OF} for of_name in words]
+    splits = sorted({split for in_name in named if len(in_name) == 1 for split in in_name})
+    if len(splits) > 1:
+        raise ValueError(f"{path} is of {' and of '.join(splits)}, by its name and by its folders: rename one of them")
+    return splits[0] if splits else None
 
 
 def _folder(root: str | None) -> Path:
@@ -138,14 +179,24 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _lines(train: list[Path], test: list[Path]) -> tuple[list[Part], list[Part]]:
-    """Return the lines of both splits."""
+def _parts(train: list[Path], test: list[Path]) -> tuple[list[Part], list[Part]]:
+    """Return both splits."""
     if train is not test:
         return [Part(path=path) for path in train], [Part(path=path) for path in test]
-    counts = [sum(1 for _ in path.open("rb")) for path in train]
-    cuts = [num - num // HELD_OUT for num in counts]
+    cuts = [_last_tenth(path) for path in train]
     learnt = [Part(path=path, stop=cut) for path, cut in zip(train, cuts, strict=True)]
     return learnt, [Part(path=path, start=cut) for path, cut in zip(train, cuts, strict=True)]
+
+
+def _last_tenth(path: Path) -> int:
+    """Return where the last tenth of a file's lines begins; of its letters, where there are fewer than ten lines."""
+    with path.open("rb") as file:
+        size, num = path.stat().st_size, sum(1 for _ in file)
+        file.seek(0)
+        if num >= HELD_OUT:
+            return sum(map(len, itertools.islice(file, num - num // HELD_OUT)))
+        place = file.seek(size - size // HELD_OUT)
+        return place + next((skipped for skipped, byte in enumerate(file.read(4)) if byte & 0xC0 != 0x80), 0)
 
 
 def _words(train: list[Path], test: list[Path]) -> tuple[list[str], list[str]]:
@@ -163,6 +214,6 @@ def _words(train: list[Path], test: list[Path]) -> tuple[list[str], list[str]]:
 
 def _read(path: Path) -> list[str]:
     try:
-        return words_of_lines(path.read_text(encoding="utf-8"))
+        return words_of_lines(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8 (byte {error.start} is wrong): use unit=bytes") from error

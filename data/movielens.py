@@ -109,7 +109,7 @@ class _Movielens:
         """Return (3, num) int64: users, items and times as in the file."""
         layout = self.layout
         try:
-            with path.open(encoding="latin1") as file, warnings.catch_warnings():
+            with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
                 warnings.simplefilter("error")  # numpy only warns when the file is empty
                 if layout.header is not None and file.readline().strip() != layout.header:
                     raise ValueError(f"its first line is not {layout.header}")

@@ -1,12 +1,13 @@
 """The contents of a data set, and the protocols that data sets and batches implement."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
+MOST_SHOWN = 5  # names, in a line
 MOST_DRAWN = 2**32  # numbers of a data set that is drawn: 16 GiB
 
 
@@ -48,6 +49,7 @@ class Text:
         words: the vocabulary; word i is ``words[i]``.
         checksums: what was read -> its sha256.
         num_bytes: (num_words,) int64 bytes of each word; None where the words are not all of the text.
+        unused: files that lie beside the text and are not part of it.
     """
 
     train: Tensor
@@ -55,6 +57,7 @@ class Text:
     words: tuple[str, ...]
     checksums: dict[str, str]
     num_bytes: Tensor | None = None
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +96,14 @@ class DatasetInfo:
             num_words, num_characters, word_length (most characters of a word); interactions: num_users, num_items.
         num_train: images, words of the training text, or positive pairs.
         num_test: images, words of the test text, or users with a held-out item.
+        unused: of a text, as there.
     """
 
     kind: Kind
     sizes: dict[str, int]
     num_train: int
     num_test: int
+    unused: tuple[str, ...] = ()
 
 
 class Source(Protocol):
@@ -141,6 +146,12 @@ def channel_stats(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     """Return mean and standard deviation per channel of (num, channels, height, width) float32 images."""
     pixels = inputs.double().transpose(0, 1).flatten(1)
     return tuple(pixels.mean(dim=1).tolist()), tuple(pixels.std(dim=1, correction=0).tolist())
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first of many names, and the number of the others."""
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return ", ".join(names[:MOST_SHOWN]) + more
 
 
 def sha256(values: Tensor) -> str:

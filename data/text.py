@@ -84,7 +84,7 @@ class _Files:
         path = self._path(folder, split)
         try:
             content = path.read_bytes()
-            text = content.decode()
+            text = content.decode("utf-8-sig")
         except OSError as error:
             raise ValueError(f"{path} cannot be read ({error.strerror}): {self._remedy()}") from error
         except UnicodeDecodeError as error:
@@ -232,7 +232,7 @@ def sizes_of(text: Text) -> DatasetInfo:
         "num_characters": int(letters.max()) + 1,
         "word_length": letters.shape[1],
     }
-    return DatasetInfo(kind="text", sizes=sizes, num_train=len(text.train), num_test=len(text.test))
+    return DatasetInfo(kind="text", sizes=sizes, num_train=len(text.train), num_test=len(text.test), unused=text.unused)
 
 
 def words_of_lines(text: str) -> list[str]:

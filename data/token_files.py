@@ -24,6 +24,7 @@ from torch import Tensor
 FOLDER = ".tokens"  # in the folder of the text
 VOCABULARY, SPLITS = "vocabulary.json", ("train", "test")
 LINES = 4096  # that are read at a time
+FORM = 2  # of the files; another number where the same text would give others
 FEWEST = 256  # tokens: the bytes
 
 
@@ -32,7 +33,7 @@ class Part:
     """A part of a file of text in UTF-8.
 
     Attributes:
-        start, stop: its first line's number, and the one after its last; None is the end.
+        start, stop: the places of its first byte, and of the one after its last; None is the end.
     """
 
     path: Path
@@ -40,12 +41,14 @@ class Part:
     stop: int | None = None
 
     def blocks(self) -> Iterator[str]:
-        """Yield the text, whole lines at a time. Raises ValueError where it is not UTF-8."""
+        """Yield the text, some lines at a time, without a byte-order mark. Raises ValueError where it is not UTF-8."""
+        place, stop = self.start, self.path.stat().st_size if self.stop is None else self.stop
         try:
-            with self.path.open(encoding="utf-8", newline="\n") as file:
-                lines = itertools.islice(file, self.start, self.stop)
-                while block := list(itertools.islice(lines, LINES)):
-                    yield "".join(block)
+            with self.path.open("rb") as file:
+                file.seek(place)
+                while place < stop and (block := b"".join(itertools.islice(file, LINES))[: stop - place]):
+                    yield block.decode("utf-8" if place else "utf-8-sig")
+                    place += len(block)
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path} is not text in UTF-8 ({error.reason}): use unit=bytes") from error
 
@@ -83,7 +86,7 @@ def tokens_of(
     library = _library()
     version = str(library.__version__)
     parts = [[[str(part.path.relative_to(folder)), part.start, part.stop] for part in split] for split in (train, test)]
-    key = json.dumps([checksums, parts, num_words, version], sort_keys=True)
+    key = json.dumps([FORM, checksums, parts, num_words, version], sort_keys=True)
     place = folder / FOLDER / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not place.is_dir():
         _make(place, library, train, test, num_words)

@@ -171,6 +171,7 @@ WRONG: dict[str, str] = {
     "train lr_end=2 lr_shape=cosine": "lr_end must be in [0, 1], got 2.0",
     "train lr_end=0.1": "lr_end is for lr_shape=linear and cosine, got 0.1 for steps",
     "train model=gpt_small dataset=text": "dataset text needs a root, got None: name the folder that holds the text",
+    "train model=lstm_small dataset=manuals dataset.settings.num_test=63": "at least 64 words ... got 63",
     "train model=gpt_small model.settings.positions=none dataset=manuals": "positions must be one of learned, rope",
     "train rounds.every=-1": "rounds.every must be at least 0, got -1",
     "train rounds.every=100000": "rounds.every is 100000, the run has",

@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import data
+from data.source import shortened
 from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.endpoints import host_and_port
@@ -19,7 +22,7 @@ from experiments.config.rounds_settings import RoundsConfig
 from experiments.config.schema import ClusterConfig, TrainConfig, from_yaml, part_name
 from experiments.config.slurm_settings import IN_JOB
 from experiments.launching.meeting import check_endpoint
-from experiments.launching.rank_environment import is_rank
+from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
@@ -70,6 +73,8 @@ def check_content(config: TrainConfig) -> None:
         data.check(config.dataset.name, config.dataset.root, **config.dataset.settings)
         info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
         check_task(config, info)
+        if info.unused:
+            _note(f"dataset {config.dataset.name} of {config.dataset.root} does not use {shortened(info.unused)}")
         model = shapes_of(config, info.sizes)
         trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         build_reducer(config).check_parameters(trained)
@@ -93,6 +98,13 @@ def check_content(config: TrainConfig) -> None:
     _check_devices(config)
     check_wandb(config.tracking)
     _check_start_from(config)
+
+
+@cache  # once, however many runs read the same data
+def _note(line: str) -> None:
+    ranks = read_rank_environment()
+    if ranks is None or ranks.rank == 0:
+        print(f"note: {line}", file=sys.stderr)
 
 
 def _check_start(config: TrainConfig) -> None:

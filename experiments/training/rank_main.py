@@ -151,6 +151,7 @@ def _manifest(
         world_size=config.world_size,
         data_checksums=workers.task.checksums,
         extra={
+            "data_unused": list(workers.task.unused),
             "device": str(workers.task.device),
             "num_parameters": num_parameters,
             "steps": began.step + steps_left,

@@ -1,12 +1,15 @@
 """Measures are the same number at every world size, and each kind of data goes with its models alone."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import data
+from experiments.config.errors import UserError
 from experiments.training.tasks import Task, load_task, steps_per_epoch
+from tests.in_process import call
 from tests.tools.simulated_runs import IMAGES, configured
 
 CPU = torch.device("cpu")
@@ -35,6 +38,33 @@ def test_measures_are_the_same_at_every_world_size(tmp_path: Path, name: str) ->
         together, alone = task.measures(shares.sum(0)), task.measures(whole)
         assert together == pytest.approx(alone, rel=1e-5)
     assert task.model.training
+
+
+@pytest.mark.parametrize(("name", "fewest"), [("text", 64), ("masked", 32), ("long", 70)])
+def test_the_shortest_test_text_that_is_taken_can_be_measured(tmp_path: Path, name: str, fewest: int) -> None:
+    if name == "masked":
+        pytest.importorskip("transformers", reason="needs transformers")
+    words = [*TASKS["masked" if name == "masked" else "text"], *(["dataset.sequence_length=70"] * (name == "long"))]
+    with pytest.raises(UserError, match=f"{fewest} words .* got {fewest - 1}"):
+        configured(tmp_path, *words, f"dataset.settings.num_test={fewest - 1}")
+    task = load_task(configured(tmp_path, *words, f"dataset.settings.num_test={fewest}"), CPU)
+    assert task.evaluate(0, 1)[-1] > 0
+
+
+def test_files_that_are_no_part_of_a_text_are_named_on_the_terminal_and_in_the_manifest(tmp_path: Path) -> None:
+    root = tmp_path / "text"
+    root.mkdir()
+    for name in ("train", "valid", "novel", *(f"chapter-{number:02}" for number in range(20))):
+        (root / f"{name}.txt").write_text("words of a text\n" * 40)
+    words = ["train", "model=gpt_small", "model.settings.hidden=8", "dataset=text", f"dataset.root={root}", "epochs=1"]
+    words += ["dataset.sequence_length=16", "batch_size=2", "sparsifier=dense", "cluster=simulated"]
+    called = call([*words, "cluster.world_size=2", f"output={tmp_path / 'out'}"])
+    assert called.code == 0
+    (line,) = [line for line in called.err.splitlines() if "chapter-00.txt" in line]
+    assert len(line) < 300
+    (manifest,) = (tmp_path / "out").rglob("manifest.json")
+    unused = json.loads(manifest.read_text())["data_unused"]
+    assert sorted(unused) == [*(f"chapter-{number:02}.txt" for number in range(20)), "novel.txt"]
 
 
 def test_perplexity_is_that_of_all_words_and_not_a_mean_over_batches(tmp_path: Path) -> None:

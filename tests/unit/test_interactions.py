@@ -351,11 +351,13 @@ LINES = {
 }
 
 
-def write_ratings(root: Path, name: str = "movielens100k", ratings: list[tuple[int, int, int]] = RATINGS) -> Path:
+def write_ratings(
+    root: Path, name: str = "movielens100k", ratings: list[tuple[int, int, int]] = RATINGS, encoding: str = "utf-8"
+) -> Path:
     place, line, header = LINES[name]
     path = root / place
     path.parent.mkdir(exist_ok=True)
-    path.write_text(header + "".join(line.format(*rating) for rating in ratings))
+    path.write_text(header + "".join(line.format(*rating) for rating in ratings), encoding=encoding)
     return path
 
 
@@ -368,9 +370,10 @@ def read(root: Path) -> Interactions:
     return Movielens100k(num_negatives=2).load(str(root), 0)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])  # without and with a byte-order mark
 @pytest.mark.parametrize("name", list(SETS))
-def test_ratings_are_read_in_each_layout(tmp_path: Path, name: str) -> None:
-    path = write_ratings(tmp_path, name)
+def test_ratings_are_read_in_each_layout(tmp_path: Path, name: str, encoding: str) -> None:
+    path = write_ratings(tmp_path, name, encoding=encoding)
     source = SETS[name](num_negatives=2)
     content, info = source.load(str(tmp_path), 0), source.info(str(tmp_path))
     assert_sound(content)

@@ -270,8 +270,11 @@ def write(root: Path, folder: str = "wikitext-2", name: str = "wiki.{}.tokens", 
         ("ptb", "ptb", "ptb.{}.txt"),
     ],
 )
-def test_a_text_is_its_words_with_an_end_after_every_line(tmp_path: Path, dataset: str, folder: str, name: str) -> None:
-    write(tmp_path, folder, name)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])  # of the byte order
+def test_a_text_is_its_words_with_an_end_after_every_line(
+    tmp_path: Path, dataset: str, folder: str, name: str, mark: str
+) -> None:
+    write(tmp_path, folder, name, train=mark + TRAIN, valid=mark + VALID)
     loaded = load(dataset, root=str(tmp_path), test="valid")
     assert _words(loaded, loaded.train) == TRAIN.replace("\n", " <eos> ").split()
     assert _words(loaded, loaded.test) == ["the", "dog", "saw", "a", "<unk>", "<eos>"]
@@ -481,16 +484,56 @@ def test_a_folder_of_bytes_is_cut_at_the_last_tenth_of_each_file(tmp_path: Path)
     assert data.info("text", root).num_train == 90 + cut
 
 
-@pytest.mark.parametrize(("test_name", "expected"), [("wiki_valid_tokens", b"valid"), ("wiki_test_tokens", b"test")])
-def test_names_of_files_tell_the_splits(tmp_path: Path, test_name: str, expected: bytes) -> None:
-    files = {"wiki_train_tokens": b"learn this", "wiki_test_tokens": b"test", test_name: expected}
-    loaded = load("text", root=written(tmp_path, **files))
-    assert bytes(loaded.train.tolist()) == b"learn this"
-    assert bytes(loaded.test.tolist()) == expected
+@pytest.mark.parametrize(
+    ("train", "test", "unused"),
+    [
+        (["wiki.train.tokens"], ["wiki.test.tokens"], []),
+        (["wiki.train.tokens"], ["wiki.valid.tokens"], ["wiki.test.tokens"]),
+        (["my-train_set.txt", "train01.md"], ["Val.TXT"], ["novel.txt", "constraints.md", "latest.txt"]),
+        (["a.train.txt"], ["a.validation.txt"], ["train-test-split.md", "picture.png", "notes.pdf"]),
+        (["train/a.txt", "train/deep/b.md"], ["test/c.txt"], ["d.txt"]),
+        (["corpus/Train/evaluation.txt"], ["corpus/valid/constraints.txt"], ["corpus/test/e.txt"]),
+        ([], [], ["constraints.md", "evaluation.md", "latest.txt", "retrained.raw"]),  # the last tenth of each
+        ([], [], ["train.txt", "novel.txt"]),
+    ],
+)
+def test_whole_words_of_names_and_folders_tell_the_splits(
+    tmp_path: Path, train: list[str], test: list[str], unused: list[str]
+) -> None:
+    contents = {name: f"{name:30}".encode() for name in [*train, *test, *unused, ".train.txt", ".git/train.txt"]}
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    loaded = load("text", root=str(tmp_path))
+    used = sorted([*train, *test] or unused)
+    assert sorted(loaded.checksums) == used
+    assert sorted(loaded.unused) == sorted(unused if train else [])
+    assert data.info("text", str(tmp_path)).unused == loaded.unused
+    expected = [[contents[name] for name in part] for part in (train, test)]
+    if not train:
+        expected = [[contents[name][:27] for name in used], [contents[name][27:] for name in used]]
+    assert [bytes(part.tolist()) for part in (loaded.train, loaded.test)] == [b"".join(part) for part in expected]
 
 
-def test_a_folder_of_words_has_the_vocabulary_of_what_is_learnt_from(tmp_path: Path) -> None:
-    root = written(tmp_path, train_txt=TRAIN.encode(), valid_txt=VALID.encode())
+def test_a_folder_of_one_split_and_a_name_of_another_are_told_in_one_line(tmp_path: Path) -> None:
+    root = written(tmp_path, train__test_txt=b"which?", train__a_txt=b"learn this", valid_txt=b"measure")
+    with pytest.raises(ValueError, match=r"train/test\.txt is of test and of train") as raised:
+        data.check("text", root)
+    assert "\n" not in str(raised.value)
+
+
+def test_linked_folders_are_part_of_a_text(tmp_path: Path) -> None:
+    elsewhere = Path(written(tmp_path / "elsewhere", a_txt=b"learn this"))
+    root = tmp_path / "root"
+    written(root, valid_txt=b"measure")
+    (root / "train").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(root)
+    assert sorted(load("text", root=str(root)).checksums) == ["train/a.txt", "valid.txt"]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_folder_of_words_has_the_vocabulary_of_what_is_learnt_from(tmp_path: Path, mark: str) -> None:
+    root = written(tmp_path, train_txt=(mark + TRAIN).encode(), valid_txt=(mark + VALID).encode())
     loaded = load("text", root=root, unit="words", max_words=6)
     assert loaded.words[:2] == ("<unk>", "<eos>")
     assert len(loaded.words) == 6

@@ -29,8 +29,9 @@ def in_splits(folder: Path, train: str = TEXT, test: str = TEXT[:100]) -> Path:
     return folder
 
 
-def test_tokens_are_all_bytes_of_the_text_and_fewer_than_they(tmp_path: Path) -> None:
-    loaded = load(in_splits(tmp_path))
+@pytest.mark.parametrize("mark", ["", "\ufeff"])  # of the byte order, no part of the text
+def test_tokens_are_all_bytes_of_the_text_and_fewer_than_they(tmp_path: Path, mark: str) -> None:
+    loaded = load(in_splits(tmp_path, train=mark + TEXT, test=mark + TEXT[:100]))
     assert loaded.num_bytes is not None
     assert len(loaded.words) == len(loaded.num_bytes) == 300
     for tokens, content in ((loaded.train, TEXT), (loaded.test, TEXT[:100])):
@@ -72,6 +73,17 @@ def test_the_last_tenth_of_the_lines_is_held_out_where_names_do_not_tell(tmp_pat
     loaded = load(tmp_path)
     assert loaded.num_bytes is not None
     assert int(loaded.num_bytes[loaded.test.long()].sum()) == len("line 27\nline 28\nline 29\n")
+
+
+@pytest.mark.parametrize("num_lines", [1, 2, 9])
+def test_a_tenth_of_a_file_of_few_lines_is_held_out(tmp_path: Path, num_lines: int) -> None:
+    content = "\n".join(["zweimal für Ärzte 語 " * 30] * num_lines).encode()
+    (tmp_path / "one.txt").write_bytes(content)
+    loaded = load(tmp_path)
+    assert loaded.num_bytes is not None
+    train, test = (int(loaded.num_bytes[part.long()].sum()) for part in (loaded.train, loaded.test))
+    assert train + test == len(content)
+    assert len(content) / 10 - 5 < test <= len(content) / 10
 
 
 @pytest.mark.parametrize("given", [None, 255, "300"])

@@ -54,6 +54,11 @@ def check_task(config: TrainConfig, info: data.DatasetInfo) -> None:
     if config.peak_tflops is not None and config.model.name not in COUNTED:
         raise UserError(f"peak_tflops is for {', '.join(COUNTED)}, got it for {config.model.name}: leave it out")
     _TASKS[kind].check(config)
+    if info.num_test < (fewest := _TASKS[kind].fewest_test(config)):
+        raise UserError(
+            f"the test text of dataset {config.dataset.name} must have at least {fewest} words for model "
+            f"{config.model.name}, got {info.num_test}: take more, or lower dataset.sequence_length"
+        )
 
 
 def steps_per_epoch(config: TrainConfig, info: data.DatasetInfo) -> int:

@@ -32,6 +32,11 @@ class Task(ABC):
         return self.content.checksums
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """Files that lie beside the data and are not part of it."""
+        return ()
+
+    @property
     def words_per_batch(self) -> int:
         """Words that a rank's batch trains on; 0 where it has none."""
         return 0
@@ -89,6 +94,11 @@ class Task(ABC):
     @abstractmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
         """Return how many batches each rank has in an epoch."""
+
+    @staticmethod
+    def fewest_test(config: TrainConfig) -> int:
+        """Return how many words the test text must have; 0 for other data."""
+        return 0
 
 
 def refuse_settings(config: TrainConfig, **defaults: Any) -> None:

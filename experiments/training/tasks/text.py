@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import data
+from data.text_batches import NUM_COLUMNS
 from experiments.config.schema import TrainConfig
 from experiments.training.tasks.base import Batch, Carry, Task, need_setting, refuse_settings
 
@@ -23,6 +24,11 @@ class LanguageTask(Task):
             world_size=self.config.world_size,
             device=self.device,
         )
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Files of the folder that are not part of the text."""
+        return self.content.unused
 
     @property
     def words_per_batch(self) -> int:
@@ -70,6 +76,11 @@ class LanguageTask(Task):
     def num_batches(config: TrainConfig, num_train: int) -> int:
         """Return the number of full windows of a column."""
         return (num_train // (config.world_size * config.batch_size) - 1) // need_setting(config, "sequence_length")
+
+    @staticmethod
+    def fewest_test(config: TrainConfig) -> int:
+        """Return the words of a sequence, or of the columns that a test text is cut into if these are more."""
+        return max(2 * NUM_COLUMNS, need_setting(config, "sequence_length"))
 
 
 class MaskedTask(LanguageTask):
@@ -120,3 +131,8 @@ class MaskedTask(LanguageTask):
     def num_batches(config: TrainConfig, num_train: int) -> int:
         """Return the number of full batches of segments of each rank in an epoch."""
         return num_train // need_setting(config, "sequence_length") // (config.world_size * config.batch_size)
+
+    @staticmethod
+    def fewest_test(config: TrainConfig) -> int:
+        """Return the words of a sequence."""
+        return need_setting(config, "sequence_length")
