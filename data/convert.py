@@ -10,13 +10,18 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.imagenet import SPLITS
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
+
 Report = Callable[[int, int], None]  # called with the number of images that are done, and the number of all
-SUFFIXES = (".jpeg", ".jpg", ".png")
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
 START_METHOD = "spawn"  # not fork: this process may have threads, which a forked one lacks
 CHUNK = 128  # images that a process decodes before it reports; after a crash an unfinished chunk is decoded again
 
@@ -30,32 +35,37 @@ class Chunk:
         names: of the files in it, with the class in front.
         images: the .npy file, which exists.
         start: row of the first image.
+        mark: the line that says that its pixels are in the file; other files, or changed ones, have another.
     """
 
     source: Path
     names: tuple[str, ...]
     images: Path
     start: int
+    mark: str
 
 
-def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report: Report | None = None) -> None:
+def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report: Report | None = None) -> list[str]:
     """Convert source/train/CLASS/* and source/val/CLASS/* to arrays in folder; continue where an earlier call stopped.
 
     Writes ``train_images.npy`` (num, 3, size, size) uint8, ``train_labels.npy`` (num,) int64, the same for val, and
-    ``classes.json``. Images are in the order of their names; a class's label is its place among the sorted names.
+    ``classes.json``. Images are in the order of their names; a class's label is its place among the sorted folders.
 
     Args:
         source: holds the folders train and val.
-        folder: of the arrays; images that an earlier call wrote at this size are kept.
+        folder: of the arrays; images that an earlier call wrote at this size from the same files are kept.
         size: side of the stored images: the shorter side is resized to it, the longer one cropped at both ends.
         processes: number of processes that decode; with 1, this process decodes.
         report: called with the number of images that are done, and of all.
+    Returns:
+        What else lies in source/train and source/val and was left out; hidden files are not named.
     Raises:
-        ValueError: source has another layout, an image cannot be decoded, or Pillow is not installed.
+        ValueError: source has another layout or a class without images, an image cannot be decoded, or Pillow is not
+            installed.
         OSError: the files cannot be written.
     """
     _require_pillow()
-    classes, listings = _look(source)
+    classes, listings, others = _look(source)
     plan = _plan(listings, size)
     if not (folder / "plan").is_file() or (folder / "plan").read_text() != plan:
         _begin(folder, listings, classes, size)
@@ -64,6 +74,7 @@ def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report
     _decode_all(_remaining(source, folder, listings), folder / "done", total, processes, report or _silent)
     for leftover in ("plan", "done"):
         (folder / leftover).unlink()
+    return others
 
 
 def _require_pillow() -> None:
@@ -73,31 +84,40 @@ def _require_pillow() -> None:
         raise ValueError(f"converting images needs Pillow ({error}): pip install pillow") from error
 
 
-def _look(source: Path) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the sorted classes, and per split the sorted ``CLASS/FILE`` names."""
-    listings = {split: _list(source / split) for split in SPLITS}
-    classes = sorted({name.split("/")[0] for name in listings["train"]})
-    strange = sorted({name.split("/")[0] for name in listings["val"]} - set(classes))
+def _look(source: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
+    """Return the sorted classes, per split the sorted ``CLASS/FILE`` names, and what is no image."""
+    found = {split: _list(source / split) for split in SPLITS}
+    classes, _, _ = found["train"]
+    strange = sorted(set(found["val"][0]) - set(classes))
     if strange:
         raise ValueError(f"{source / 'val'} must hold classes of train, got '{strange[0]}'")
-    return classes, listings
+    others = [f"{split}/{name}" for split, (_, _, names) in found.items() for name in names]
+    return classes, {split: names for split, (_, names, _) in found.items()}, others
 
 
-def _list(folder: Path) -> list[str]:
+def _list(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the classes of a split, its images, and what is neither."""
     if not folder.is_dir():
         raise ValueError(
             f"{folder} is not a folder: --from must name a folder that holds train/CLASS/* and val/CLASS/*"
         )
-    names = [
-        f"{inner.name}/{path.name}"
-        for inner in sorted(folder.iterdir())
-        if inner.is_dir()
-        for path in sorted(inner.iterdir())
-        if path.suffix.lower() in SUFFIXES
-    ]
+    entries = _shown(folder)
+    classes = [path for path in entries if path.is_dir()]
+    names, others = [], [path.name for path in entries if not path.is_dir()]
+    for inner in classes:
+        files = _shown(inner)
+        images = [path for path in files if path.suffix.lower() in SUFFIXES]
+        if not images:
+            raise ValueError(f"{inner} has no image ({', '.join(SUFFIXES)}): add one, or remove the class")
+        names += [f"{inner.name}/{path.name}" for path in images]
+        others += [f"{inner.name}/{path.name}" for path in files if path.suffix.lower() not in SUFFIXES]
     if not names:
         raise ValueError(f"{folder} must hold one folder per class with {', '.join(SUFFIXES)} files in it, got none")
-    return names
+    return [inner.name for inner in classes], names, others
+
+
+def _shown(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _plan(listings: dict[str, list[str]], size: int) -> str:
@@ -128,14 +148,18 @@ def _reserve(path: Path, shape: tuple[int, ...]) -> None:
         raise
 
 
-def _remaining(source: Path, folder: Path, listings: dict[str, list[str]]) -> Iterator[Chunk]:
-    done = _done(folder / "done")
+def _remaining(source: Path, folder: Path, listings: dict[str, list[str]]) -> list[Chunk]:
+    """Return the chunks whose pixels are not in the files, and forget what is marked there of other sources."""
+    chunks = []
     for split, names in listings.items():
         images = folder / f"{split}_images.npy"
         for start in range(0, len(names), CHUNK):
-            if _mark(images, start) not in done:
-                chosen = tuple(names[start : start + CHUNK])
-                yield Chunk(source=source / split, names=chosen, images=images, start=start)
+            chosen = tuple(names[start : start + CHUNK])
+            mark = f"{images.name} {start} {_digest(source / split, chosen)}\n"
+            chunks.append(Chunk(source=source / split, names=chosen, images=images, start=start, mark=mark))
+    done = _done(folder / "done")
+    (folder / "done").write_text("".join(chunk.mark for chunk in chunks if chunk.mark in done))
+    return [chunk for chunk in chunks if chunk.mark not in done]
 
 
 def _done(path: Path) -> set[str]:
@@ -145,23 +169,25 @@ def _done(path: Path) -> set[str]:
     )
 
 
-def _mark(images: Path, start: int) -> str:
-    return f"{images.name} {start}\n"
+def _digest(folder: Path, names: tuple[str, ...]) -> str:
+    """Return what changes when another folder is converted, or one of these files is written again."""
+    states = [(folder / name).stat() for name in names]
+    known = [str(folder.resolve()), *((state.st_size, state.st_mtime_ns) for state in states)]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def _silent(done: int, total: int) -> None:
     """Report nothing."""
 
 
-def _decode_all(chunks: Iterator[Chunk], marks: Path, total: int, processes: int, report: Report) -> None:
+def _decode_all(chunks: list[Chunk], marks: Path, total: int, processes: int, report: Report) -> None:
     """Decode the remaining chunks, and mark each one once its pixels are in the file."""
-    waiting = list(chunks)
-    done = total - sum(len(chunk.names) for chunk in waiting)
+    done = total - sum(len(chunk.names) for chunk in chunks)
     report(done, total)
     with ExitStack() as stack:
         marked = stack.enter_context(marks.open("a"))
-        for chunk in _decoded(waiting, processes, stack):
-            marked.write(_mark(chunk.images, chunk.start))
+        for chunk in _decoded(chunks, processes, stack):
+            marked.write(chunk.mark)
             marked.flush()
             done += len(chunk.names)
             report(done, total)
@@ -196,7 +222,18 @@ def _pixels(path: Path, size: int) -> np.ndarray:
     try:
         with Image.open(path) as image:
             # Some files of ImageNet are grey, in CMYK, or PNG under another name.
-            square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+            square = ImageOps.fit(_in_8_bits(image).convert("RGB"), (size, size), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be decoded ({error}): mend or remove it and run again") from error
     return np.asarray(square).transpose(2, 0, 1)
+
+
+def _in_8_bits(image: "ImageFile") -> "Image":
+    """Return an image whose channels have 8 bits: Pillow converts others by cutting them at 255."""
+    from PIL.Image import fromarray
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return fromarray((np.asarray(image) / 257).round().astype(np.uint8))  # 65535 = 257 * 255
+    if image.mode in ("I", "F"):
+        raise ValueError(f"pixels of mode {image.mode} have no known range")
+    return image

@@ -28,6 +28,7 @@ from data.catalogue import CATALOGUE, Archive, Entry
 from data.checksums import check_unchanged, checksum_of, record, verdict
 from data.convert import Report, convert
 from data.download import download
+from data.source import shortened
 from data.unpack import unpack
 
 IMAGENET_ABOUT = "about 1.28 million photographs in 1,000 classes, to be had on request; www.image-net.org"
@@ -117,10 +118,12 @@ def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: i
         converted = work / "converted"
         converted.mkdir(exist_ok=True)
         with _progress("imagenet") as report:
-            convert(origin, converted, size=size, processes=processes, report=report)
+            others = convert(origin, converted, size=size, processes=processes, report=report)
         converted.rename(target)
         shutil.rmtree(work)
     _say("imagenet", f"is ready in {target}")
+    if others:
+        _say("imagenet", f"leaves out {shortened(others)}: no images")
 
 
 class _Parser(argparse.ArgumentParser):
