@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data.checksums import RECORD
-from data.source import DatasetInfo, Text
+from data.source import DatasetInfo, Text, shortened
 from data.text import check_counts, in_numbers, sizes_of, words_of_lines
 from data.text_bytes import BYTES, one_each
 from data.token_files import FEWEST, Part, tokens_of
@@ -92,8 +92,15 @@ class FolderText:
         self.load(root, 0)
 
     def info(self, root: str | None) -> DatasetInfo:
-        """Count bytes, words or tokens."""
-        return sizes_of(self.load(root, 0))
+        """Count bytes, words or tokens; note what is not used, and test files that are learnt from."""
+        text = self.load(root, 0)
+        splits = {_split_of(Path(name)) for name in text.checksums} - {None}
+        notes = [f"does not use {shortened(text.unused)}"] if text.unused else []
+        if splits and "train" not in splits:
+            notes.append(
+                "has files of valid or test, none of train: all but the last tenth of each file is learnt from"
+            )
+        return replace(sizes_of(text), notes=tuple(notes))
 
     def _suffixes(self) -> tuple[str, ...]:
         return tuple(

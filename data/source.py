@@ -96,14 +96,14 @@ class DatasetInfo:
             num_words, num_characters, word_length (most characters of a word); interactions: num_users, num_items.
         num_train: images, words of the training text, or positive pairs.
         num_test: images, words of the test text, or users with a held-out item.
-        unused: of a text, as there.
+        notes: what its user must know, each to be read after the name of the data set.
     """
 
     kind: Kind
     sizes: dict[str, int]
     num_train: int
     num_test: int
-    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Source(Protocol):

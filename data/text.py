@@ -232,7 +232,7 @@ def sizes_of(text: Text) -> DatasetInfo:
         "num_characters": int(letters.max()) + 1,
         "word_length": letters.shape[1],
     }
-    return DatasetInfo(kind="text", sizes=sizes, num_train=len(text.train), num_test=len(text.test), unused=text.unused)
+    return DatasetInfo(kind="text", sizes=sizes, num_train=len(text.train), num_test=len(text.test))
 
 
 def words_of_lines(text: str) -> list[str]:

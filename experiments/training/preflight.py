@@ -13,7 +13,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import data
-from data.source import shortened
 from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.endpoints import host_and_port
@@ -73,8 +72,8 @@ def check_content(config: TrainConfig) -> None:
         data.check(config.dataset.name, config.dataset.root, **config.dataset.settings)
         info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
         check_task(config, info)
-        if info.unused:
-            _note(f"dataset {config.dataset.name} of {config.dataset.root} does not use {shortened(info.unused)}")
+        for note in info.notes:
+            _note(f"dataset {config.dataset.name} of {config.dataset.root} {note}")
         model = shapes_of(config, info.sizes)
         trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         build_reducer(config).check_parameters(trained)

@@ -508,11 +508,18 @@ def test_whole_words_of_names_and_folders_tell_the_splits(
     used = sorted([*train, *test] or unused)
     assert sorted(loaded.checksums) == used
     assert sorted(loaded.unused) == sorted(unused if train else [])
-    assert data.info("text", str(tmp_path)).unused == loaded.unused
+    assert bool(data.info("text", str(tmp_path)).notes) == bool(train and unused)
     expected = [[contents[name] for name in part] for part in (train, test)]
     if not train:
         expected = [[contents[name][:27] for name in used], [contents[name][27:] for name in used]]
     assert [bytes(part.tolist()) for part in (loaded.train, loaded.test)] == [b"".join(part) for part in expected]
+
+
+def test_a_test_file_without_one_to_learn_from_is_noted(tmp_path: Path) -> None:
+    root = written(tmp_path, test_txt=b"measure this", novel_txt=b"learn this")
+    (note,) = data.info("text", root).notes
+    assert "none of train" in note
+    assert len(load("text", root=root).test) == 2  # a tenth of each
 
 
 def test_a_folder_of_one_split_and_a_name_of_another_are_told_in_one_line(tmp_path: Path) -> None:
