@@ -96,7 +96,7 @@ class ClusterConfig:
         nnodes: machines.
         rdzv_endpoint: HOST:PORT at which several machines meet, HOST being one of them; slurm: the job's first node.
         world_size: number of simulated workers; of real ones it is nnodes * nproc_per_node.
-        device: auto, cpu or cuda; auto: cuda with NCCL where there are enough GPUs, else cpu with gloo.
+        device: auto, cpu or cuda; auto: cuda with NCCL where each worker can have its own GPU, else cpu with gloo.
         num_threads: of each worker; null: OMP_NUM_THREADS, or the cores are shared out.
         max_restarts: how often all workers are started again after one of them failed.
         timeout_s: seconds that a collective of real workers may wait for one of them; a run in which a worker stands

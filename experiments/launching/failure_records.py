@@ -51,7 +51,8 @@ def record_failure(
     failures = with_consequences(_failures(folder, spare, processes, watch.killed))
     failures = [blame_disk(failure, folder.path) for failure in failures]
     if found := watch.found():
-        failures = [_from_finding(folder, found), *(one for one in failures if one.rank != found.rank)]
+        others = [one for one in failures if one.rank != found.rank]
+        failures = with_consequences([_from_finding(folder, found), *others])
     failures.sort(key=lambda failure: failure.rank)
     if not failures:
         failures = [_lost_store(folder)]
@@ -102,7 +103,6 @@ def _from_finding(folder: RunFolder, found: StallReport) -> Failure:
         time=found.time,
         exit_code=None,
         log=_log(folder, found.rank),
-        traceback=found.stacks,
     )
 
 
@@ -124,7 +124,7 @@ def _from_process(folder: RunFolder, rank: int, process: ProcessFailure, killed:
     by_launcher = process.pid in killed
     return Failure(
         rank=rank,
-        kind=Kind.STOPPED if by_launcher else kind_of_exit(process.exitcode),
+        kind=Kind.STOPPED if by_launcher else kind_of_exit(process.exitcode, Path(log)),
         message=ENDED_WITH_RUN if by_launcher else describe_exit(process.exitcode, Path(log)),
         time=process.timestamp,
         exit_code=process.exitcode,

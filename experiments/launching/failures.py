@@ -10,8 +10,9 @@ from experiments.config import errors
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
 ENDED_WITH_RUN = "ended by the launcher, after another rank had failed"
+_ABORT = re.compile(r"terminate called after throwing.*?what\(\):\s*(.*)", re.S)  # what an uncaught C++ error prints
 _MAX_MESSAGE = 300  # characters of an error message in one line
-_SETTLE_S = 2  # a process killed this long after a rank's error was killed because of it: by NCCL, or at shutdown
+_NOTED_S = 1  # torch's agent notes the end of a process in whole seconds
 _SHUTDOWN_S = 30  # torch's agent leaves the other ranks so long to end, after one has failed; then it kills them
 
 
@@ -75,23 +76,28 @@ def root_cause(failures: list[Failure]) -> Failure:
 
     The order is: a host or a rank that stands still, a process killed by a signal, a Python error, an exit code without
     an error, an error of a collective (which only says that a peer is gone). Within a kind the earliest comes first.
-    Times alone are not enough, because the ranks fail within milliseconds of each other.
+    The first three are consequences where another rank's error came before them: see ``with_consequences``.
     """
     return min(with_consequences(failures), key=lambda failure: (failure.kind, failure.time))
 
 
 def with_consequences(failures: list[Failure]) -> list[Failure]:
-    """Return the failures; one that was killed because another rank had failed is reported as ended with the run.
+    """Return the failures, where what followed the error of another rank is of the kinds LOST_PEER and STOPPED.
 
-    NCCL kills processes soon after the error of a rank, and the launcher kills those that do not end when they should.
+    A rank stands still, or gloo or NCCL ends its process by a signal, because a peer is gone. The launcher kills those
+    that do not end when they should.
     """
-    first_error = min((failure.time for failure in failures if failure.kind == Kind.ERROR), default=float("inf"))
     first = min((failure.time for failure in failures), default=float("inf"))
 
     def as_consequence(failure: Failure) -> Failure:
-        late = failure.time > first_error + _SETTLE_S or failure.time > first + 0.9 * _SHUTDOWN_S
-        if failure.kind == Kind.KILLED and late:
+        if failure.kind > Kind.KILLED:
+            return failure
+        if failure.kind == Kind.KILLED and failure.time > first + 0.9 * _SHUTDOWN_S:
             return replace(failure, kind=Kind.STOPPED, message=ENDED_WITH_RUN)
+        aborted = failure.exit_code == -signal.SIGABRT  # no other signal follows a peer's exit without an error
+        causes = (Kind.ERROR, Kind.EXIT) if aborted else (Kind.ERROR,)
+        if any(one.kind in causes and one.time <= failure.time + _NOTED_S for one in failures):
+            return replace(failure, kind=Kind.LOST_PEER)
         return failure
 
     return [as_consequence(failure) for failure in failures]
@@ -105,25 +111,27 @@ def is_lost_peer(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
         return True
-    return error.__cause__ is not None and is_lost_peer(error.__cause__)
+    before = error.__cause__ or error.__context__
+    return before is not None and is_lost_peer(before)
 
 
-def kind_of_exit(exit_code: int) -> Kind:
+def kind_of_exit(exit_code: int, log: Path) -> Kind:
     """Return the kind of failure of a process that ended with a code other than 0.
 
-    The agent ends the other ranks with SIGTERM after one has failed.
+    The agent ends the other ranks with SIGTERM after one has failed. NCCL aborts a process whose collective timed out.
     """
     if exit_code >= 0:
         return Kind.EXIT
-    return Kind.STOPPED if -exit_code == signal.SIGTERM else Kind.KILLED
+    if -exit_code == signal.SIGTERM:
+        return Kind.STOPPED
+    return Kind.LOST_PEER if _LOST_PEER.search(_words_of_abort(exit_code, log)) else Kind.KILLED
 
 
 def describe_exit(exit_code: int, log: Path) -> str:
     """Return one line on how a process ended: its signal, or its exit code and the last line of its log."""
     if exit_code < 0:
-        return _describe_signal(-exit_code)
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    last = next((line for line in reversed(lines) if line.strip()), "")
+        return short_line(_describe_signal(-exit_code) + _words_of_abort(exit_code, log))
+    last = next((line for line in reversed(_text(log).split("\n")) if line.strip()), "")
     return short_line(f"exit code {exit_code}" + (f", last line of its log: {last}" if last else ""))
 
 
@@ -137,3 +145,13 @@ def _describe_signal(number: int) -> str:
     known = {int(item): item.name for item in signal.Signals}
     hint = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
     return f"killed by {known.get(number, f'signal {number}')}{hint}"
+
+
+def _words_of_abort(exit_code: int, log: Path) -> str:
+    """Return what an uncaught C++ error wrote that ended a process by SIGABRT, empty if it was something else."""
+    found = _ABORT.search(_text(log)) if exit_code == -signal.SIGABRT else None
+    return f": {found[1]}" if found else ""
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace") if log.exists() else ""

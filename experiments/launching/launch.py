@@ -32,7 +32,7 @@ from experiments.launching.failure_records import record_failure
 from experiments.launching.failures import RankFailure, short_line
 from experiments.launching.full_disks import LossyLog, spare_reports
 from experiments.launching.meeting import check_endpoint
-from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT, saves_path
+from experiments.launching.rank_process import LAUNCHER_PID, SPARE_REPORTS, TIMEOUT, report_path, saves_path
 from experiments.launching.store_server import LOOPBACK, hold_port, serve_store
 from experiments.launching.watching.beats import rank_folder
 from experiments.launching.watching.launch_watch import LaunchWatch
@@ -149,6 +149,7 @@ class _Ranks(LogsSpecs):
             self._held = hold_port(int(next(iter(envs.values()))["MASTER_PORT"]))
         for rank in self._ranks:
             saves_path(self._folder.path, rank).unlink(missing_ok=True)
+            report_path(self._folder.path, rank).unlink(missing_ok=True)  # of the start before this one
         if stop_signals.number:  # the ranks that it was passed on to have failed
             self.stop()
         self._watch.start(envs.values())  # the agent calls this before each start of the ranks

@@ -1,6 +1,5 @@
 """Helpers of measurements on several ranks: start them, choose a rank's device, take the slowest rank's time."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ def ranks_of_measurement(nproc: int, code: Path | None = None) -> Iterator[RankG
 def own_device() -> torch.device:
     """Return the device on which this rank measures: its own GPU with the backend nccl, else the CPU."""
     if dist.get_backend() == "nccl":
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 

@@ -27,7 +27,7 @@ class RankEnvironment:
     Attributes:
         rank: In [0, world_size).
         world_size: Number of ranks of the run.
-        local_rank: Number of this rank on its node, which is the number of its GPU.
+        local_rank: Number of this rank on its node.
         master_addr: Host of rank 0.
         master_port: Port on that host where the ranks meet.
     """

@@ -51,11 +51,16 @@ def _write_report(run_dir: Path, rank: int, report: dict[str, object]) -> None:
     except LeaseLost:
         return  # the folder is another process's by now
     spare = os.environ.get(SPARE_REPORTS)
-    for folder in (RunFolder(run_dir).errors_path, *([Path(spare)] if spare else [])):
+    for path in (report_path(run_dir, rank), *([Path(spare) / f"rank{rank}.json"] if spare else [])):
         with suppress(RecordError, OSError):  # the error itself matters more than its report
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"rank{rank}.json", report)
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, report)
             return
+
+
+def report_path(run_dir: Path, rank: int) -> Path:
+    """Return the file of a rank's error."""
+    return RunFolder(run_dir).errors_path / f"rank{rank}.json"
 
 
 def pid_path(run_dir: Path, rank: int) -> Path:
@@ -92,7 +97,9 @@ def _run_worker(module: str, run_dir: str) -> None:
     die_with_parent(int(launcher) if launcher else None, how=signal.SIGKILL)
     collect_seldom()
     # Python's own handler of SIGINT would wait for the end of a collective, which may hang.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM sends it to all processes of a step; submitit handles it
     sys.argv = [module, run_dir]
     rank = whole_number(os.environ, "RANK")
     timeout_s = float(os.environ.pop(TIMEOUT))

@@ -23,21 +23,18 @@ class WorkerFailure(RuntimeError):
     """A call raised an exception, or the process ended before it answered; the message is one line.
 
     Attributes:
+        kind: What kind of failure it is.
         report: Of the exception; None if the process ended without one.
         exit_code: Of the process; None if it reported an exception.
     """
 
-    def __init__(self, message: str, *, report: ErrorReport | None = None, exit_code: int | None = None) -> None:
+    def __init__(
+        self, message: str, kind: Kind, *, report: ErrorReport | None = None, exit_code: int | None = None
+    ) -> None:
         super().__init__(message)
+        self.kind = kind
         self.report = report
         self.exit_code = exit_code
-
-    @property
-    def kind(self) -> Kind:
-        """What kind of failure it is."""
-        if self.report is None:
-            return kind_of_exit(self.exit_code or 0)
-        return Kind.LOST_PEER if self.report.lost_peer else Kind.ERROR
 
 
 class WorkerProcess:
@@ -101,9 +98,10 @@ class WorkerProcess:
             returned, value = pickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionError):
             exit_code = self._wait()
-            raise WorkerFailure(describe_exit(exit_code, self.log), exit_code=exit_code) from None
+            kind = kind_of_exit(exit_code, self.log)
+            raise WorkerFailure(describe_exit(exit_code, self.log), kind, exit_code=exit_code) from None
         if not returned:
-            raise WorkerFailure(value.message, report=value)
+            raise WorkerFailure(value.message, Kind.LOST_PEER if value.lost_peer else Kind.ERROR, report=value)
         return value
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """Measure on several ranks: those that the command starts, or those that torchrun or srun started it as."""
 
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,12 +13,13 @@ from rich.console import Console
 from experiments.config.errors import UserError
 from experiments.launching.measurements import Row, Settings, own_device
 from experiments.launching.process_lifetime import die_with_parent, exit_at_termination
-from experiments.launching.rank_environment import RankEnvironment
+from experiments.launching.rank_environment import RankEnvironment, is_rank
 from experiments.launching.rank_group import RankGroup
 from experiments.runs.json_lines import RecordWriter
 from experiments.runs.manifest import collect_manifest
 from experiments.runs.run_folder import RunFolder
 from experiments.tracking.progress import watch
+from experiments.training.devices import device_of_rank
 
 Report = Callable[[], None]  # says that one of settings["num_parts"] is done
 Work = Callable[[Settings, torch.device, Report], list[Row]]
@@ -50,10 +50,12 @@ def join(work: Work, settings: Settings, ranks: RankEnvironment) -> list[Row] | 
     """Be one of the ranks that torchrun or srun started; only rank 0 returns rows."""
     ranks.export()
     die_with_parent()
-    backend = _backend(settings)
-    if backend == "nccl":
-        torch.cuda.set_device(ranks.local_rank)
-    dist.init_process_group(backend)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    device = device_of_rank(settings["device"], store, option="--device cuda")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size)
     with (
         tempfile.TemporaryDirectory(prefix="micro-profile-") as folder,
         _shown(Path(folder), settings) if ranks.rank == 0 else nullcontext(),
@@ -67,9 +69,8 @@ def check_device(device: str, nproc: int) -> None:
     """Raise UserError where ``device`` is no choice, or asks for GPUs that are not here."""
     if device not in DEVICES:
         raise UserError(f"--device must be one of {', '.join(DEVICES)}, got '{device}'")
-    wanted = _num_here(nproc)
-    if device == "cuda" and torch.cuda.device_count() < wanted:
-        raise UserError(f"--device cuda needs {wanted} GPUs here, there are {torch.cuda.device_count()}")
+    if device == "cuda" and torch.cuda.device_count() < nproc and not is_rank():  # ranks compare what each of them sees
+        raise UserError(f"--device cuda needs {nproc} GPUs here, there are {torch.cuda.device_count()}")
 
 
 def device_name(device: torch.device) -> str:
@@ -86,13 +87,8 @@ def _work_on_this_rank(work: Work, settings: Settings, folder: Path) -> list[Row
 
 def _backend(settings: Settings) -> str:
     """Return nccl where this host has a GPU for each of its ranks, unless the CPU was chosen; else gloo."""
-    on_gpus = settings["device"] != "cpu" and torch.cuda.device_count() >= _num_here(settings["nproc"])
+    on_gpus = settings["device"] != "cpu" and torch.cuda.device_count() >= settings["nproc"]
     return "nccl" if on_gpus else "gloo"
-
-
-def _num_here(nproc: int) -> int:
-    """Return the number of ranks on this host; srun sets no variable for it, so there it is --nproc."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", str(nproc)))
 
 
 def _reporter(folder: Path) -> Report:

@@ -95,7 +95,14 @@ def run_log(folder: RunFolder) -> Path:
 
 
 def _reports(folder: RunFolder) -> list[Path]:
-    return sorted(folder.errors_path.glob("rank*.json"))
+    """Return the errors that ranks have reported, those of collectives last: another rank has caused them."""
+    return sorted(folder.errors_path.glob("rank*.json"), key=_order)
+
+
+def _order(path: Path) -> tuple[bool, float]:
+    report = load_json(path)
+    time = report.get("time")
+    return report.get("collective") is True, time if isinstance(time, float) else 0.0
 
 
 def _signature(folder: RunFolder) -> tuple[object, ...]:

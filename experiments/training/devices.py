@@ -1,19 +1,90 @@
 """Choose the device on which a process of a run computes."""
 
 import os
+from collections import Counter
 
 import torch
+import torch.distributed as dist
 
+from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 
+_CPU = torch.device("cpu")
 
-def choose_device(config: TrainConfig) -> torch.device:
-    """Return this process's device: its own GPU if this node has one for each process, else the CPU."""
-    num_processes = (
-        1 if config.cluster.simulated else int(os.environ.get("LOCAL_WORLD_SIZE", config.cluster.nproc_per_node))
+
+class NoOwnGpu(UserError):
+    """A rank of a run on GPUs has no GPU of its own."""
+
+
+def choose_device(config: TrainConfig, store: dist.Store | None = None) -> torch.device:
+    """Return this process's device: its own GPU if each process of the run can have one, else the CPU.
+
+    Args:
+        store: of the ranks, where this process is one; None: for a simulated run, or before ranks are started, which
+            will then see the same GPUs as this process.
+
+    Raises:
+        NoOwnGpu: as ``device_of_rank``.
+    """
+    cluster = config.cluster
+    if store is not None and not cluster.simulated:
+        return device_of_rank(cluster.device, store, option="cluster.device=cuda")
+    needed = 1 if cluster.simulated else cluster.nproc_per_node
+    if cluster.device == "cpu" or (cluster.device == "auto" and torch.cuda.device_count() < needed):
+        return _CPU
+    return torch.device("cuda", _own_index())
+
+
+def device_of_rank(device: str, store: dist.Store, *, option: str) -> torch.device:
+    """Return this rank's GPU if each rank has one of its own, else the CPU; all ranks call this.
+
+    A rank takes the GPU of the number LOCAL_RANK among those that it sees. Where a scheduler shows each task its own
+    GPU alone, that is number 0 of each.
+
+    Args:
+        device: auto, cpu or cuda.
+        option: the words of the command that chose cuda, for the error.
+
+    Raises:
+        NoOwnGpu: ``device`` is cuda, and a rank sees no GPU, or two have the same; on all ranks alike.
+    """
+    if device == "cpu":
+        return _CPU
+    problem = _problem(_gpus_of_ranks(store))
+    if not problem:
+        return torch.device("cuda", _own_index())
+    if device == "auto":
+        return _CPU
+    raise NoOwnGpu(
+        f"{option} needs a GPU for each rank, {problem}: start as many ranks on a host as it has GPUs, "
+        "or have the scheduler give each its own (srun --gpus-per-task=1)"
     )
-    if config.cluster.device == "cpu" or (
-        config.cluster.device == "auto" and torch.cuda.device_count() < num_processes
-    ):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def note_of_idle_gpus(config: TrainConfig, device: torch.device) -> str:
+    """Return a line for the user where ``auto`` chose the CPU although there are GPUs, empty elsewhere."""
+    count = torch.cuda.device_count()
+    if not count or device.type != "cpu" or config.cluster.device != "auto":
+        return ""
+    return (
+        f"note: the workers train on the CPU, since not each can have a GPU of its own ({count} here): "
+        "start as many workers on a machine as it has GPUs, or choose cluster.device=cpu"
+    )
+
+
+def _gpus_of_ranks(store: dist.Store) -> list[str]:
+    """Return an id of each rank's GPU, empty where a rank sees none."""
+    own = str(torch.cuda.get_device_properties(_own_index()).uuid) if torch.cuda.device_count() else ""
+    store.set(f"gpu {os.environ['RANK']}", own)
+    return [gpu.decode() for gpu in store.multi_get([f"gpu {rank}" for rank in range(int(os.environ["WORLD_SIZE"]))])]
+
+
+def _problem(gpus: list[str]) -> str:
+    gpu, num_ranks = Counter(gpus).most_common(1)[0]
+    if "" in gpus:
+        return f"rank {gpus.index('')} sees none"
+    return f"{num_ranks} ranks have the same, {gpu}" if num_ranks > 1 else ""
+
+
+def _own_index() -> int:
+    return int(os.environ.get("LOCAL_RANK", 0)) % max(1, torch.cuda.device_count())

@@ -180,8 +180,9 @@ def _check_devices(config: TrainConfig) -> None:
         return  # the job runs on other machines, where this check runs again with the job's own endpoint
     _check_endpoint(config.cluster)
     devices = torch.cuda.device_count()
-    if config.cluster.device == "cuda" and devices < (1 if config.cluster.simulated else config.cluster.nproc_per_node):
-        raise UserError(f"cluster.device=cuda needs {config.cluster.nproc_per_node} GPUs here, there are {devices}")
+    needed = 1 if config.cluster.simulated else config.cluster.nproc_per_node
+    if config.cluster.device == "cuda" and devices < needed and not is_rank():  # ranks compare what each of them sees
+        raise UserError(f"cluster.device=cuda needs {needed} GPUs here, there are {devices}")
     compilers = (os.environ.get("CXX", "g++"), "g++", "clang++")
     if config.compile and not devices and not any(shutil.which(name) for name in compilers):
         raise UserError("compile=true needs a C++ compiler on a CPU, there is none: install g++, or leave it out")

@@ -80,23 +80,31 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
-    """Join the process group if this process has not; return its device, and the store that the ranks share."""
+    """Join the process group if this process has not; return its device, and the store that the ranks share.
+
+    Raises:
+        NoOwnGpu: as ``device_of_rank``, before the group is made.
+    """
     global _store
-    device = choose_device(config)
     activity.waiting = waiting
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if not config.cluster.simulated and not dist.is_initialized():
+    is_new = not config.cluster.simulated and not dist.is_initialized()
+    if is_new:
         limit = timedelta(seconds=config.cluster.timeout_s)
         served = _served_store(limit)
         _store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
         del served  # torch's own store has shared it
+        _store = dist.PrefixStore(_attempt(), _store)
+    store = None if config.cluster.simulated else _store
+    device = choose_device(config, store)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if is_new:
+        assert store is not None
         backend = "nccl" if device.type == "cuda" else "gloo"
-        store = _store = dist.PrefixStore(_attempt(), _store)
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=limit
         )
-    return device, None if config.cluster.simulated else _store
+    return device, store
 
 
 def _served_store(limit: timedelta) -> dist.Store | None:

@@ -27,6 +27,7 @@ from experiments.runs.status import judge
 from experiments.runs.stop_signals import stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_process import mirrored
+from experiments.training.devices import choose_device, note_of_idle_gpus
 from experiments.training.groups import in_words
 from experiments.training.rank_main import run_rank, start_group
 from experiments.training.tasks import steps_per_epoch
@@ -74,6 +75,7 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
             if _is_done(config, folder):
                 return False
             _prepare(config, folder)
+            _print_note(note_of_idle_gpus(config, choose_device(config)))
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(watcher(config, folder))
         before = _manifest_time(folder)
@@ -158,13 +160,14 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     """
     ranks.export()
     die_with_parent(how=signal.SIGKILL)
-    start_group(config)
+    device, _ = start_group(config)
     folder = folder_of(config)
     finished = True
     with ExitStack() as owned:
         if _from_rank_0(_claim_and_prepare(config, folder, owned) if ranks.rank == 0 else None):
             return False
         if ranks.rank == 0:
+            _print_note(note_of_idle_gpus(config, device))
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(show_progress(config, folder))
         owned.enter_context(watched_rank(folder.path, ranks.rank, config.cluster.timeout_s))
@@ -204,6 +207,11 @@ def _from_rank_0(found: bool | UserError | None) -> bool:
 def _prepare(config: TrainConfig, folder: RunFolder) -> None:
     write_atomic(folder.config_path, to_yaml(config))
     write_atomic(folder.path / "command.txt", "\n".join(sys.argv) + "\n")
+
+
+def _print_note(line: str) -> None:
+    if line:
+        print(line, file=sys.stderr)
 
 
 def _manifest_time(folder: RunFolder) -> int | None:

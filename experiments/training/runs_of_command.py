@@ -16,6 +16,7 @@ from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.runs.saved_run import other_code
 from experiments.runs.stop_signals import stop_signals
+from experiments.training.devices import NoOwnGpu
 from experiments.training.preflight import check_runs
 from experiments.training.runner import execute, join
 from micro import NonFiniteGradient
@@ -81,6 +82,8 @@ def _reason_of_failure(config: TrainConfig, ranks: RankEnvironment | None) -> st
     folder = folder_of(config)
     try:
         ran = join(config, ranks) if ranks else execute(config)
+    except NoOwnGpu:  # on all ranks alike, and nothing is written yet
+        raise
     except (UserError, RankFailure, NonFiniteGradient) as error:
         if ranks and not isinstance(error, UserError):
             traceback.print_exc()

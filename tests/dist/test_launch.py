@@ -28,11 +28,25 @@ pytestmark = pytest.mark.dist
 
 
 def run(
-    run_dir: Path, job: str, *, module: str = "idle_worker", nproc: int = 2, timeout_s: float = 300.0, **more: str
+    run_dir: Path,
+    job: str,
+    *,
+    module: str = "idle_worker",
+    nproc: int = 2,
+    timeout_s: float = 300.0,
+    max_restarts: int = 0,
+    **more: str,
 ) -> None:
     (run_dir / "job").write_text(job)
-    env = {**ENVIRONMENT, **more}
-    launch(run_dir, module=module, nproc_per_node=nproc, run_id="test", timeout_s=timeout_s, env=env)
+    launch(
+        run_dir,
+        module=module,
+        nproc_per_node=nproc,
+        run_id="test",
+        max_restarts=max_restarts,
+        timeout_s=timeout_s,
+        env={**ENVIRONMENT, **more},
+    )
 
 
 def start_sweep(folder: Path, job: str) -> subprocess.Popen[str]:
@@ -70,6 +84,9 @@ def test_cores_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("job", "module", "nproc", "kind", "message"),
     [
         ("raise", "gloo_worker", 3, Kind.ERROR, "ValueError: loss is not finite at step 12"),
+        ("raise abort", "gloo_worker", 2, Kind.ERROR, "ValueError: loss is not finite at step 12"),
+        ("exit abort", "gloo_worker", 2, Kind.EXIT, "exit code 3"),
+        ("SIGABRT", "gloo_worker", 2, Kind.KILLED, "killed by SIGABRT"),
         ("SIGKILL", "gloo_worker", 2, Kind.KILLED, "killed by SIGKILL, as the kernel does when memory runs out"),
         ("SIGSEGV", "idle_worker", 2, Kind.KILLED, "killed by SIGSEGV"),
         ("exit", "idle_worker", 2, Kind.EXIT, "exit code 3"),
@@ -106,7 +123,6 @@ def test_a_rank_that_others_wait_for_is_named_with_its_place_and_the_collective(
     expected = rf"^rank 1 failed: {words}, at {place}; rank 0 waited in all_reduce for \d+ s \(log: "
     assert re.search(expected, str(caught.value)), caught.value
     assert caught.value.failure.kind == Kind.STALLED
-    assert "Thread 0x" in (caught.value.failure.traceback or "")
     found = {failure["rank"]: failure for failure in json.loads((tmp_path / "failure.json").read_text())["failures"]}
     assert (found[0]["kind"], found[0]["message"]) == (
         "stopped",
@@ -114,6 +130,16 @@ def test_a_rank_that_others_wait_for_is_named_with_its_place_and_the_collective(
     )
     pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_the_rank_that_others_waited_for_is_named_where_nccl_aborts_them(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match=r"^rank 1 failed: did not reach .*: killed by SIGABRT: .* caught"):
+        run(tmp_path, "watchdog", timeout_s=20.0)
+
+
+def test_the_error_of_the_last_start_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match=r"^rank 0 failed: ValueError: of start 1 "):
+        run(tmp_path, "restart", max_restarts=1)
 
 
 def test_ranks_that_compute_longer_than_the_limit_are_left_alone(tmp_path: Path) -> None:
@@ -172,6 +198,16 @@ def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: s
     assert not (tmp_path / "1").exists()
 
 
+def test_ranks_ignore_what_their_launcher_does_and_what_is_meant_for_it(tmp_path: Path) -> None:
+    """A script ignores SIGINT for its background jobs, nohup SIGHUP; SLURM sends SIGUSR2, submitit's, to all."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        run(tmp_path, "ignore", nproc=1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_stop_signal_has_the_ranks_save_and_end(tmp_path: Path, number: signal.Signals) -> None:
     def strike() -> None:
@@ -213,7 +249,11 @@ def failed(rank: int, kind: Kind, *, time: float = 10.0) -> Failure:
     ("failures", "cause"),
     [
         ([failed(0, Kind.LOST_PEER, time=9.0), failed(1, Kind.ERROR)], 1),
-        ([failed(0, Kind.ERROR, time=9.9), failed(1, Kind.KILLED)], 1),
+        ([failed(0, Kind.ERROR, time=9.9), failed(1, Kind.KILLED)], 0),
+        ([failed(0, Kind.ERROR, time=10.9), failed(1, Kind.KILLED)], 0),  # both in one second: NCCL ends processes
+        ([failed(0, Kind.ERROR, time=12.0), failed(1, Kind.KILLED)], 1),
+        ([failed(0, Kind.ERROR, time=9.9), failed(1, Kind.STALLED)], 0),
+        ([failed(0, Kind.EXIT), failed(1, Kind.KILLED)], 1),
         ([failed(0, Kind.EXIT), failed(1, Kind.LOST_PEER, time=9.9)], 0),
         ([failed(0, Kind.STOPPED, time=9.0), failed(1, Kind.LOST_PEER)], 1),
         ([failed(0, Kind.ERROR), failed(1, Kind.ERROR, time=9.0)], 1),

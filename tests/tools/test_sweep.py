@@ -96,6 +96,8 @@ def test_a_folder_that_is_owned_is_running_and_a_question_takes_no_lock(tmp_path
 def test_the_log_of_a_failure_is_the_file_that_tells_most(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", {"errors/rank0.json": REPORT, "ranks/run.log": ""})
     assert failure_log(folder) == folder.errors_path / "rank0.json"
+    of_collective = {"errors/rank0.json": {**REPORT, "collective": True}, "errors/rank1.json": REPORT}
+    assert failure_log(make(folder.path, of_collective)) == folder.errors_path / "rank1.json"
     make(folder.path, {"failure.json": {**FAILURE, "log": str(folder.path / "ranks/run.log")}})
     assert failure_log(folder) == folder.ranks_path / "run.log"
     assert failure_log(RunFolder(tmp_path / "nowhere")) is None

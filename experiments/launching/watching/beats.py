@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 
 from experiments.launching.process_state import process_state
-from experiments.launching.watching.stacks import dumps_on_request
 from experiments.runs.run_folder import RunFolder
 
 _SIZE = 2048  # bytes of the file: one write in place, and none that needs new space on a full disk
@@ -117,7 +116,7 @@ def beat_interval_s(timeout_s: float) -> float:
 
 @contextmanager
 def beating(run_dir: Path, rank: int, timeout_s: float) -> Iterator[None]:
-    """Write a beat of this rank every few seconds while the context lasts, and its stacks when they are requested.
+    """Write a beat of this rank every few seconds while the context lasts.
 
     Args:
         timeout_s: the time limit of the run's collectives.
@@ -125,18 +124,16 @@ def beating(run_dir: Path, rank: int, timeout_s: float) -> Iterator[None]:
     if not run_dir.is_dir():  # of another node, whose disk this one does not see
         yield
         return
-    folder = rank_folder(run_dir, rank)
-    folder.mkdir(parents=True, exist_ok=True)
+    rank_folder(run_dir, rank).mkdir(parents=True, exist_ok=True)
     end = threading.Event()
     writer = threading.Thread(
         target=_write_beats, args=(beat_path(run_dir, rank), rank, beat_interval_s(timeout_s), end), daemon=True
     )
-    with dumps_on_request(folder):
-        writer.start()
-        try:
-            yield
-        finally:
-            end.set()
+    writer.start()
+    try:
+        yield
+    finally:
+        end.set()
 
 
 def read_beats(run_dir: Path) -> dict[int, Beat]:

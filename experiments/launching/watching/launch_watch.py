@@ -11,10 +11,9 @@ from typing import Self
 
 from experiments.launching.process_state import process_state
 from experiments.launching.rank_process import pid_path
-from experiments.launching.watching.beats import beat_path, rank_folder
+from experiments.launching.watching.beats import beat_path
 from experiments.launching.watching.host_watch import HostWatch, LostHost
 from experiments.launching.watching.rank_watch import RankWatch, kill_ranks
-from experiments.launching.watching.stacks import stack_path
 from experiments.launching.watching.stall_report import StallReport, read_stall_report, remove_stall_report
 from experiments.launching.watching.stalls import Stall
 
@@ -115,8 +114,7 @@ class LaunchWatch:
         self._own = None
         remove_stall_report(self._run_dir)
         for rank in self._ranks:
-            for path in (beat_path(self._run_dir, rank), stack_path(rank_folder(self._run_dir, rank))):
-                path.unlink(missing_ok=True)
+            beat_path(self._run_dir, rank).unlink(missing_ok=True)
 
     def _close(self) -> None:
         if self._hosts:

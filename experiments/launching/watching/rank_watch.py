@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from experiments.launching.process_state import process_state
-from experiments.launching.watching.beats import beat_interval_s, rank_folder, read_beats
-from experiments.launching.watching.stacks import place_in, read_stack, request_stacks
+from experiments.launching.watching.beats import beat_interval_s, read_beats
 from experiments.launching.watching.stall_report import StallReport, has_stall_report, write_stall_report
 from experiments.launching.watching.stalls import Seen, Stall, StallRules
 
@@ -20,8 +19,7 @@ from experiments.launching.watching.stalls import Seen, Stall, StallRules
 class RankWatch:
     """A thread that looks at the beats and the processes of the ranks, and calls ``end`` once if the run stands still.
 
-    Before that, the ranks of this host write their stacks, and the finding goes to the run folder, where the watchers
-    of other hosts see it.
+    Before that, the finding goes to the run folder, where the watchers of other hosts see it.
 
     Args:
         run_dir: the run folder.
@@ -42,7 +40,7 @@ class RankWatch:
     ) -> None:
         self._run_dir, self._own_ranks, self._end, self._may_end = run_dir, own_ranks, end, may_end
         self._rules = StallRules(timeout_s)
-        self._grace_s = timeout_s / 10  # in which the host of a rank finds out itself, and asks it for its stacks
+        self._grace_s = timeout_s / 10  # in which the host of a rank finds out itself
         self._interval_s = beat_interval_s(timeout_s)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -76,7 +74,8 @@ class RankWatch:
                 continue
             first = now if first is None else first
             if stall.rank in pids or has_stall_report(self._run_dir) or now - first >= self._grace_s:
-                self._conclude(stall, pids)
+                finding = StallReport(stall.rank, stall.message(), time.time())
+                self._end(write_stall_report(self._run_dir, finding))
                 return
 
     def _look(self, pids: Mapping[int, int]) -> dict[int, Seen]:
@@ -86,12 +85,6 @@ class RankWatch:
             if rank not in pids or (process and (beat.pid, beat.started) == (pids[rank], process.started)):
                 seen[rank] = Seen(beat, process)
         return seen
-
-    def _conclude(self, stall: Stall, pids: Mapping[int, int]) -> None:
-        request_stacks({rank_folder(self._run_dir, rank): pid for rank, pid in pids.items()})
-        stacks = read_stack(rank_folder(self._run_dir, stall.rank)) if stall.rank in pids else None
-        message = stall.message(place_in(stacks) if stacks else None)
-        self._end(write_stall_report(self._run_dir, StallReport(stall.rank, message, time.time(), stacks)))
 
 
 def kill_ranks(pids: Mapping[int, int]) -> None:

@@ -18,14 +18,12 @@ class StallReport:
         rank: that stood still, or the first of the host that is gone.
         message: one line.
         time: seconds since the epoch.
-        stacks: of the rank's threads, None where it could not write them.
         is_host: whether a host is gone, and not a rank alone.
     """
 
     rank: int
     message: str
     time: float
-    stacks: str | None = None
     is_host: bool = False
 
     @classmethod

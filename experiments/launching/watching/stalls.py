@@ -47,9 +47,9 @@ class Stall:
     others: str
     place: str
 
-    def message(self, place: str | None = None) -> str:
-        """Return one line; ``place`` is where the rank is, if it is known better than by its last beat."""
-        words = f"{self.what}, at {place or self.place}"
+    def message(self) -> str:
+        """Return one line."""
+        words = f"{self.what}, at {self.place}"
         return f"{words}; {self.others}" if self.others else words
 
 

@@ -17,7 +17,7 @@ with watched_rank(run_dir, rank, timeout_s):
     (run_dir / f"pid{rank}").write_text(str(os.getpid()))
     if rank == 1:
         while read_beat(beat_path(run_dir, rank)) is None:  # a rank without a beat is not known to the others
-            time.sleep(0.01)
+            time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
         activity.waiting = lambda: Waiting("all_reduce", began, 5)
