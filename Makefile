@@ -69,7 +69,6 @@ demo: $(READY) ## train a small ResNet with five methods on four workers; table 
 	@$(RUN) -m experiments.figures
 
 demo-hosts: $(READY) ## the demo's methods on four hosts with links of 100 Mbit/s and 1 Gbit/s: measured (root on Linux)
-	@mkdir -p results/figures
 	@$(RUN) -m experiments.bench network --hosts 4 --steps 40 --methods ddp,topk,cltk,threshold,micro --page results/figures/demo_hosts.md \
 	  experiment=digits
 

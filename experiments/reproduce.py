@@ -2,8 +2,8 @@
 
 A paper is a file of conf/paper: commands in their order, for a laptop (small), as published (paper), and for some small
 models on real data for as long as they learn (medium). Runs that are
-finished are not run again, nor is a part whose command and inputs did not change. All that is found is collected in
-one page, index.html, which opens without a network.
+finished are not run again, nor is a part whose command and inputs did not change. A part that fails ends the command.
+All that is found is collected in one page, index.html, which opens without a network.
 
     python -m experiments.reproduce micro --scale small
     python -m experiments.reproduce oktopk --scale paper --root DATA cluster=local
@@ -14,11 +14,12 @@ import contextlib
 import functools
 import importlib
 import io
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, add_settings, run_command
+from experiments.config.command_line import FAILED, Parser, add_settings, print_error, run_command
 from experiments.config.errors import OutputError, UserError
 from experiments.config.option_types import to_path
 from experiments.config.schema import TrainConfig
@@ -51,16 +52,17 @@ def _run(options: argparse.Namespace) -> int:
         check_folder(out)
         check(paper, commands)
         out.mkdir(parents=True, exist_ok=True)
-        failed = reproduce(paper, out, commands, again=options.again)
+        if failed := reproduce(paper, out, commands, again=options.again):
+            print_error(f"part {failed.name} failed; the same command goes on with it, and alone it is")
+            print(shlex.join([sys.executable, *failed.arguments]), file=sys.stderr)
+            return FAILED
         page = write_paper_page(paper, out)
     except DiskError as error:
         raise OutputError(str(error)) from None
     except OSError as error:
         raise OutputError(f"cannot write {error.filename or out}: {error.strerror}") from None
     print(page)
-    for part in failed:
-        print(f"failed: {part.name}: {part.command}", file=sys.stderr)
-    return int(bool(failed))
+    return 0
 
 
 def _root(given: Path | None) -> str:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from experiments.reports.figure_parts import head, new_figure, plain_ticks
+from experiments.reports.figure_parts import head, new_figure, plain_log
 from experiments.reports.plot_style import MARKERS, PALETTE, style
 from micro.planning.tables import Curve
 
@@ -40,8 +40,7 @@ def draw_curves(numbers: pd.DataFrame, labels: Mapping[str, str], title: str, x_
         handles.append(Line2D([], [], color=color, marker=marker, label=labels.get(str(name), str(name))))
     axes.set(xlabel=x_name, ylabel="time (ms)")
     axes.set_xscale("log")
-    axes.set_yscale("log", nonpositive="mask")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    plain_ticks(axes.yaxis)
+    plain_log(axes.yaxis)
     head(figure, title, handles)
     return figure

@@ -70,19 +70,21 @@ def write_or_rescue(write: Callable[[Path], list[Path]], out: Path) -> list[Path
     """Return ``write(out)``; where that folder cannot be written any more, write into a temporary one.
 
     Args:
-        write: writes into a folder all that was computed, and returns the paths.
+        write: writes into a folder, which is there, all that was computed, and returns the paths.
+        out: made if it is missing.
 
     Raises:
         OutputError: the folder cannot be written; the line names the temporary one.
     """
     try:
+        out.mkdir(parents=True, exist_ok=True)
         return write(out)
     except BrokenPipeError:
         raise  # standard output, not a file
     except OSError as error:
         path = Path(error.filename) if isinstance(error.filename, str) else out
         failed = f"cannot write {path}: {explained(error, path)}"
-        to_do = remedy(error, "make it writable")
+        to_do = remedy(error, "make it writable" if isinstance(error, PermissionError) else "remove the cause")
     for spare in spare_folders("micro-results-"):
         try:
             write(spare)

@@ -38,9 +38,9 @@ MLP = ["model=mlp", "dataset=synthetic", "batch_size=4"]
 
 
 def bench(folder: Path, *words: str) -> pd.DataFrame:
-    """Run a benchmark and return its table."""
-    main([words[0], "--out", str(folder), *words[1:]])
-    return pd.read_csv(folder / f"{words[0]}.csv")
+    """Run a benchmark, which makes its folder, and return its table."""
+    main([words[0], "--out", str(folder / "new" / "out"), *words[1:]])
+    return pd.read_csv(folder / "new" / "out" / f"{words[0]}.csv")
 
 
 def test_loop(tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ def test_step_goes_on_where_it_was_stopped(
     table = bench(tmp_path, "step", *STEP)
     assert measured == ["micro", "topk", "topk", "(torch.topk alone)"]
     assert "(kept from before)" in capsys.readouterr().out.splitlines()[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["step.csv"]  # the next measurement begins anew
+    assert [path.name for path in (tmp_path / "new" / "out").iterdir()] == [
+        "step.csv"
+    ]  # the next measurement begins anew
     assert table["method"].tolist()[:2] == ["micro", "topk"]
     assert (table[["total_s", "floor_s"]] > 0).all(axis=None)
     assert set(table["numel"]) == {2000}
@@ -261,7 +263,7 @@ def test_rules(tmp_path: Path) -> None:
     table = bench(tmp_path, "rules", "--numel", "2000", "--density", "0.01", "--world-size", "2", "--steps", "6")
     assert set(table["rule"]) == {"agreed", "repaired", "published"}
     assert len(table) == 3 * 4 * 6  # rules, gradients, steps
-    assert (tmp_path / "rules.pdf").exists()
+    assert (tmp_path / "new" / "out" / "rules.pdf").exists()
 
 
 @pytest.mark.xdist_group("ranks")
@@ -309,7 +311,7 @@ def test_a_network_run_that_is_stopped_keeps_what_is_finished(tmp_path: Path, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(network, "_measured", measured)
-    written = tmp_path / "page.md"
+    written = tmp_path / "new" / "folder" / "page.md"
     with pytest.raises(SystemExit, match="130"):
         main(["network", "--out", str(tmp_path), "--page", str(written), *MLP])
     assert pd.read_csv(tmp_path / "network.csv")["over_bound"].tolist() == [2.0]
@@ -328,4 +330,4 @@ def test_network(tmp_path: Path) -> None:
     # A sparse step of so small a model sends fewer bytes than the barriers do.
     assert table["link_share"][:2].between(0.95, 1.2).all(), table["link_share"].tolist()
     assert (table[["step_s", "compute_s", "predicted_s"]].dropna() > 0).all(axis=None)
-    assert (tmp_path / "network.pdf").exists()
+    assert (tmp_path / "new" / "out" / "network.pdf").exists()

@@ -65,15 +65,15 @@ def test_at_its_border_a_method_takes_as_long_as_dense(table: Path) -> None:
 
 
 def test_what_is_not_known_is_said(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = tmp_path / "trace.json"
+    trace, out = tmp_path / "trace.json", tmp_path / "new" / "out"
     TRACE.save(trace)
-    words = ["--evidence", str(table), "--trace", str(trace), "--link-mbit", "1000", "--out", str(tmp_path)]
+    words = ["--evidence", str(table), "--trace", str(trace), "--link-mbit", "1000", "--out", str(out)]
     assert advise.main(words) == 0
     text = capsys.readouterr().out
     assert "- Top-k: no evidence: at 0.01 2 of 3 seeds came there, the end is -3.00 accuracy %." in text
     assert "- PowerSGD: no prediction: what powersgd sends depends on the parameters' shapes" in text
-    assert (tmp_path / "advice.md").read_text() in text
-    lines = pd.read_csv(tmp_path / "advice-rates.csv")
+    assert (out / "advice.md").read_text() in text
+    lines = pd.read_csv(out / "advice-rates.csv")
     assert set(lines["method"]) == {"micro"}
     assert lines["time"].is_monotonic_increasing, "the faster the link, the less there is to gain"
 

@@ -47,7 +47,7 @@ def small(stream: str = "normal", **changes: float) -> Gradients:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("compare")
+    out = tmp_path_factory.mktemp("compare") / "new" / "out"
     words = "--methods dense,topk,micro,randomk_unbiased --streams normal,correlated --world-sizes 2,4 --numel 500"
     assert compare.main([*words.split(), "--steps", "5", "--select-numel", "600,900", "--out", str(out)]) == 0
     return out

@@ -181,7 +181,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("figures")
+    out = tmp_path_factory.mktemp("figures") / "new" / "out"
     assert figures.main(["--runs", str(study), "--out", str(out)]) == 0
     return out
 

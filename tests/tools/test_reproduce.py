@@ -1,20 +1,26 @@
 """Every paper's file can be carried out, and what it leaves is one page that needs nothing else."""
 
+import importlib
 import json
 import os
 import re
+import shlex
 import signal
+import sys
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from experiments import figures, reproduce
 from experiments.config.checks import SCALES
 from experiments.config.errors import UserError
+from experiments.config.paths import CONF
 from experiments.studies.paper_reproduction import papers, parts
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper
@@ -38,6 +44,15 @@ overrides: [model=mlp, cluster=simulated, cluster.world_size=2, batch_size=200, 
 grid:
   sparsifier: [dense, topk]
 """
+LITTLE = ["model=mlp", "batch_size=4"]
+SMALL = {  # what makes a part short: of an option that stands twice, the second counts
+    "sweep": ["epochs=1"],
+    "figures": [],
+    "compare": [*LITTLE, "--methods", "dense,topk", "--steps", "2", "--world-sizes", "2", "--select-numel", "none"],
+    "theory": [*LITTLE, "--steps", "0,1", "--numel", "2000", "--repeats", "1"],
+    "simulate": ["--methods", "dense,topk", "--workers", "1,4", "--schedules", "exact"],
+    "profile": [],
+}
 
 
 class Loads(HTMLParser):
@@ -104,6 +119,27 @@ def test_small_studies_need_no_files(name: str, tmp_path: Path) -> None:
             jobs = study.jobs_of(part.words[1], list(part.words[2:]))
             kinds = {tuple(word for word in job if not word.startswith(("seed=", "sparsifier="))): job for job in jobs}
             prepare_runs(kinds.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", papers.known_papers())
+def test_every_part_of_every_paper_runs_in_a_new_folder(name: str, tmp_path: Path) -> None:
+    for part in load_paper(name, "small", out=tmp_path / "new" / "out", root="missing").parts:
+        tool, *words = part.words
+        if part.trains:
+            words[0] = a_few_runs_of(words[0], tmp_path)
+        assert in_this_process(replace(part, words=(tool, *words, *SMALL[tool]))) == 0, part
+        assert any((part.runs or part.folder).iterdir())
+
+
+def a_few_runs_of(name: str, folder: Path) -> str:
+    """Write a study of two runs of another one, which differ in method, form, schedule or workers; returns the file."""
+    content = yaml.safe_load((CONF / "sweep" / f"{name}.yaml").read_text())
+    differ = next(key for key in content["grid"] if key not in ("seed", "task"))
+    grid = {key: values[: 1 + (key == differ)] for key, values in content["grid"].items()}
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(content | {"grid": grid}))
+    return str(file)
 
 
 @pytest.mark.parametrize(
@@ -207,21 +243,23 @@ def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
 def in_this_process(part: Part) -> int:
     """Do what the part's command does; starting a process of its own takes a while."""
     if not part.trains:
-        return figures.main(part.words[1:])
+        return int(importlib.import_module(f"experiments.{part.words[0]}").main(part.words[1:]))
     for config in reproduce.runs_of(part):
         execute(config, lambda config, folder: nullcontext())
     return 0
 
 
-def test_a_part_that_fails_is_told_and_the_page_is_written(
+def test_a_part_that_fails_ends_the_study_with_its_command(
     tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tiny.write_text(re.sub(r"  training:.*\n.*\n.*\n", "", TINY))
+    tiny.write_text(TINY.replace("sweep tiny output={runs}", "figures --runs {runs} --out {here}"))
     assert reproduce.main(["tiny", "--out", str(tmp_path / "out")]) == 1
     said = capfd.readouterr()
-    assert "holds no finished run" in said.err
-    assert said.err.splitlines()[-1].startswith("failed: curves: python -m experiments.figures")
-    assert (tmp_path / "out" / "index.html").exists()
+    assert "[1/2] training" in said.out
+    assert "curves" not in said.out
+    words = shlex.split(said.err.splitlines()[-1])
+    assert words[:3] == [sys.executable, "-m", "experiments.figures"]
+    assert figures.main(words[3:]) == 2
 
 
 def test_a_signal_stops_the_command_that_runs(tmp_path: Path) -> None:

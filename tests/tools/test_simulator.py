@@ -176,7 +176,7 @@ def test_nearest_row_is_the_one_that_agrees_best() -> None:
 
 
 def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace, out = tmp_path / "trace.json", tmp_path / "out"
+    trace, out = tmp_path / "trace.json", tmp_path / "new" / "out"
     made_up_trace("resnet50").save(trace)
     words = ["--trace", str(trace), "--workers", "1,4", "--methods", "dense,micro", "--out", str(out)]
     assert simulate.main([*words, "--algorithm", "ring,double_tree"]) == 0

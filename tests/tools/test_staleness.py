@@ -37,14 +37,15 @@ def test_of_no_step_nothing_is_known() -> None:
 
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
     words = ["model=mlp", "batch_size=4", "density=0.02", "--methods", "dense,micro", "--steps", "3"]
-    assert staleness.main([*words, "--world-size", "2", "--out", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {f"staleness.{kind}" for kind in ("csv", "md", "pdf", "png")}
-    rows = pd.read_csv(tmp_path / "staleness.csv")
+    assert staleness.main([*words, "--world-size", "2", "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {f"staleness.{kind}" for kind in ("csv", "md", "pdf", "png")}
+    rows = pd.read_csv(out / "staleness.csv")
     sums = rows.assign(updates=rows["density"] * rows["numel"]).groupby("method")[["updates", "numel"]].sum()
     assert sums.loc["micro", "updates"] == pytest.approx(0.02 * sums.loc["micro", "numel"], rel=0.02)
     assert sums.loc["dense", "updates"] > 10 * sums.loc["micro", "updates"]
-    assert "| parameter" in (tmp_path / "staleness.md").read_text()
+    assert "| parameter" in (out / "staleness.md").read_text()
 
 
 def test_what_the_command_sets_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

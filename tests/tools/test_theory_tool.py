@@ -56,15 +56,16 @@ def test_accumulators_hold_gradient_and_residual() -> None:
 
 
 def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "out"
     words = ["batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0,2", "--numel", "2000"]
-    assert theory.main([*words, "--repeats", "1", "--out", str(tmp_path)]) == 0
+    assert theory.main([*words, "--repeats", "1", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "step 2: the bound " in printed
     assert "equal magnitudes: the bound is broken" in printed
     stems = ("histogram", "pi-squared", "error", "operators")
     figures = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
-    assert {path.name for path in tmp_path.iterdir()} == figures | {"theory.csv", "theory.md"}
-    assert list(pd.read_csv(tmp_path / "theory.csv")["vector"]) == ["step 0", "step 2", "equal magnitudes"]
+    assert {path.name for path in out.iterdir()} == figures | {"theory.csv", "theory.md"}
+    assert list(pd.read_csv(out / "theory.csv")["vector"]) == ["step 0", "step 2", "equal magnitudes"]
 
 
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

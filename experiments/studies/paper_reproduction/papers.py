@@ -51,9 +51,14 @@ class Part:
         return Path(named[-1]) if named else None
 
     @property
+    def arguments(self) -> list[str]:
+        """What Python is called with."""
+        return ["-m", f"experiments.{self.words[0]}", *self.words[1:]]
+
+    @property
     def command(self) -> str:
         """The command as a user would type it."""
-        return shlex.join(["python", "-m", f"experiments.{self.words[0]}", *self.words[1:]])
+        return shlex.join(["python", *self.arguments])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,7 @@ from types import FrameType
 
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import Stopped, handled
-from experiments.runs.atomic_files import disk_errors, load_json, write_json
-from experiments.runs.disks import try_to_write
+from experiments.runs.atomic_files import load_json, write_json
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.studies.paper_reproduction.papers import Paper, Part
@@ -51,13 +50,12 @@ def check(paper: Paper, commands: Commands) -> None:
             commands.runs_of(part)
 
 
-def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = False) -> list[Part]:
-    """Carry out all parts in turn and print what each took and left; returns those that failed.
+def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = False) -> Part | None:
+    """Carry out all parts in turn and print what each took and left; returns the one that failed, which is the last.
 
     Args:
         again: carry out parts that did not change, too; finished runs stay.
     """
-    failed = []
     for number, part in enumerate(paper.parts, 1):
         head = f"[{number}/{len(paper.parts)}] {part.name}"
         if _is_done(part, out, commands) and (part.trains or not again):
@@ -68,21 +66,18 @@ def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = Fals
         exit_code = run(part)
         seconds = time.perf_counter() - began
         if exit_code:
-            failed.append(part)
-            print(f"{head}: failed after {seconds:.0f} s", flush=True)
-            with disk_errors(out):  # the next parts would find the same
-                try_to_write(out)
-            continue
+            print(f"{head}: failed after {seconds:.0f} s, exit code {exit_code}", flush=True)
+            return part
         files = _files(part)
         _write_stamp(part, out, seconds, files)
         left = f"{len(commands.runs_of(part))} runs" if part.trains else f"{len(files)} files in {part.folder}"
         print(f"{head}: {seconds:.0f} s, {left}", flush=True)
-    return failed
+    return None
 
 
 def run(part: Part) -> int:
     """Run a part's command in a process of its own and return its exit code; SIGTERM and SIGUSR1 are passed on."""
-    process = subprocess.Popen([sys.executable, "-m", f"experiments.{part.words[0]}", *part.words[1:]])
+    process = subprocess.Popen([sys.executable, *part.arguments])
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
