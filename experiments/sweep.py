@@ -21,13 +21,13 @@ from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, remove
 from experiments.runs.finished_requests import check_requests
-from experiments.runs.output import check_are_folders, check_outputs
+from experiments.runs.output import check_are_folders, check_outputs, distinct
 from experiments.runs.run_folder import folder_of
 from experiments.runs.saved_run import compare_weights, find_run, other_code
 from experiments.runs.status import State, state_of
 from experiments.sweeps.num_jobs import check_jobs, num_at_once
 from experiments.sweeps.outcome import ON_ERROR, Outcome
-from experiments.sweeps.study import distinct, jobs_of, studies
+from experiments.sweeps.study import jobs_of, studies
 from experiments.sweeps.summaries import failure_table, plan_table, removal_table, show, status_table
 
 BACKENDS = ("local", "slurm")

@@ -38,6 +38,7 @@ def _run(words: list[str]) -> int:
     from experiments.config.overrides import expand, is_of_hydra
     from experiments.launching.meeting import check_master
     from experiments.launching.rank_environment import check_shape, read_rank_environment
+    from experiments.runs.output import distinct
 
     flags = {word for word in words if word.startswith("-")}
     multirun = bool(flags & _MULTIRUN)
@@ -51,7 +52,7 @@ def _run(words: list[str]) -> int:
     if ranks:
         check_shape(words, ranks)
     jobs = expand([word for word in words if word not in flags], multirun=multirun)
-    configs = compose_runs(jobs, joined_world_size=ranks.world_size if ranks else None)
+    _, configs = distinct(jobs, compose_runs(jobs, joined_world_size=ranks.world_size if ranks else None))
     if ranks:
         check_master(ranks, wait_s=0)
     from experiments.training.runs_of_command import carry_out  # imports torch: mistakes are reported before that

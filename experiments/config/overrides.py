@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, QuotedString
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString
 from hydra.errors import HydraException
 
 from experiments.config.conf_files import choices_of
@@ -63,6 +63,25 @@ def expand(words: list[str], *, multirun: bool) -> list[list[str]]:
     choices = [_choices(override) for override in parse(words)]
     check_num_runs("-m", math.prod(map(len, choices)))
     return [list(job) for job in itertools.product(*choices)]
+
+
+def each_value(words: list[str]) -> list[list[str]]:
+    """Return few lists of words in which each value of each word occurs, of an interval both ends.
+
+    They are what can be checked of -m before its sweeper chooses the runs, as Optuna does.
+
+    Raises:
+        UserError: a word is not KEY=VALUE.
+    """
+    axes = [_ends(override) or _choices(override) for override in parse(words)]
+    first = [axis[0] for axis in axes]
+    return [first, *([*first[:at], word, *first[at + 1 :]] for at, axis in enumerate(axes) for word in axis[1:])]
+
+
+def _ends(override: Override) -> list[str]:
+    interval = override.value() if override.is_interval_sweep() else None
+    key = override.get_key_element()
+    return [f"{key}={interval.start}", f"{key}={interval.end}"] if isinstance(interval, IntervalSweep) else []
 
 
 def _choices(override: Override) -> list[str]:

@@ -1,11 +1,13 @@
-"""Check the folder that runs are written to before any of them starts."""
+"""Check the folders that runs are written to before any of them starts."""
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.runs.disks import explained, remedy, try_to_write
+from experiments.runs.run_folder import folder_of
 
 
 def check_outputs(configs: Iterable[TrainConfig]) -> None:
@@ -27,3 +29,21 @@ def check_are_folders(configs: Iterable[TrainConfig]) -> None:
 
 def _outputs(configs: Iterable[TrainConfig]) -> list[Path]:
     return [Path(output) for output in dict.fromkeys(config.output for config in configs)]
+
+
+def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[list[str]], list[TrainConfig]]:
+    """Return each run once: for a method that sends everything, all densities of the grid are the same run.
+
+    Raises:
+        UserError: two runs of another method would share a folder.
+    """
+    first: dict[Path, int] = {}
+    for number, config in enumerate(configs):
+        path = folder_of(config).path
+        before = first.setdefault(path, number)
+        if before != number and not config.sparsifier.sends_everything:
+            one, other = jobs[before], jobs[number]
+            words = [word for pair in itertools.zip_longest(one, other) if pair[0] != pair[1] for word in pair if word]
+            how = f"{' '.join(words)} makes no difference" if words else "they are the same"
+            raise UserError(f"two runs would share the folder {path.name}: {how}; name each combination once")
+    return [jobs[number] for number in first.values()], [configs[number] for number in first.values()]

@@ -6,14 +6,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Override
+
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, suggestion
 from experiments.config.identity import Flat, flat, run_name
 from experiments.config.paths import CONF
 from experiments.config.ranges import check_num_runs, check_path
-from experiments.config.schema import TrainConfig
-from experiments.runs.run_folder import folder_of
+from experiments.runs.output import distinct
 
 
 def studies() -> list[str]:
@@ -66,22 +67,6 @@ def _path_of(name: str) -> Path:
 
 
 def _words(key: str, value: Any) -> list[str]:
-    return [str(word) for word in value] if isinstance(value, list) else [f"{key}={value}"]
-
-
-def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[list[str]], list[TrainConfig]]:
-    """Return each run once: for a method that sends everything, all densities of the grid are the same run.
-
-    Raises:
-        UserError: two runs of another method would share a folder.
-    """
-    first: dict[Path, int] = {}
-    for number, config in enumerate(configs):
-        path = folder_of(config).path
-        before = first.setdefault(path, number)
-        if before != number and not config.sparsifier.sends_everything:
-            one, other = jobs[before], jobs[number]
-            words = [word for pair in itertools.zip_longest(one, other) if pair[0] != pair[1] for word in pair if word]
-            how = f"{' '.join(words)} makes no difference" if words else "they are the same"
-            raise UserError(f"two runs would share the folder {path.name}: {how}; name each combination once")
-    return [jobs[number] for number in first.values()], [configs[number] for number in first.values()]
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    return [f"{key}={value if isinstance(value, str) else Override._get_value_element_as_str(value)}"]

@@ -1,4 +1,4 @@
-"""Mistakes that Hydra itself finds, as one line in place of its usage, its lists of choices or a traceback."""
+"""A command line as Hydra reads it, and mistakes that it finds as one line in place of its usage or a traceback."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,8 @@ _SEE = "see python -m experiments.train --help"
 
 
 @contextmanager
-def hydra_errors(words: Sequence[str]) -> Iterator[None]:
-    """Check the options of a command line as Hydra reads them, and have its errors raise UserError in this context.
-
-    Raises:
-        UserError: no such option, or one that contradicts another; whatever Hydra cannot compose.
-    """
-    _check_options(words)
+def hydra_errors() -> Iterator[None]:
+    """Have what Hydra cannot compose raise UserError in this context."""
     before = os.environ.get(_FULL)
     os.environ[_FULL] = "1"
     try:
@@ -35,10 +30,15 @@ def hydra_errors(words: Sequence[str]) -> Iterator[None]:
             os.environ[_FULL] = before
 
 
-def _check_options(words: Sequence[str]) -> None:
+def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of a command line, with their values, and its other words; they may stand in any order.
+
+    Raises:
+        UserError: no such option, or one that contradicts another.
+    """
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
-    given = parser.parse_args(list(words))
+    given = parser.parse_intermixed_args(list(words))
     alone = ("run", "multirun", "cfg", "info", "shell_completion")
     both = [key for key in alone if getattr(given, key)]
     if len(both) > 1:
@@ -48,6 +48,10 @@ def _check_options(words: Sequence[str]) -> None:
         raise UserError(f"--package is for --cfg: add --cfg job, or leave it out; {_SEE}")
     if given.resolve and not given.cfg:
         raise UserError(f"--resolve is for --cfg: add --cfg job, or leave it out; {_SEE}")
+    options = list(words)
+    for word in given.overrides:
+        options.remove(word)
+    return options, given.overrides
 
 
 def _refuse(message: str) -> NoReturn:

@@ -29,10 +29,9 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
         ranks: which rank this process is, where something else started it.
 
     Raises:
-        UserError: a run that could not start, two runs that are the same, or ranks that cannot meet.
+        UserError: a run that could not start, or ranks that cannot meet.
     """
     check_runs(configs)
-    refuse_same_runs(configs)
     if ranks:
         check_master(ranks)
     with handled(raise_stop):
@@ -59,14 +58,6 @@ def _carry_out_each(configs: Sequence[TrainConfig], ranks: RankEnvironment | Non
         if stop_signals.number and num_before + 1 < len(configs):  # received after the last step
             raise_stop(stop_signals.number, None)
     return problems
-
-
-def refuse_same_runs(configs: Sequence[TrainConfig]) -> None:
-    """Raise UserError where two runs would share a folder; a dense run is the same at every density."""
-    names = [str(folder_of(config).path) for config in configs]
-    for name, config in zip(names, configs, strict=True):
-        if names.count(name) > 1 and config.sparsifier.selector is not None:
-            raise UserError(f"two runs of this sweep are the same, {name}: name each combination once")
 
 
 def carry_out_one(config: TrainConfig, ranks: RankEnvironment | None) -> str | None:

@@ -17,7 +17,7 @@ import yaml
 
 from experiments.config.compose import compose_run
 from experiments.config.descriptions import CONF, GROUPS, train_keys
-from experiments.config.overrides import expand, is_of_hydra
+from experiments.config.overrides import each_value, expand, is_of_hydra
 from experiments.sweeps.study import jobs_of
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +188,8 @@ def check_training(words: list[str]) -> None:
     flags = [word for word in words if word.startswith("-")]
     assert set(flags) <= {"-m", "--multirun", "--cfg", "--help"}
     settings = [word for word in words if "=" in word and not word.startswith("install=") and not is_of_hydra(word)]
-    for job in expand(settings, multirun="-m" in flags):
+    chosen = any(word.startswith("hydra/sweeper=") for word in words)  # by a sweeper, one after another
+    for job in each_value(settings) if chosen else expand(settings, multirun="-m" in flags):
         compose_run(job)
 
 
