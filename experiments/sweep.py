@@ -27,8 +27,9 @@ from experiments.runs.saved_run import compare_weights, find_run, other_code
 from experiments.runs.status import State, state_of
 from experiments.sweeps.num_jobs import check_jobs, num_at_once
 from experiments.sweeps.outcome import ON_ERROR, Outcome
+from experiments.sweeps.slurm_queue import queued_folders, submit_array
 from experiments.sweeps.study import jobs_of, studies
-from experiments.sweeps.summaries import failure_table, plan_table, removal_table, show, status_table
+from experiments.sweeps.summaries import failure_table, plan_table, removal_table, show, state_with_queue, status_table
 
 BACKENDS = ("local", "slurm")
 _STUDY = "a yaml file, or a study of conf/sweep/"
@@ -80,16 +81,16 @@ def _refuse_options_as_words(words: list[str]) -> None:
 
 def _list(name: str, configs: list[TrainConfig]) -> int:
     check_are_folders(configs)
-    show(plan_table(name, configs), Console())
+    queued = queued_folders(configs)
+    show(plan_table(name, configs, queued), Console())
     for config in configs:
         folder = folder_of(config)
-        print(f"{state_of(folder):12} {folder.path}")
+        print(f"{state_with_queue(folder, queued):12} {folder.path}")
     return 0
 
 
 def _submit(name: str, grid: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> int:
     from experiments.sweeps.check_process import check_in_process
-    from experiments.sweeps.slurm_queue import submit_array  # only where there is a cluster
 
     check_in_process(configs)
     print(submit_array(name, grid, configs, dry_run=dry_run))
@@ -125,7 +126,8 @@ def _report(outcome: Outcome, total: int, console: Console) -> int:
 def _status(words: list[str]) -> int:
     given = _parser(_STUDY, verb="status").parse_args(words)
     _refuse_verbs_as_names()
-    show(status_table(_composed(given.name, given.words)), Console())
+    configs = _composed(given.name, given.words)
+    show(status_table(configs, queued_folders(configs)), Console())
     return 0
 
 
@@ -149,7 +151,9 @@ def _clean(words: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--all", action="store_true", help="finished runs too")
     given = parser.parse_intermixed_args(words)
-    folders = removable(map(folder_of, _composed(given.name, given.words)), finished_too=given.all)
+    configs = _composed(given.name, given.words)
+    queued = queued_folders(configs)  # they go on from their checkpoints
+    folders = [each for each in removable(map(folder_of, configs), finished_too=given.all) if each not in queued]
     if not folders:
         print("nothing to remove")
         return 0

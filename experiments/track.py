@@ -59,7 +59,7 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
     _check_whole(folder)
     try:
         own = (yaml.safe_load(folder.config_path.read_text()) or {}).get("tracking") or {}
-    except (yaml.YAMLError, AttributeError):
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError):
         raise UserError(f"{folder.config_path} is not a configuration; delete the folder and run it again") from None
     return TrackingConfig(
         name="wandb",

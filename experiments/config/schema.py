@@ -105,7 +105,7 @@ class ClusterConfig:
 
     name: str
     nproc_per_node: int = 1
-    nnodes: int = 1
+    nnodes: int
     rdzv_endpoint: str = "localhost:0"
     world_size: int | None = None
     device: str = "auto"

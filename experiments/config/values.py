@@ -111,7 +111,7 @@ def _missing(key: str, *, is_group: bool) -> str:
     return (
         f"'{key}' is missing: choose one, for instance {key}=NAME"
         if is_group
-        else f"'{key}' is missing from the configuration"
+        else f"'{key}' is missing from the configuration: set it, {key}=VALUE"
     )
 
 

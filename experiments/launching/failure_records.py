@@ -82,7 +82,7 @@ def _reports(folder: RunFolder, spare: Path | None) -> dict[int, dict[str, Any]]
     """Return what ``recorded_errors`` wrote, by rank; ranks of other nodes included."""
     places = [folder.errors_path, *([spare] if spare else [])]
     reports = [load_json(path) for place in places for path in sorted(place.glob("rank*.json"))]
-    return {report["rank"]: report for report in reports if report}
+    return {report["rank"]: report for report in reports if isinstance(report.get("rank"), int)}
 
 
 def _reported_by_another_node(folder: RunFolder, known: set[int]) -> list[Failure]:

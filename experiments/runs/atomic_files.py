@@ -5,11 +5,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 from experiments.config.errors import UserError
 from experiments.runs.disks import explained, is_of_disk, remedy
+
+T = TypeVar("T")
 
 
 class RecordError(UserError):
@@ -77,10 +80,36 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def load_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if the file is missing, damaged or holds something else."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """Return a JSON object, whoever wrote it.
+
+    Raises:
+        ValueError: it is something else, is nested too deeply, or holds a number that is not finite.
+    """
+    try:
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def from_json(kind: type[T], text: bytes) -> T | None:
+    """Return the dataclass of plain values that a JSON object holds; None where it is not whole."""
+    try:
+        found = kind(**parse_json(text))
+    except (ValueError, TypeError):
+        return None
+    types: dict[str, Any] = {each.name: each.type for each in fields(cast(Any, kind))}
+    values = {name: getattr(found, name) for name in types}
+    is_whole = all(isinstance(values[name], float | int if each is float else each) for name, each in types.items())
+    return found if is_whole else None
 
 
 def to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
@@ -133,6 +162,13 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if not is_of_disk(error):
             raise
         raise cannot_write(Path(error.filename) if isinstance(error.filename, str) else folder, error) from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"a number that is not finite: {text}")
+    return value
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """The folder of a checkpoint: its name, the names of its parts, and what ``CHECKPOINT.json`` says of it."""
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from experiments.config.errors import UserError
+from experiments.runs.atomic_files import parse_json
 from experiments.runs.checkpoint_parts import PartDigest, torn
 from experiments.runs.disks import reason
 from experiments.runs.rewinding import Records
@@ -94,11 +94,11 @@ def read_description(folder: Path) -> tuple[Checkpoint, list[PartDigest]]:
     """
     path = folder / CHECKPOINT_FILE
     try:
-        description = json.loads(path.read_bytes())
+        description = parse_json(path.read_bytes())
         version = int(description["format"])
     except OSError as error:
         raise torn(path, reason(error)) from None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise torn(path, "not the description of a checkpoint") from None
     if version > FORMAT:
         can = f"this program reads up to {FORMAT}; update it, or remove the folder"
@@ -111,7 +111,7 @@ def _parse(description: dict[str, Any], path: Path) -> tuple[Checkpoint, list[Pa
         parts = [PartDigest(str(part["sha256"]), int(part["size"])) for part in description["parts"]]
         step, world_size, run = int(description["step"]), int(description["world_size"]), str(description["run"])
         records = extents_from(description.get("records"))
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError):
         raise torn(path, "not the description of a checkpoint") from None
     if len(parts) != world_size:
         raise torn(path, f"{len(parts)} parts of {world_size} ranks")

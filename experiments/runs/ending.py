@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from experiments.config.errors import UserError, one_line
-from experiments.runs.atomic_files import RecordError, to_json
+from experiments.runs.atomic_files import RecordError, parse_json, to_json
 from experiments.runs.disks import reason
 from experiments.runs.rewinding import Records
 from experiments.runs.row_chain import KEY
@@ -102,7 +102,7 @@ def _check_older(folder: RunFolder, last_step: int, last_epoch: int) -> None:
         config = yaml.safe_load(folder.config_path.read_bytes())
     except OSError as error:
         raise DamagedRun(f"cannot read {folder.config_path}: {reason(error)}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DamagedRun(f"{folder.config_path} is not a configuration: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise DamagedRun(f"{folder.config_path} is not a configuration")
@@ -118,14 +118,11 @@ def _check_older(folder: RunFolder, last_step: int, last_epoch: int) -> None:
 
 def _read_done(path: Path) -> dict[str, Any]:
     try:
-        done = json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except OSError as error:
         raise DamagedRun(f"cannot read {path}: {reason(error)}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise DamagedRun(f"{path} is not whole") from None
-    if not isinstance(done, dict):
-        raise DamagedRun(f"{path} is not whole")
-    return done
 
 
 def _digest(path: Path) -> str:

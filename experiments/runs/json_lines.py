@@ -7,7 +7,6 @@ numbers back into NaN.
 """
 
 import errno
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -142,7 +141,7 @@ class NewRows:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [without_sum(json.loads(line)) for line in whole.splitlines()]
+        return [without_sum(row) for row in map(row_or_nothing, whole.splitlines()) if row is not None]
 
 
 def read_records(path: Path) -> list[Row]:
@@ -155,7 +154,10 @@ def read_records(path: Path) -> list[Row]:
     span = whole_rows(path)
     if span.problem:
         raise DamagedRows(span.problem)
-    return [without_sum(json.loads(line)) for line in complete_lines(path, span.end)]
+    rows = [row_or_nothing(line) for line in complete_lines(path, span.end)]
+    if None in rows:
+        raise DamagedRows(f"{path}, line {rows.index(None) + 1} is not a record")
+    return [without_sum(row) for row in rows if row is not None]
 
 
 def read_remaining_records(path: Path) -> list[Row]:

@@ -27,7 +27,8 @@ from types import FrameType
 from typing import Literal
 
 from experiments.config.errors import UserError
-from experiments.runs.owner import Owner, from_json
+from experiments.runs.atomic_files import from_json
+from experiments.runs.owner import Owner
 
 BEAT_S = 3.0  # how often an owner renews its lease
 LOOK_S = 0.5  # how often others look whether it does
@@ -237,7 +238,7 @@ def newest(path: Path) -> Entry | None:
         except FileNotFoundError:
             continue
         try:
-            owner, beat = from_json(os.read(descriptor, _MAX_BYTES)), os.fstat(descriptor).st_mtime_ns
+            owner, beat = from_json(Owner, os.read(descriptor, _MAX_BYTES)), os.fstat(descriptor).st_mtime_ns
         finally:
             os.close(descriptor)
         return Entry(number, entry.is_released, owner, beat)

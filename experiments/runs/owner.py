@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from experiments.config.errors import one_line
 
@@ -81,21 +80,6 @@ def this_process(*, has_flock: bool, launch: str | None) -> Owner:
     )
 
 
-def from_json(text: bytes) -> Owner | None:
-    """Return the owner in a file, None if the file was cut off or holds something else."""
-    try:
-        row = json.loads(text)
-        return Owner(
-            **{key: str(row[key]) for key in ("token", "host", "since", "machine")},  # type: ignore[arg-type]
-            **{key: _or_none(str, row[key]) for key in ("job", "launch")},
-            **{key: _or_none(int, row[key]) for key in ("pid_namespace", "started")},
-            pid=int(row["pid"]),
-            has_flock=row["has_flock"] is True,
-        )
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
 def slurm_job(environ: Mapping[str, str]) -> str | None:
     """Return the name of the SLURM job that this process belongs to, a requeued one apart; None outside of SLURM."""
     job, restart = environ.get("SLURM_JOB_ID"), environ.get("SLURM_RESTART_COUNT", "0")
@@ -125,7 +109,3 @@ def process_started(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended; proc_pid_stat(5) counts from 3 here
-
-
-def _or_none(kind: type, value: Any) -> Any:
-    return None if value is None else kind(value)

@@ -79,7 +79,7 @@ def _refuse_interpolations(saved: Any) -> None:
 
 def code_differences(original: RunFolder) -> list[str]:
     """Return one line if the current code differs from that of the run, or cannot be compared."""
-    then, now = load_json(original.manifest_path).get("git") or {}, git_state(ROOT)
+    then, now = _code_of(original), git_state(ROOT)
     if not (then.get("revision") and now["revision"]):
         return [f"cannot compare the code: no git revision {'here' if then.get('revision') else 'in the manifest'}"]
     if then["revision"] != now["revision"]:
@@ -91,8 +91,7 @@ def code_differences(original: RunFolder) -> list[str]:
 
 def other_code(finished: Sequence[RunFolder]) -> list[str]:
     """Return a line if some finished runs, which a command skips, were made by other code than the present one."""
-    states = [load_json(folder.manifest_path).get("git") or {} for folder in finished]
-    known = [(state["revision"], state.get("diff_sha256")) for state in states if state.get("revision")]
+    known = [(state["revision"], state.get("diff_sha256")) for state in map(_code_of, finished) if state]
     now = git_state(ROOT) if known else {"revision": None}
     others = Counter(each for each in known if each != (now["revision"], now.get("diff_sha256")))
     if not others or now["revision"] is None:
@@ -102,6 +101,14 @@ def other_code(finished: Sequence[RunFolder]) -> list[str]:
     return [
         f"{sum(others.values())} of {len(finished)} finished runs are of other code: {made}; the code here is {here}"
     ]
+
+
+def _code_of(folder: RunFolder) -> dict[str, Any]:
+    """Return the code of a run, as ``git_state`` has it; empty where its manifest has no revision."""
+    git = load_json(folder.manifest_path).get("git")
+    if not isinstance(git, dict) or not git.get("revision"):
+        return {}
+    return git if all(isinstance(git.get(key), str | None) for key in ("revision", "diff_sha256")) else {}
 
 
 def _code_name(revision: str, changes: str | None) -> str:

@@ -15,13 +15,14 @@ from experiments.runs.whole_rows import extents_from
 
 
 class State(StrEnum):
-    """The states of a run; a stopped one can be resumed, and a damaged one has lost something."""
+    """The states of a run; a stopped one can be resumed, a damaged one has lost something, SLURM knows a queued one."""
 
     DONE = "done"
     RUNNING = "running"
     DAMAGED = "damaged"
     FAILED = "failed"
     STOPPED = "stopped"
+    QUEUED = "queued"
     NEW = "not started"
 
 
@@ -70,7 +71,8 @@ def saved_step(folder: RunFolder) -> int | None:
 
 def last_step(folder: RunFolder) -> int:
     """Return how many steps are recorded."""
-    return int(LastRow(folder.steps_path).read().get("step", -1)) + 1
+    step = LastRow(folder.steps_path).read().get("step")
+    return step + 1 if isinstance(step, int) else 0
 
 
 def failure_reason(folder: RunFolder) -> str:

@@ -28,7 +28,7 @@ class Array:
     """Runs that request the same resources.
 
     Raises:
-        UserError: a path or a setting holds a line break, which a line of the script or of the runs cannot.
+        UserError: a path or a setting holds what a line of the script or of the runs cannot.
 
     Attributes:
         study: the name of the study, of letters, digits, ``.``, ``_`` and ``-``.
@@ -45,6 +45,7 @@ class Array:
     def __post_init__(self) -> None:
         for text in (self.config.output, *chain(*self.words)):
             _check_one_line(text)
+        _check_path(str(self.folder))
 
     @property
     def rows(self) -> str:
@@ -92,10 +93,10 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
         working: the working directory, by default this process's.
 
     Raises:
-        UserError: a path holds a line break.
+        UserError: a path holds a line break or a backslash.
     """
     working = working or Path.cwd()
-    _check_one_line(str(working))
+    _check_path(str(working))
     slurm = array.config.cluster.slurm
     python = python or ("python" if slurm.setup else shlex.quote(sys.executable))
     parts = [
@@ -190,6 +191,12 @@ def _check_one_line(text: str) -> None:
         raise UserError(f"a job of SLURM takes paths and settings without line breaks, got {text!r}")
 
 
+def _check_path(path: str) -> None:
+    _check_one_line(path)
+    if "\\" in path:  # sbatch would take it out, and leave the patterns in the name of the log as they are
+        raise UserError(f"sbatch reads no backslash in a path, got {path}: choose another output or working directory")
+
+
 def _options(array: Array, rows: list[int], working: Path) -> Iterator[str]:
     cluster = array.config.cluster
     slurm, cpus = cluster.slurm, num_processes(array.config) * cluster.slurm.cpus_per_worker
@@ -210,7 +217,8 @@ def _options(array: Array, rows: list[int], working: Path) -> Iterator[str]:
     yield "--requeue" if slurm.requeue else "--no-requeue"
     yield "--open-mode=append"
     yield f"--chdir={shlex.quote(str(working))}"
-    yield f"--output={shlex.quote(str(array.folder / 'logs/%A_%a.log'))}"
+    logs = str(array.folder / "logs").replace("%", "%%")
+    yield f"--output={shlex.quote(f'{logs}/%A_%a.log')}"
     yield from slurm.extra
 
 
@@ -218,7 +226,8 @@ def _srun(array: Array, python: str) -> str:
     cluster = array.config.cluster
     cpus = num_processes(array.config) * cluster.slurm.cpus_per_worker
     words = [
-        f"srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=1 \\\n ",
+        # ALL: with sbatch's --export=NONE the tasks would not have what setup and this script set.
+        f"srun --export=ALL --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=1 \\\n ",
         f'{python} -m experiments.train "${{words[@]}}"',
     ]
     if not cluster.simulated:

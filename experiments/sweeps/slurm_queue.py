@@ -2,6 +2,8 @@
 
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.config.errors import UserError
@@ -64,6 +66,18 @@ def in_queue(output: Path) -> set[str]:
             rows = path.read_text().splitlines()
             found.update(row.split(" ", 1)[0] for row in rows[int(number) - 1 : int(number)])
     return found
+
+
+def queued_folders(configs: Iterable[TrainConfig]) -> set[RunFolder]:
+    """Return the run folders of the output folders of these runs that are in SLURM's queue, none without squeue."""
+    outputs = {Path(config.output) for config in configs} if shutil.which("squeue") else set()
+    try:
+        return {
+            RunFolder(output / run) for output in outputs if arrays_folder(output).is_dir() for run in in_queue(output)
+        }
+    except UserError as error:
+        print(f"note: which runs are queued is not known: {error}", file=sys.stderr)
+        return set()
 
 
 def check_gpus(config: TrainConfig) -> None:

@@ -1,7 +1,7 @@
 """Tables of a study: what it will run, the state of each run, and the failures."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,7 @@ _STYLES = {
     State.DAMAGED: "red",
     State.FAILED: "red",
     State.STOPPED: "yellow",
+    State.QUEUED: "blue",
     State.NEW: "dim",
 }
 _WIDE = 10_000  # width in characters outside a terminal, so that a row stays one line
@@ -34,17 +35,23 @@ def show(table: Table, console: Console) -> None:
     screen.print(table)
 
 
-def plan_table(name: str, configs: list[TrainConfig]) -> Table:
+def state_with_queue(folder: RunFolder, queued: Collection[RunFolder]) -> State:
+    """Return the state of a run, where those that wait in a queue, or whose job has just begun, are known."""
+    state = state_of(folder)
+    return State.QUEUED if folder in queued and state not in (State.DONE, State.RUNNING) else state
+
+
+def plan_table(name: str, configs: list[TrainConfig], queued: Collection[RunFolder] = ()) -> Table:
     """Return what a study will run: a row per model, data set, method, density and number of workers."""
     plans: defaultdict[Kind, Counter[str]] = defaultdict(Counter)
     for config in configs:
-        plans[_kind(config)][_plan(folder_of(config))] += 1
+        plans[_kind(config)][_plan(folder_of(config), queued)] += 1
     sums = sum(plans.values(), Counter())
     table = Table(title=Text(f"{name}: {len(configs)} runs", style="table.title"), show_footer=True)
     for heading in ("model", "dataset", "method", "density", "workers"):
         table.add_column(heading, overflow="fold")
     shown = ["done", "to resume", "to run"]
-    shown += [heading for heading in ("running", "damaged") if sums[heading]]
+    shown += [heading for heading in ("running", "queued", "damaged") if sums[heading]]
     for heading in shown:
         table.add_column(heading, str(sums[heading]), justify="right")
     for kind, counts in plans.items():
@@ -52,15 +59,15 @@ def plan_table(name: str, configs: list[TrainConfig]) -> Table:
     return table
 
 
-def status_table(configs: list[TrainConfig]) -> Table:
+def status_table(configs: list[TrainConfig], queued: Collection[RunFolder] = ()) -> Table:
     """Return a row for each run: its state, the steps recorded, and its measure, failure, damage or checkpoint."""
     folders = [folder_of(config) for config in configs]
-    counts = Counter(state_of(folder) for folder in folders)
+    counts = Counter(state_with_queue(folder, queued) for folder in folders)
     num_unverified = sum(not judge(folder).is_verified for folder in folders)
     note = f"{num_unverified} not verified: written by an earlier version" if num_unverified else None
     table = Table("run", "state", "step", "", title=count_states(counts), caption=note)
     for folder in folders:
-        state = state_of(folder)
+        state = state_with_queue(folder, queued)
         name = Text(folder.path.name, overflow="fold")
         table.add_row(name, Text(state, _STYLES[state]), _steps(folder), Text(describe(folder), overflow="fold"))
     return table
@@ -112,9 +119,9 @@ def _kind(config: TrainConfig) -> Kind:
     return (*names, f"{config.density:g}", str(config.world_size))
 
 
-def _plan(folder: RunFolder) -> str:
-    state = state_of(folder)
-    if state in (State.DONE, State.RUNNING, State.DAMAGED):
+def _plan(folder: RunFolder, queued: Collection[RunFolder]) -> str:
+    state = state_with_queue(folder, queued)
+    if state in (State.DONE, State.RUNNING, State.QUEUED, State.DAMAGED):
         return str(state)
     return "to run" if saved_step(folder) is None else "to resume"
 

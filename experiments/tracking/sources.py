@@ -73,8 +73,8 @@ def from_wandb_files(root: Path | str, selection: Selection | None = None) -> Fr
     if not paths:
         raise UserError(f"{root} holds no file of W&B (*.wandb): name a folder of runs made with tracking=wandb")
     with ThreadPoolExecutor(max_workers=min(8, num_cores())) as pool:
-        read = list(pool.map(_read_file, paths))
-    runs = {name: mirror for name, mirror, _ in read}  # of several files of a run the last one, which is the newest
+        read = sorted(pool.map(_read_file, paths), key=lambda each: each[2])
+    runs = {name: mirror for name, mirror, _ in read}  # of several files of a run the newest of those that finished
     finished = {name: is_finished for name, _, is_finished in read}
     return tidy(_finished(runs, finished, str(root)), selection)
 

@@ -1,15 +1,16 @@
 """A mirror of a run at Weights & Biases, made only from the run's folder; it can be made again at any time."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import yaml
 
 from experiments.config.tracking_settings import TrackingConfig
+from experiments.runs.atomic_files import load_json
 from experiments.runs.json_lines import NewRows, Row
 from experiments.runs.run_folder import RunFolder
 
@@ -45,6 +46,8 @@ def group_of(name: str) -> str:
 def _mirror_attempt(folder: RunFolder, tracking: TrackingConfig, wait: Callable[[], bool]) -> str | None:
     """Mirror the run until it ends, or until its ranks are started again from an earlier step.
 
+    An earlier mirror is removed when this one stands; one that failed or was interrupted is removed itself.
+
     Each attempt writes the manifest after the records are rewound to a checkpoint and before rows are added. So rows
     that were read while the manifest stayed the same belong to that attempt.
 
@@ -54,31 +57,36 @@ def _mirror_attempt(folder: RunFolder, tracking: TrackingConfig, wait: Callable[
     attempt_id = _attempt_id(folder)
     run = _begin(folder, tracking)
     tails = {kind: NewRows(folder.path / f"{kind}.jsonl") for kind in RECORDS}
+    own = Path(run.dir).parent
     is_over = is_complete = False
-    try:
-        while not is_over:
-            is_over = wait()
-            rows = {
-                kind: tails[kind].read() for kind in reversed(RECORDS)
-            }  # epochs first: an epoch's row is written after those of its steps
-            if _attempt_id(folder) != attempt_id:
-                return None
-            _log(run, rows)
-        if folder.is_done():
-            run.summary["done"] = json.loads(folder.done_path.read_text())
-            is_complete = True
-    finally:
-        run.finish(exit_code=0 if is_complete else 1)
-    return run.url if tracking.mode == "online" else str(Path(run.dir).parent)
+    with ExitStack() as unfinished:
+        unfinished.callback(shutil.rmtree, own, ignore_errors=True)
+        try:
+            while not is_over:
+                is_over = wait()
+                rows = {
+                    kind: tails[kind].read() for kind in reversed(RECORDS)
+                }  # epochs first: an epoch's row is written after those of its steps
+                if _attempt_id(folder) != attempt_id:
+                    return None
+                _log(run, rows)
+            if folder.is_done():
+                run.summary["done"] = load_json(folder.done_path)
+                is_complete = True
+        finally:
+            run.finish(exit_code=0 if is_complete else 1)
+        unfinished.pop_all()
+    for earlier in own.parent.glob(f"*run-*-{folder.path.name}"):
+        if earlier != own:  # a resumed run has one mirror, without repeated rows
+            shutil.rmtree(earlier, ignore_errors=True)
+    return run.url if tracking.mode == "online" else str(own)
 
 
 def _begin(folder: RunFolder, tracking: TrackingConfig) -> Any:
     import wandb
 
     name = folder.path.name
-    for earlier in (folder.path / "wandb").glob(f"*run-*-{name}"):
-        shutil.rmtree(earlier, ignore_errors=True)  # a resumed run has one mirror, without repeated rows
-    manifest = json.loads(folder.manifest_path.read_text())
+    manifest = load_json(folder.manifest_path)
     config = yaml.safe_load(folder.config_path.read_text())
     run = wandb.init(
         id=name,  # where the server has this id, the run starts over

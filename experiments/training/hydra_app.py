@@ -29,7 +29,7 @@ from experiments.runs.json_lines import LastRow
 from experiments.runs.output import check_outputs, distinct
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, failure_reason, judge, state_of
-from experiments.training.hydra_errors import hydra_errors, split_options
+from experiments.training.hydra_errors import hydra_errors, lost_jobs, split_options
 
 _MULTIRUN = ("-m", "--multirun")
 _PLACES = ("hydra.run.dir=", "hydra.sweep.dir=")
@@ -56,16 +56,17 @@ def run_by_hydra(words: list[str], *, multirun: bool) -> int:
     sys.argv[1:] = [*options, *files, *map(with_field_name, words)]
     Hydra.compose_config = _compose_whole  # type: ignore[method-assign]
     _failures.clear()
+    lost: list[str] = []
     try:
-        with hydra_errors():
+        with hydra_errors(), lost_jobs(lost):
             _run()
     except RunFailed as error:  # its sweeper goes on no more
         if not _failures:  # the run was in another process
             _failures.append(str(error))
     unfinished = [] if _failures else [folder for folder in folders if state_of(folder) != State.DONE]
-    for line in [*_failures, *(f"{folder.path.name}: {_why(folder)}" for folder in unfinished)]:
+    for line in [*_failures, *lost, *(f"{folder.path.name}: {_why(folder)}" for folder in unfinished)]:
         print(f"error: {line}", file=sys.stderr)
-    return int(bool(_failures or unfinished))
+    return int(bool(_failures or lost or unfinished))
 
 
 def _checked_folders(words: list[str], *, has_own_sweeper: bool) -> list[RunFolder]:

@@ -14,6 +14,8 @@ from experiments.config.errors import UserError, one_line_of_hydra
 _FULL = "HYDRA_FULL_ERROR"  # with it Hydra raises its errors; without, it prints them and ends the process
 _SEE = "see python -m experiments.train --help"
 
+_PLACES = ("You can check", "  - ")  # how submitit ends its message on a failed job
+
 
 @contextmanager
 def hydra_errors() -> Iterator[None]:
@@ -28,6 +30,18 @@ def hydra_errors() -> Iterator[None]:
         os.environ.pop(_FULL)
         if before is not None:
             os.environ[_FULL] = before
+
+
+@contextmanager
+def lost_jobs(found: list[str]) -> Iterator[None]:
+    """Add to ``found`` what submitit raises in this context for the first job without a result, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not type(error).__module__.startswith("submitit."):
+            raise
+        lines = [line for line in str(error).splitlines() if line.strip(" -") and not line.startswith(_PLACES)]
+        found.append(f"submitit: {'; '.join(dict.fromkeys((lines[0], lines[-1])))}")
 
 
 def split_options(words: Sequence[str]) -> tuple[list[str], list[str]]:

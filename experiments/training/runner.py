@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
 from rich.console import Console
 
 import data
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.config.stopping import NOTHING_SAVED, exit_code, name_of
 from experiments.launching.launch import launch
@@ -182,8 +183,8 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     return True
 
 
-def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool | UserError:
-    """Claim and prepare the folder of a run; return whether it was finished before, or the error."""
+def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool | Exception:
+    """Claim and prepare the folder of a run; return whether it was finished before, or the error, for all ranks."""
     try:
         owned.enter_context(folder.claim())
         if not _is_done(config, folder):
@@ -192,12 +193,15 @@ def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack)
         return True
     except UserError as error:
         return error
+    except Exception as error:  # the other ranks would wait for this one
+        traceback.print_exc()
+        return RuntimeError(f"rank 0: {one_line_with_type(error)}")
 
 
-def _from_rank_0(found: bool | UserError | None) -> bool:
+def _from_rank_0(found: bool | Exception | None) -> bool:
     """Return rank 0's value on all ranks, which then write under its lease; raise it if it is an error."""
     answer, lease = gather_objects(found)[0], gather_objects(os.environ.get(LEASE))[0]
-    if isinstance(answer, UserError):
+    if isinstance(answer, Exception):
         raise answer
     if lease:
         os.environ[LEASE] = str(lease)

@@ -47,6 +47,28 @@ def called(main: Callable[[], Any], *words: str) -> Ended:
     return Ended(code, out.getvalue(), err.getvalue())
 
 
+def join_where_the_folder_fails(*words: str) -> str:
+    """Join the ranks of a run whose folder raises what nobody expects where rank 0 claims it; return what is raised."""
+    import pytest
+
+    from experiments.config.compose import compose_run
+    from experiments.launching.rank_environment import read_rank_environment
+    from experiments.runs.run_folder import RunFolder
+    from experiments.training.runner import join
+
+    def fail(folder: RunFolder) -> None:
+        raise RecursionError("injected")
+
+    given = read_rank_environment()
+    assert given
+    config = compose_run(list(words), joined_world_size=given.world_size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "claim", fail)
+        with pytest.raises(RuntimeError) as caught:
+            join(config, given)
+    return str(caught.value)
+
+
 def add(value: float) -> float:
     print("this is no answer")
     return float(GroupComm().all_reduce_(torch.tensor(value)))

@@ -15,7 +15,7 @@ from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, saved_step, state_of
 from experiments.sweep import main
 from experiments.sweeps.study import jobs_of
-from tests.dist.commands import ROOT
+from tests.dist.commands import ROOT, run
 from tests.dist.rank_functions import Ended, called
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
@@ -110,6 +110,20 @@ def children_of(pid: int) -> set[int]:
     for _ in range(5):
         found |= {child for child, parent in parents.items() if parent in found}
     return found - {pid}
+
+
+def test_each_run_is_reported_where_a_job_of_a_launcher_ends_without_a_result(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    (tmp_path / "sitecustomize.py").write_text(  # Python imports it at its start: jobs are killed then
+        "import os, sys\nif 'submitit.core._submit' in sys.orig_argv:\n    os.kill(os.getpid(), 9)\n"
+    )
+    words = ["model=mlp", "dataset=synthetic", "cluster=simulated", "cluster.world_size=2", f"output={tmp_path}/runs"]
+    launcher = ["-m", "hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}/sweep"]
+    done = run(*launcher, *words, "seed=0,1", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert [any(f"-s{seed}-" in line for line in told) for seed in (0, 1)] == [True, True]
 
 
 def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Path) -> None:

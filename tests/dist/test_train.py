@@ -13,7 +13,7 @@ from experiments import figures, sweep
 from experiments.runs.json_lines import read_records
 from tests.dist.commands import ROOT, only_run, run
 from tests.dist.processes import ranks
-from tests.dist.rank_functions import called, train
+from tests.dist.rank_functions import called, join_where_the_folder_fails, train
 from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
@@ -43,6 +43,11 @@ def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) 
     again = train(*words)
     assert again.returncode == 0
     assert again.stdout.startswith("already done")
+
+
+def test_what_fails_on_rank_0_before_the_first_step_ends_all_ranks(tmp_path: Path) -> None:
+    raised = ranks(2).run_apart(join_where_the_folder_fails, "model=mlp", "dataset=synthetic", f"output={tmp_path}")
+    assert all("RecursionError: injected" in message for message in raised)
 
 
 ROUNDS = ("rounds.every=4", "optimizer=adam", "lr=0.005", "rounds.fragments=2", "rounds.delay=1", "rounds.mix=0.8")

@@ -1,5 +1,6 @@
 """The job script as a user reads it, and what is refused before there is one. No SLURM is needed here."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments import sweep
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import from_yaml, to_yaml
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
+from experiments.runs.run_folder import folder_of
 from experiments.sweeps.job_script import Array, arrays_of, ranges, script
 from experiments.sweeps.slurm_queue import submit_array
 from experiments.training.preflight import prepare_runs
@@ -32,10 +35,18 @@ def arrays(*jobs: list[str]) -> list[Array]:
     return arrays_of("study", given, prepare_runs(given))
 
 
+def with_commands(folder: Path, **scripts: str) -> str:
+    """Write commands that stand in for SLURM's; return a PATH that finds them first."""
+    for name, content in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{content}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 def test_the_script_is_the_recorded_one() -> None:
     (array,) = arrays(
         *(
-            ["cluster=slurm_gpu_example", f"seed={seed}", "output=/disk/runs", "cluster.slurm.qos=high"]
+            ["cluster=slurm_gpu_example", f"seed={seed}", "output=/disk/%j runs", "cluster.slurm.qos=high"]
             for seed in range(6)
         )
     )
@@ -64,7 +75,7 @@ def test_simulated_workers_are_one_process() -> None:
 
 
 def test_runs_that_ask_for_other_nodes_are_other_arrays_and_a_run_counts_once() -> None:
-    two, one = ["cluster=slurm"], ["cluster=slurm", "cluster.nnodes=1"]
+    two, one = ["cluster=slurm", "cluster.nnodes=2"], ["cluster=slurm", "cluster.nnodes=1"]
     first, second = arrays([*two, "seed=0"], [*one, "seed=0"], [*two, "seed=1"], [*two, "seed=1"])
     assert [len(first.runs), len(second.runs)] == [2, 1]
     assert first.folder != second.folder
@@ -97,11 +108,10 @@ def test_a_run_that_its_time_limit_stops_is_queued_again_where_it_got_on(
     array.rows_path.write_text(array.rows)
     checkpoints = tmp_path / array.runs[0] / "checkpoints"
     (checkpoints / "step-000000003").mkdir(parents=True)
-    commands = {"srun": f"mkdir -p {checkpoints}/{saves}; exit 75", "scontrol": f'echo "$*" > {tmp_path}/asked'}
-    for name, words in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{words}\n")
-        (tmp_path / name).chmod(0o755)
-    places = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "12", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    path = with_commands(
+        tmp_path, srun=f"mkdir -p {checkpoints}/{saves}; exit 75", scontrol=f'echo "$*" > {tmp_path}/asked'
+    )
+    places = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "12", "PATH": path}
     ran = subprocess.run(
         ["bash", "-c", script(array, [1])], env={**os.environ, **places}, capture_output=True, text=True, check=False
     )
@@ -112,9 +122,40 @@ def test_a_run_that_its_time_limit_stops_is_queued_again_where_it_got_on(
         assert (tmp_path / "asked").read_text() == "requeue 12\n"
 
 
+def test_a_queued_run_is_called_queued_and_stays_where_clean_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [*TINY, "cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}/runs"]
+    study = tmp_path / "study.yaml"
+    study.write_text(json.dumps({"overrides": common, "grid": {"seed": [0, 1]}}))
+    monkeypatch.setenv("PATH", with_commands(tmp_path, sbatch="echo 7", squeue="true"))
+    jobs = [[*common, f"seed={seed}"] for seed in (0, 1)]
+    configs = prepare_runs(jobs)
+    submit_array("study", jobs, configs, dry_run=False)
+    (array,) = tmp_path.glob("runs/slurm/*")
+    for config in configs:  # both were stopped
+        folder_of(config).path.mkdir()
+        folder_of(config).config_path.touch()
+
+    def sweep_says(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["sweep", *words])
+        with pytest.raises(SystemExit, match="0"):
+            sweep.main()
+        return capsys.readouterr().out
+
+    with_commands(tmp_path, squeue=f"echo '1 {array.name}'")
+    first, second = sweep_says(str(study), "--list").splitlines()[-2:]
+    assert [first.split()[0], second.split()[0]] == ["queued", "stopped"]
+    assert "1 stopped, 1 queued" in sweep_says("status", str(study))
+    sweep_says("clean", str(study), "--yes")
+    assert [folder_of(config).path.exists() for config in configs] == [True, False]
+    with_commands(tmp_path, squeue="echo 'squeue: error: no controller' >&2; exit 1")
+    assert "1 stopped, 1 not started" in sweep_says("status", str(study))
+
+
 def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]
+    jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]
     made = submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
     assert "#SBATCH --array=1-2\n" in made
     assert " ".join(jobs[1]) in made
@@ -123,7 +164,7 @@ def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pyt
 
 def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    jobs = [[*TINY, "cluster=slurm", f"output={tmp_path}/runs"]]
+    jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", f"output={tmp_path}/runs"]]
     with pytest.raises(UserError, match=r"^--backend slurm needs squeue, which is not on this machine: .* --dry-run$"):
         submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
     assert not (tmp_path / "runs").exists()
@@ -145,8 +186,13 @@ def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_a_mistake_in_a_site_is_one_line(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        prepare_runs([[*TINY, "cluster=slurm", *words]])
+        prepare_runs([[*TINY, "cluster=slurm", "cluster.nnodes=2", *words]])
     assert "\n" not in str(caught.value)
+
+
+def test_a_backslash_in_the_output_is_refused_which_sbatch_would_take_out() -> None:
+    with pytest.raises(UserError, match=r"backslash .*, got \S*back\\slash/"):
+        arrays(["cluster=slurm", "cluster.nnodes=1", r"output='/disk/back\slash'"])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +203,7 @@ def test_a_mistake_in_a_site_is_one_line(words: list[str], message: str) -> None
     ],
 )
 def test_too_few_gpus_are_told_before_the_queue(words: list[str], message: str) -> None:
-    jobs = [[*TINY, "cluster=slurm", "cluster.nproc_per_node=4", *words]]
+    jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", "cluster.nproc_per_node=4", *words]]
     with pytest.raises(UserError, match=message):
         submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
 

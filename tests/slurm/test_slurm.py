@@ -28,7 +28,8 @@ WORDS = [
     *("sparsifier=exdyna", "density=0.05"),
 ]
 QUEUED = [
-    *("cluster=slurm", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.slurm.throttle=2"),
+    *("cluster=slurm", "cluster.nnodes=2"),
+    *("cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.slurm.throttle=2"),
 ]
 NUM_STEPS = 384
 WAIT_S = 900.0  # for what seconds of a quiet machine are enough; each of these processes imports torch
@@ -77,10 +78,13 @@ def array_of(reply: str) -> str:
 @pytest.fixture(scope="module")
 def study(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Study:
     """Runs of two nodes, gone through the queue: one stopped on its way, one that cannot end well."""
-    output = tmp_path_factory.mktemp("study") / "runs"
-    common = [*WORDS, *QUEUED, f"output={output}"]
+    output = tmp_path_factory.mktemp("study") / "100% runs"
+    setup = f"export OMP_NUM_THREADS=1 PATH={Path(sys.executable).parent}:$PATH"
+    common = [*WORDS, *QUEUED, f"output={output}", f"cluster.slurm.setup=['{setup}']"]
     study = Study([common, [*common, "lr=1e30"]])
-    reply = study.submit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SBATCH_EXPORT", "NONE")  # what setup and the script set reaches the ranks all the same
+        reply = study.submit()
     try:
         go_through(site, study, reply)
     except BaseException:
@@ -158,7 +162,7 @@ def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> No
     ],
 )
 def test_what_sbatch_refuses_is_one_line(site: Site, tmp_path: Path, words: list[str], message: str) -> None:
-    jobs = [["model=mlp", "dataset=synthetic", "cluster=slurm", f"output={tmp_path}", *words]]
+    jobs = [["model=mlp", "dataset=synthetic", "cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}", *words]]
     before = {line.split()[0] for line in site.queue()}
     with pytest.raises(UserError, match=message) as caught:
         submit_array("study", jobs, prepare_runs(jobs), dry_run=False)

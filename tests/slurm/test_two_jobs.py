@@ -23,7 +23,8 @@ WORDS = [
     *("sparsifier=exdyna", "density=0.05"),
 ]
 QUEUED = [
-    *("cluster=slurm", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.timeout_s=900"),
+    *("cluster=slurm", "cluster.nnodes=2"),
+    *("cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.timeout_s=900"),
     "checkpoint.every_steps=10",
 ]
 NUM_STEPS = 512

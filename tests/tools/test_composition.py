@@ -83,7 +83,7 @@ def test_files_are_composed_as_hydra_composes_them() -> None:
         ("experiment=micro_resnet18_cifar10", "scale=small", "epochs=4", "sparsifier=dense"),
         ("experiment=gaussiank_lstm_ptb", "density_warmup.stages=1", "sparsifier.selector={name: topk}"),
         ("experiment=digits", "sparsifier.codec={name: int8, block: 64}", "lr_milestones=[1, 2.5]", "lr=1e-3"),
-        ("cluster=slurm", "cluster.slurm.setup=['module load cuda']", "cluster.slurm.time_limit='01:00:00'", "seed=7"),
+        ("cluster=slurm", "cluster.nnodes=3", "cluster.slurm.setup=['module load cuda']", "seed=7"),
         ("sparsifier=micro", "sparsifier.selector.rule=published", "output='a b'", "checkpoint={every_s: 5, keep: 1}"),
         ("model=lstm", "dataset=manuals", "model.settings.hidden=${batch_size}", "optimizer=adam", "tracking=wandb"),
     ],

@@ -23,11 +23,13 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.runs.checkpoints import open_checkpoint
+from experiments.runs.owner import this_process
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_run import code_differences, saved_config
+from experiments.runs.saved_run import code_differences, other_code, saved_config
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
 from experiments.studies.simulated_steps.network_files import load_network
 from experiments.sweeps.study import jobs_of
+from experiments.sweeps.summaries import describe
 from experiments.tracking.sources import from_folders
 from experiments.training.preflight import check_run
 from experiments.training.runner import execute
@@ -69,6 +71,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("failure.json", "errors/rank0.json"):
         (folder / "runs/run" / name).parent.mkdir(exist_ok=True)
         (folder / "runs/run" / name).write_text('{"rank": 1, "type": "ValueError", "message": "no", "log": "x"}')
+    lease = folder / "runs/run/.lease/1"
+    lease.parent.mkdir(exist_ok=True)
+    lease.write_text(this_process(has_flock=True, launch=None).to_json())
     checkpoint = folder / "runs/run/checkpoints/step-00000006"
     checkpoint.mkdir(parents=True)
     parts = [{"sha256": "0" * 64, "size": 5}] * 3
@@ -94,8 +99,9 @@ def read_study(folder: Path) -> None:
 
 def read_status(folder: Path) -> None:
     run = RunFolder(folder / "runs/run")
-    for read in (state_of, last_step, saved_step, failure_reason, failure_log, code_differences):
+    for read in (state_of, last_step, saved_step, failure_reason, failure_log, code_differences, describe):
         read(run)
+    other_code([run])
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -113,6 +119,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "runs/run/epochs.jsonl": lambda folder: from_folders(folder / "runs"),
     "runs/run/DONE": lambda folder: (from_folders(folder / "runs"), read_status(folder)),
     "runs/run/manifest.json": read_status,
+    "runs/run/.lease/1": read_status,
     "runs/run/failure.json": read_status,
     "runs/run/errors/rank0.json": read_status,
     "runs/run/checkpoints/step-00000006/CHECKPOINT.json": lambda folder: open_checkpoint(folder / "runs/run"),
@@ -123,6 +130,9 @@ FOUND = [  # what readers stumbled over
     b"\xf9",
     b"[" * 3000,
     b'{"rank": 1, "log": {}}',
+    b'{"rank": 1e999, "step": 1e999, "format": 1e999, "parts": 1e999, "git": [1]}',
+    b'{"step": 1e999, "epoch": 0}\n',
+    b'{"git": {"revision": 1, "diff_sha256": []}}',
     b'{"step": null, "epoch": 0}\n',
     b'{"epoch": 0, "step": 5, "time_s": [[]]}\n{"epoch": 1, "step": 10}\n',
 ]

@@ -62,6 +62,9 @@ def leased(folder: RunFolder, owner: Owner | str, number: int = 1, released: boo
     return path
 
 
+NOT_WHOLE = ["[" * 10**5, *(elsewhere().to_json().replace('"pid": 7', pid) for pid in ('"pid": 1e999', '"pid": null'))]
+
+
 def beat(path: Path) -> Callable[[], None]:
     return lambda: os.utime(path, (2000, 2000))
 
@@ -87,7 +90,7 @@ def test_an_owner_on_another_machine_that_renews_its_lease_keeps_the_folder(
     assert names(run) == ["1"]
 
 
-@pytest.mark.parametrize("content", [elsewhere(), "", '{"pid": 3', "[1, 2]"])
+@pytest.mark.parametrize("content", [elsewhere(), "", '{"pid": 3', "[1, 2]", *NOT_WHOLE])
 def test_a_lease_that_nobody_renews_is_taken_after_the_limit_and_not_before(
     tmp_path: Path, looks: list[Callable[[], object]], content: Owner | str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -251,6 +251,25 @@ def test_the_two_lines_are_those_of_the_tested_scripts(page: str) -> None:
     assert set(kept) <= set(plain)
 
 
+def test_what_python_leaves_beside_the_pages_is_not_published(tmp_path: Path) -> None:
+    mkdocs = pytest.importorskip("mkdocs.config")
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    from mkdocs.structure.files import get_files
+
+    left = (
+        "__pycache__/hooks.cpython-311.pyc",
+        "gallery/__pycache__/gpt.cpython-311.pyc",
+        "gallery/.ipynb_checkpoints/a",
+    )
+    for name in ("index.md", "style.css", "gallery/gpt.py", *left):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    config = mkdocs.load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(tmp_path))
+    published = [file.src_uri for file in get_files(config) if file.inclusion.is_included()]
+    assert sorted(published) == ["index.md", "style.css"]
+
+
 def test_every_public_name_stands_on_one_page_of_the_reference() -> None:
     pytest.importorskip("griffe")
     sys.path.insert(0, str(ROOT / "docs"))  # mkdocs imports it by its file

@@ -218,7 +218,7 @@ def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert num_at_once(one_process, "auto") == 2
     assert num_at_once(four, "auto") == 1
-    nodes = composed(["cluster=nodes", "cluster.rdzv_endpoint=localhost:2999", "cluster.nproc_per_node=1"], words=words)
+    nodes = composed(["cluster=nodes", "cluster.rdzv_endpoint=localhost:2999", "cluster.nnodes=2"], words=words)
     assert num_at_once(nodes, "auto") == 1
     with pytest.raises(UserError, match="use --jobs 1"):
         num_at_once(nodes, "2")

@@ -132,6 +132,21 @@ def test_a_mirror_can_be_made_again_from_the_folder_alone(runs: Path, tmp_path: 
     assert_same(from_folders(runs), from_wandb_files(tmp_path / "again"))
 
 
+def test_an_attempt_that_fails_or_is_interrupted_leaves_the_mirror_that_there_was(runs: Path, tmp_path: Path) -> None:
+    folder = copied(runs, tmp_path / "kept")
+    assert track.main([str(folder.path)]) == 0
+    before = mirrors(folder)
+
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    for project, error in (("a/b", wandb.Error), ("micro", KeyboardInterrupt)):  # W&B refuses the first
+        with pytest.raises(error):
+            mirror(folder, TrackingConfig(name="wandb", mode="offline", project=project), interrupt)
+    assert mirrors(folder) == before
+    assert_same(from_folders(runs), from_wandb_files(tmp_path / "kept"))
+
+
 def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
     folder = copied(runs, tmp_path / "resumed")
     rows, done = folder.steps_path.read_text().splitlines(keepends=True), folder.done_path.read_text()

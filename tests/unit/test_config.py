@@ -104,7 +104,9 @@ def test_a_mistake_is_one_line(word: str) -> None:
         (("cluster=simulated", "cluster.world_size=0"), "cluster.world_size must be at least 1"),
         (("cluster.num_threads=0",), "cluster.num_threads must be at least 1, got 0"),
         (("optimizer.nesterov=pytorch", "optimizer.momentum=0"), "nesterov=pytorch needs a momentum"),
-        (("cluster=nodes",), "cluster.rdzv_endpoint must name a port when nnodes is 2, got 'localhost:0'"),
+        (("cluster=nodes", "cluster.nproc_per_node=2"), "'cluster.nnodes' is missing"),
+        (("cluster=slurm", "cluster.nproc_per_node=2"), "'cluster.nnodes' is missing"),
+        (("cluster=nodes", "cluster.nnodes=2"), "cluster.rdzv_endpoint must name a port .* got 'localhost:0'"),
         (
             ("cluster.rdzv_endpoint=foo",),
             "cluster.rdzv_endpoint must be HOST:PORT, one of the nodes and a free port of",

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from experiments.launching.process_state import process_state
+from experiments.runs.atomic_files import from_json
 from experiments.runs.run_folder import RunFolder
 
 _SIZE = 2048  # bytes of the file: one write in place, and none that needs new space on a full disk
@@ -144,10 +145,9 @@ def read_beats(run_dir: Path) -> dict[int, Beat]:
 
 def read_beat(path: Path) -> Beat | None:
     """Return the beat in a file; None if there is none yet."""
-    try:
-        return Beat(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    with suppress(OSError):
+        return from_json(Beat, path.read_bytes())
+    return None
 
 
 def beat_path(run_dir: Path, rank: int) -> Path:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments.runs.atomic_files import load_json, to_json
+from experiments.runs.atomic_files import from_json, to_json
 from experiments.runs.run_folder import RunFolder
 
 
@@ -50,11 +50,9 @@ def write_stall_report(run_dir: Path, report: StallReport) -> StallReport:
 
 def read_stall_report(run_dir: Path) -> StallReport | None:
     """Return the report of this start of the ranks, None if there is none."""
-    found = load_json(_path(run_dir))
-    try:
-        return StallReport(**found) if found else None
-    except TypeError:
-        return None
+    with suppress(OSError):
+        return from_json(StallReport, _path(run_dir).read_bytes())
+    return None
 
 
 def has_stall_report(run_dir: Path) -> bool:

@@ -1,6 +1,5 @@
 """The page of a paper's reproduction: what each part left, and the runs, code, data and machines that it is from."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from experiments.reports.measures import metric_of
 from experiments.reports.names import label
 from experiments.reports.summary import summarise
 from experiments.reports.tables import markdown
+from experiments.runs.atomic_files import load_json
 from experiments.runs.run_folder import RunFolder
 from experiments.studies.paper_reproduction.papers import Paper, Part
 from experiments.studies.paper_reproduction.parts import seconds_of
@@ -99,7 +99,7 @@ def _facts(folders: Sequence[RunFolder]) -> Iterator[tuple[str, str, int]]:
     """Yield each fact of the manifests once, with the number of runs that it is of."""
     counts: Counter[tuple[str, str]] = Counter()
     for folder in folders:
-        counts.update(dict.fromkeys(_facts_of(json.loads(folder.manifest_path.read_text())), 1))
+        counts.update(dict.fromkeys(_facts_of(load_json(folder.manifest_path)), 1))
     days = sorted(value for name, value in counts if name == "started")
     if days:
         yield "started", f"{days[0]} to {days[-1]}", len(folders)

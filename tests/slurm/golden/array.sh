@@ -1,6 +1,6 @@
 #!/bin/bash
 # Study study: task N runs line N of runs.txt, which holds the run's folder and then its settings.
-#SBATCH --job-name=study-f6dccfd5
+#SBATCH --job-name=study-42d3dd5d
 #SBATCH --array=1,3-5%8
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -14,10 +14,10 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/me/micro
-#SBATCH --output=/disk/runs/slurm/study-f6dccfd5/logs/%A_%a.log
+#SBATCH --output='/disk/%%j runs/slurm/study-42d3dd5d/logs/%A_%a.log'
 #SBATCH --exclusive
 
-row=$(sed -n "${SLURM_ARRAY_TASK_ID:?submit this script with sbatch}p" /disk/runs/slurm/study-f6dccfd5/runs.txt)
+row=$(sed -n "${SLURM_ARRAY_TASK_ID:?submit this script with sbatch}p" '/disk/%j runs/slurm/study-42d3dd5d/runs.txt')
 [ -n "$row" ] || { echo "runs.txt has no line $SLURM_ARRAY_TASK_ID" >&2; exit 2; }
 run=${row%% *}
 eval "words=(${row#* })"
@@ -30,13 +30,13 @@ module load cuda
 source $HOME/micro/.venv/bin/activate
 export MICRO_LAUNCH=node  # each task of srun starts the workers of its node
 
-saved() { find /disk/runs/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort | tail -n 1; }
+saved() { find '/disk/%j runs'/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort | tail -n 1; }
 before=$(saved)
 
 echo "$run"
 stopping= step=
 trap 'stopping=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit; srun passes it on
-srun --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 \
+srun --export=ALL --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 \
   python -m experiments.train "${words[@]}" cluster.rdzv_endpoint=$head:$port &
 step=$!
 wait "$step"; code=$?
