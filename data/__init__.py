@@ -49,6 +49,7 @@ __all__ = [
     "mix",
     "names",
     "ranking_sums",
+    "sums",
 ]
 
 _SOURCES: dict[str, type[Source]] = {
@@ -91,6 +92,11 @@ def load(name: str, *, root: str | None = None, seed: int = 0, **settings: objec
 def check(name: str, root: str | None = None, **settings: object) -> None:
     """Raise the ValueError that `load` would raise, before any worker starts; files are read, nothing is kept."""
     _source(name, settings).check(root)
+
+
+def sums(name: str, root: str | None = None, **settings: object) -> dict[str, str]:
+    """Return what a data set is read from -> its sha256, by which two copies can be compared. Raises: as `load`."""
+    return _source(name, settings).checksums(root)
 
 
 def info(name: str, root: str | None = None, **settings: object) -> DatasetInfo:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from data import pickles
+from data.file_sums import sums_of
 from data.source import Classification, DatasetInfo
 
 SHAPE = (3, 32, 32)
@@ -127,6 +128,11 @@ class Cifar10:
             num_train=_at_most(_count(layout, folder, layout.train_md5), self.num_train),
             num_test=_at_most(_count(layout, folder, layout.test_md5), self.num_test),
         )
+
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return the checksums of the batches."""
+        folder = self._folder(root)
+        return sums_of(folder.parent, [folder / name for name in self.LAYOUT.train_md5 | self.LAYOUT.test_md5])
 
     def _folder(self, root: str | None) -> Path:
         name, wanted = self.LAYOUT.name, self.LAYOUT.folder

@@ -1,6 +1,5 @@
 """Any folder of text, as bytes, words or tokens."""
 
-import hashlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from data.checksums import RECORD
+from data.file_sums import sums_of
 from data.source import DatasetInfo, Text, shortened
 from data.text import check_counts, in_numbers, sizes_of, words_of_lines
 from data.text_bytes import BYTES, one_each
@@ -74,7 +74,7 @@ class FolderText:
         return replace(self._text(folder, train, test), unused=tuple(unused))
 
     def _text(self, folder: Path, train: list[Path], test: list[Path]) -> Text:
-        checksums = {str(path.relative_to(folder)): _digest(path) for path in dict.fromkeys([*train, *test])}
+        checksums = sums_of(folder, dict.fromkeys([*train, *test]))
         if self.unit == "bytes":
             return self._cut(*_bytes(train, test), words=BYTES, num_bytes=one_each(), checksums=checksums)
         if self.unit == "tokens":
@@ -101,6 +101,12 @@ class FolderText:
                 "has files of valid or test, none of train: all but the last tenth of each file is learnt from"
             )
         return replace(sizes_of(text), notes=tuple(notes))
+
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return the checksums of the files."""
+        folder = _folder(root)
+        train, test = _splits(folder, self._paths(folder)[0])
+        return sums_of(folder, dict.fromkeys([*train, *test]))
 
     def _suffixes(self) -> tuple[str, ...]:
         return tuple(
@@ -158,14 +164,6 @@ def _folder(root: str | None) -> Path:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: name the folder that holds the text")
     return folder
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): it is part of the text") from error
 
 
 def _bytes(train: list[Path], test: list[Path]) -> tuple[Tensor, Tensor]:

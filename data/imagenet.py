@@ -1,6 +1,5 @@
 """ImageNet, or any folder of images in its layout, decoded once and read from memory-mapped files."""
 
-import hashlib
 import json
 import warnings
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from data.augment import centre
+from data.file_sums import sums_of
 from data.source import Classification, DatasetInfo
 
 FOLDER = "imagenet"
@@ -57,10 +57,7 @@ class ImageNet:
             test_targets=test_targets,
             num_classes=len(classes),
             in_channels=3,
-            checksums={
-                f"{FOLDER}/{name}": hashlib.sha256((folder / name).read_bytes()).hexdigest()
-                for name in ("classes.json", *(f"{split}_labels.npy" for split in SPLITS))
-            },
+            checksums=self.checksums(root),
             mean=MEAN,
             std=STD,
         )
@@ -75,6 +72,11 @@ class ImageNet:
         num_train, num_test = (len(_array(folder / f"{split}_images.npy")) for split in SPLITS)
         sizes = {"in_channels": 3, "num_classes": len(_classes(folder)), "image_size": self.image_size}
         return DatasetInfo(kind="images", sizes=sizes, num_train=num_train, num_test=num_test)
+
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return the checksums of images, labels and classes, of large files as they were prepared."""
+        folder = self._folder(root)
+        return sums_of(folder, files_in(folder), remedy=f"run python -m data.prepare imagenet --root {folder.parent}")
 
     def _folder(self, root: str | None) -> Path:
         if root is None:
@@ -102,6 +104,12 @@ class ImageNet:
         if labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() >= num_classes:
             raise ValueError(f"{split}_labels.npy does not fit {path} and classes.json: {_remedy(folder)}")
         return _mapped(images), torch.from_numpy(labels.astype(np.int64))
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return all files that are read."""
+    arrays = [f"{split}_{kind}.npy" for split in SPLITS for kind in ("images", "labels")]
+    return [folder / name for name in ("classes.json", *arrays)]
 
 
 def _mapped(array: np.ndarray) -> Tensor:

@@ -92,6 +92,10 @@ class Latent:
             num_test=self.num_users,
         )
 
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return nothing: the settings and the seed say it all."""
+        return {}
+
     def scores(self) -> Tensor:
         """Return the scores that the items were drawn from, which no model can beat: (num_users, num_items) float64."""
         return self._scores(generator(self.draw))

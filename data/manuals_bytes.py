@@ -57,6 +57,10 @@ class ManualsBytes:
         """Count the bytes."""
         return sizes_of(self.load(None, 0))
 
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return the checksum of the topics."""
+        return self.load(None, 0).checksums
+
 
 def _bytes(paragraphs: list[bytes]) -> Tensor:
     return torch.frombuffer(bytearray(b"".join(paragraphs)), dtype=torch.uint8)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.file_sums import sums_of
 from data.leave_one_out import leave_one_out, tested_users
 from data.source import DatasetInfo, Interactions
 
@@ -81,6 +82,11 @@ class _Movielens:
         sizes = _sizes(users, items)
         num_test = len(tested_users(users, num_negatives=self.num_negatives, **sizes))
         return DatasetInfo(kind="interactions", sizes=sizes, num_train=len(users) - num_test, num_test=num_test)
+
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return the checksum of the file."""
+        path = self._path(root)
+        return sums_of(path.parent.parent, [path])
 
     def _path(self, root: str | None) -> Path:
         folder = self.layout.folder

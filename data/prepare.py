@@ -28,6 +28,7 @@ from data.catalogue import CATALOGUE, Archive, Entry
 from data.checksums import check_unchanged, checksum_of, record, verdict
 from data.convert import Report, convert
 from data.download import download
+from data.file_sums import sums_of
 from data.source import shortened
 from data.unpack import unpack
 
@@ -109,6 +110,7 @@ def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: i
     """Convert the folders train and val of origin into root; raise as `prepare` does."""
     target = root / imagenet.FOLDER
     if target.is_dir():
+        sums_of(target, imagenet.files_in(target))
         imagenet.ImageNet(image_size=1).check(str(root))
         _say("imagenet", f"is already in {target}, with files of the right form")
         return
@@ -119,6 +121,7 @@ def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: i
         converted.mkdir(exist_ok=True)
         with _progress("imagenet") as report:
             others = convert(origin, converted, size=size, processes=processes, report=report)
+        sums_of(converted, imagenet.files_in(converted))  # once: a start compares sizes and times
         converted.rename(target)
         shutil.rmtree(work)
     _say("imagenet", f"is ready in {target}")

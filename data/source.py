@@ -118,6 +118,9 @@ class Source(Protocol):
     def info(self, root: str | None) -> DatasetInfo:
         """Return the sizes."""
 
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return what is read -> its sha256, large files once; nothing where the settings and the seed say it all."""
+
 
 class Batches(Protocol):
     """One rank's share of the training set: what every kind of data gives the training loop."""

@@ -68,6 +68,10 @@ class Synthetic:
             num_test=max(1, self.num_samples // 5),
         )
 
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return nothing: the settings and the seed say it all."""
+        return {}
+
 
 def _draw(centres: Tensor, num_samples: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return (num_samples, channels, size, size) float32 images and their (num_samples,) int64 classes."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from data.character_vocabulary import characters_of_words
+from data.file_sums import sums_of
 from data.source import DatasetInfo, Text
 
 SPLITS = ("train", "valid", "test")
@@ -69,6 +70,11 @@ class _Files:
     def info(self, root: str | None) -> DatasetInfo:
         """Count the words, which needs the files to be read once."""
         return sizes_of(self.load(root, 0))
+
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return the checksums of both splits' files."""
+        folder = self._folder(root)
+        return sums_of(folder.parent, [self._path(folder, split) for split in (self.train, self.test)])
 
     def _folder(self, root: str | None) -> Path:
         if root is None:
@@ -186,9 +192,7 @@ class Manuals:
         test = [word for paragraph in paragraphs[HELD_OUT - 1 :: HELD_OUT] for word in paragraph]
         del paragraphs[HELD_OUT - 1 :: HELD_OUT]
         train = [word for paragraph in paragraphs for word in paragraph]
-        content = "".join(f"{name}\n{topics[name]}\n" for name in sorted(topics))
-        checksums = {"pydoc_data.topics": hashlib.sha256(content.encode()).hexdigest()}
-        return in_numbers(train[: self.num_train], test[: self.num_test], self.max_words, checksums)
+        return in_numbers(train[: self.num_train], test[: self.num_test], self.max_words, self.checksums(root))
 
     def check(self, root: str | None) -> None:
         """Raise ValueError when this Python has no topics."""
@@ -197,6 +201,12 @@ class Manuals:
     def info(self, root: str | None) -> DatasetInfo:
         """Count the words."""
         return sizes_of(self.load(None, 0))
+
+    def checksums(self, root: str | None) -> dict[str, str]:
+        """Return the checksum of the topics."""
+        topics = help_topics()
+        content = "".join(f"{name}\n{topics[name]}\n" for name in sorted(topics))
+        return {"pydoc_data.topics": hashlib.sha256(content.encode()).hexdigest()}
 
 
 def vocabulary(words: Sequence[str], max_words: int | None = None) -> tuple[str, ...]:

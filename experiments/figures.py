@@ -111,7 +111,10 @@ def _write_study(name: str, frames: "Frames", earlier: Path | None, out: Path) -
     from experiments.reports.tokens import PAGES, joined, points, read, write_page
     from experiments.sweeps.study import planned_runs
 
-    plan = {run: config for study in (name, *PAGES[name].studies) for run, config in planned_runs(study).items()}
+    devices = {config.get("cluster.device") for config in frames.settings.values()}
+    device = "cuda" if devices == {"cuda"} else "cpu"
+    studies = (name, *PAGES[name].studies)
+    plan = {run: config for study in studies for run, config in planned_runs(study, device).items()}
     found = points(frames, plan)
     if earlier:
         found = joined(read(earlier), found, plan)

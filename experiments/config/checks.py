@@ -1,17 +1,20 @@
-"""Check the settings of a run, without building parts or reading files."""
+"""Check the settings of a run, without building parts or reading files, but for a user's own data."""
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from experiments.config.devices import resolve_device
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, check_choice
 from experiments.config.optimizer_settings import check_optimizer
 from experiments.config.ranges import LARGEST_SEED, MOST_ON_A_MACHINE, check_count, check_name, check_path
 from experiments.config.rounds_settings import check_rounds
-from experiments.config.schema import TIMEOUT_S, ClusterConfig, TrainConfig, WarmupConfig
+from experiments.config.schema import OWN_DATA, TIMEOUT_S, ClusterConfig, DatasetConfig, TrainConfig, WarmupConfig
 from experiments.config.slurm_settings import IN_JOB, check_slurm
 from experiments.config.tracking_settings import check_tracking
 
@@ -26,7 +29,7 @@ TIMEOUTS_S = (5.0, 604_800.0)  # a beat every quarter of a second at the least; 
 
 
 def check_settings(config: TrainConfig, *, joined_world_size: int | None = None) -> None:
-    """Check every setting; fill in the world size, the density of methods that send everything, and the home folder.
+    """Check every setting; fill in world size, device, digest of the data, density of methods that send everything.
 
     Args:
         joined_world_size: the number of ranks, if torchrun or srun started this process as one of them.
@@ -40,6 +43,7 @@ def check_settings(config: TrainConfig, *, joined_world_size: int | None = None)
     _check_names(config)
     _check_paths(config)
     _expand_home(config)
+    _complete_dataset(config.dataset)
     _check_numbers(config)
 
 
@@ -71,6 +75,25 @@ def _expand_home(config: TrainConfig) -> None:
                 raise UserError(f"{name}: there is no home folder for '{given}': write the path without ~") from None
 
 
+def _complete_dataset(dataset: DatasetConfig) -> None:
+    """Fill in the digest of a user's own data, where it is there; without it, it is missed before a worker starts."""
+    if dataset.name not in OWN_DATA or dataset.root is None or not Path(dataset.root).is_dir():
+        return
+    import data  # imports torch
+
+    try:
+        sums = data.sums(dataset.name, dataset.root, **dataset.settings)
+    except ValueError:
+        return
+    found = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
+    if dataset.digest not in (None, found):
+        raise UserError(
+            f"dataset.digest is {dataset.digest}, the data in {dataset.root} has {found}: "
+            "name the folder of that data as dataset.root, or leave dataset.digest out"
+        )
+    dataset.digest = found
+
+
 def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None, *, may_lack: bool) -> None:
     """Check the numbers of the cluster and fill in its world size.
 
@@ -86,6 +109,8 @@ def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None, *, 
         raise UserError(f"cluster.timeout_s must be in [{lowest:g}, {highest:,.0f}] seconds, got {cluster.timeout_s:g}")
     check_choice("cluster.device", DEVICES, cluster.device)
     check_slurm(cluster.slurm)
+    if cluster.device == "auto":
+        cluster.device = resolve_device(cluster, is_rank=joined_world_size is not None)
     if cluster.simulated:
         if joined_world_size:
             raise UserError(

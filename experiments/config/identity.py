@@ -14,20 +14,22 @@ from experiments.config.values import MISSING, defaults_of_schema
 
 NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {
-        *("output", "dataset.root", "cluster.rdzv_endpoint", "cluster.max_restarts", "cluster.slurm"),
-        *("cluster.num_threads", "cluster.timeout_s"),
+        *("output", "dataset.root", "cluster.nproc_per_node", "cluster.nnodes", "cluster.rdzv_endpoint"),
+        *("cluster.max_restarts", "cluster.slurm", "cluster.num_threads", "cluster.timeout_s"),
         *("checkpoint", "save_weights", "tracking", "peak_tflops", "from_"),
         *("measure_residual_every", "measure_test_every"),
         "scale",  # the values that it chooses are in the hash themselves
     }
 )
 
+SIMULATED = "simulated"  # the cluster's name
+
 VERSION_1 = {  # the schema's settings when names of runs were fixed, by group; their values are always in the hash
     "model": "name num_classes settings",
     "dataset": "name augment sequence_length negatives settings",
     "sparsifier": "name reducer selector exchange codec indices feedback policy",
     "schedule": "name settings trace link select",
-    "cluster": "name nproc_per_node nnodes world_size device",
+    "cluster": "name world_size device",
     "optimizer": "name momentum nesterov betas momentum_at lr_at weight_decay decay_of clip clip_at",
     "density_warmup": "steps start stages",
     "": "scope density seed epochs batch_size lr lr_shape lr_warmup_epochs lr_warmup_start lr_milestones lr_decay "
@@ -35,6 +37,7 @@ VERSION_1 = {  # the schema's settings when names of runs were fixed, by group; 
 }
 
 ADDED: Mapping[str, Any] = {
+    "dataset.digest": None,
     "optimizer.clip_norm": "rank",
     "lr_end": 0.0,
     "rounds.every": 0,
@@ -84,14 +87,17 @@ def is_of_version_1(key: str) -> bool:
     return _is_in(key, _VERSION_1_KEYS)
 
 
-def identity(settings: Mapping[str, Any]) -> Flat:
+def identity(settings: Mapping[str, Any], kind: type = TrainConfig) -> Flat:
     """Return what tells a run from others, of its settings by dotted keys: no neutral ones, no newer defaults."""
-    newer = newer_defaults()
-    return {
+    newer = newer_defaults(kind)
+    found = {
         key: value
         for key, value in settings.items()
         if not is_neutral(key) and (is_of_version_1(key) or newer.get(key, MISSING) != value)
     }
+    if found.get("cluster.name", SIMULATED) != SIMULATED:
+        found["cluster.name"] = "local"  # real workers compute the same wherever they are
+    return found
 
 
 def newer_defaults(kind: type = TrainConfig) -> Flat:
@@ -102,12 +108,8 @@ def newer_defaults(kind: type = TrainConfig) -> Flat:
 
 def run_name(config: TrainConfig) -> str:
     """Return the run's folder name: readable, and ending in a hash of its identity."""
-    plain = dataclasses.asdict(config)
-    for path in NEUTRAL:
-        _remove_(plain, path.split("."))
-    for path, default in newer_defaults(type(config)).items():
-        _remove_(plain, path.split("."), default)
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
+    settings = identity(flat(dataclasses.asdict(config)), type(config))
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     method = f"{config.sparsifier.name}-d{config.density:g}"
     return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"
 
@@ -119,15 +121,6 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> Flat:
         inner = isinstance(value, Mapping) and value
         found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return found
-
-
-def _remove_(node: Flat, path: list[str], default: Any = MISSING) -> None:
-    """Remove a setting, if it has a default only at that, and with it the group that this leaves empty."""
-    key, *inner = path
-    if inner:
-        _remove_(node[key], inner, default)
-    if (inner and not node[key]) or (not inner and default in (MISSING, node[key])):
-        del node[key]
 
 
 def _is_in(key: str, known: frozenset[str]) -> bool:

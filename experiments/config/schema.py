@@ -12,6 +12,7 @@ from experiments.config.slurm_settings import SlurmConfig
 from experiments.config.tracking_settings import TrackingConfig
 
 TIMEOUT_S = 300.0  # of cluster.timeout_s
+OWN_DATA = ("imagenet", "text")  # data sets whose files a user chooses; those of others are published
 
 
 @dataclass(kw_only=True)
@@ -33,6 +34,7 @@ class DatasetConfig:
 
     Attributes:
         root: the folder that holds the data set's own folder, which data.prepare makes.
+        digest: of a user's own files, of OWN_DATA; filled in where they are. Given, they must have it.
         augment: of images: how the training images are varied.
         sequence_length: of text: words of a sample, after which gradients are cut off.
         negatives: of interactions: items not taken that are drawn beside each one that was.
@@ -40,6 +42,7 @@ class DatasetConfig:
 
     name: str
     root: str | None = None
+    digest: str | None = None
     augment: str = "none"
     sequence_length: int | None = None
     negatives: int | None = None
@@ -96,7 +99,7 @@ class ClusterConfig:
         nnodes: machines.
         rdzv_endpoint: HOST:PORT at which several machines meet, HOST being one of them; slurm: the job's first node.
         world_size: number of simulated workers; of real ones it is nnodes * nproc_per_node.
-        device: auto, cpu or cuda; auto: cuda with NCCL where each worker can have its own GPU, else cpu with gloo.
+        device: cpu with gloo, or cuda with NCCL; auto is replaced by cuda where each worker can have a GPU of its own.
         num_threads: of each worker; null: OMP_NUM_THREADS, or the cores are shared out.
         max_restarts: how often all workers are started again after one of them failed.
         timeout_s: seconds that a collective of real workers may wait for one of them; a run in which a worker stands

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from experiments.config.errors import UserError
 
+LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each srun task starts the ranks of its node
 IN_JOB = "slurm"  # a value of cluster.rdzv_endpoint: the nodes meet at the first node of the job
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")
 _LAST_SIGNAL_S = 65_535  # the largest value of sbatch

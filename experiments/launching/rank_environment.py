@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from experiments.config.endpoints import LAST_PORT
 from experiments.config.errors import UserError
-
-LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each srun task starts the ranks of its node
+from experiments.config.slurm_settings import LAUNCH
 
 _FIRST_SPECIAL_STEP = (
     0xFFFF_FFF0  # in slurm.h the batch script, the interactive shell and others have numbers from here

@@ -26,7 +26,10 @@ def changes(configs: Mapping[str, Config], plan: Iterable[Config] = ()) -> dict[
     methods = {found["sparsifier.name"] for found in planned}
     others = [found for found in settings.values() if found["sparsifier.name"] not in methods]
     forms = list({json.dumps(found, sort_keys=True): found for found in [*planned, *others]}.values())
-    return {run: _unusual(found, _usual(forms, found)) for run, found in settings.items()}
+    return {
+        run: _unusual(found, _usual(list(settings.values()), found) | _usual(forms, found))
+        for run, found in settings.items()
+    }
 
 
 def in_words(changed: Mapping[str, str], *, without: Iterable[str] = ()) -> str:

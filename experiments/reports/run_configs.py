@@ -1,5 +1,6 @@
 """Configurations of finished runs: flat, without repetitions, selected, and in what their experiments differ."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 
@@ -22,6 +23,7 @@ COLUMNS = {
     "epochs": "epochs",
     "batch_size": "batch_size",
 }
+DRAWN = ("latent", "synthetic")  # data sets that follow from settings and seed
 RULE = "sparsifier.selector.rule"  # only methods with a published and a repaired form have it
 # Runs that agree in these, and differ in the seed alone, are repetitions of one experiment.
 EXPERIMENT = ["model", "dataset", "world_size", "density", "sparsifier"]
@@ -47,7 +49,8 @@ def selected_configs(found: Mapping[str, FinishedRun], selection: Selection) -> 
     Raises:
         UserError: a selection that fits none, or a broken configuration.
     """
-    return _select(_distinct({name: _read_config(run) for name, run in found.items()}), selection)
+    configs = {name: _read_config(run) for name, run in found.items()}
+    return _select(_distinct(_with_digests(configs, found)), selection)
 
 
 UNSAID = {("accumulate", 1)}  # beside runs with more: each batch is a step, as ever
@@ -80,6 +83,29 @@ def _read_config(run: FinishedRun) -> Config:
     if missing:
         raise UserError(f"{run.place('configuration')} has no {', '.join(missing)}; {run.remedy}")
     return _without_density(config)
+
+
+def _with_digests(configs: dict[str, Config], found: Mapping[str, FinishedRun]) -> dict[str, Config]:
+    """Return the configurations with a ``dataset.digest`` where runs of one data set read files of other content."""
+    sums = {name: found[name].manifest().get("data_checksums") or {} for name in configs}
+    contents: dict[tuple[object, str], set[object]] = {}
+    for name, config in configs.items():
+        for file, checksum in _files(config, sums[name]):
+            contents.setdefault((config["dataset.name"], file), set()).add(checksum)
+    several = {key for key, checksums in contents.items() if len(checksums) > 1}
+    apart = {
+        name: config
+        | {"dataset.digest": hashlib.sha256(json.dumps(sums[name], sort_keys=True).encode()).hexdigest()[:12]}
+        for name, config in configs.items()
+        if any((config["dataset.name"], file) in several for file, _ in _files(config, sums[name]))
+    }
+    return configs | apart
+
+
+def _files(config: Config, sums: object) -> list[tuple[str, object]]:
+    """Return the checksums in the manifest of a run, none where its digest or its seed says more."""
+    known = config.get("dataset.digest") or config["dataset.name"] in DRAWN
+    return list(sums.items()) if isinstance(sums, dict) and not known else []
 
 
 def _without_density(config: Config) -> Config:

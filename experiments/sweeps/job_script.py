@@ -15,8 +15,8 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
+from experiments.config.slurm_settings import LAUNCH
 from experiments.config.stopping import EXIT_SAVED
-from experiments.launching.rank_environment import LAUNCH
 from experiments.runs.run_folder import folder_of
 from experiments.sweeps.num_jobs import num_processes
 
@@ -73,7 +73,10 @@ class Array:
 
 def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> list[Array]:
     """Return the arrays that a study needs: runs with different resources cannot share one. Each run counts once."""
-    found = {folder_of(config).path: (config, tuple(words)) for words, config in zip(jobs, configs, strict=True)}
+    found = {
+        folder_of(config).path: (config, (*words, *_digest(config)))
+        for words, config in zip(jobs, configs, strict=True)
+    }
     shapes: dict[tuple[str, ...], list[tuple[TrainConfig, tuple[str, ...]]]] = {}
     for config, words in found.values():
         shapes.setdefault(_shape(config), []).append((config, words))
@@ -170,6 +173,11 @@ if [ "$code" -eq {saved} ] || {{ [ "$stopping" ] && [ "$code" -ne 0 ]; }}; then
   fi
 fi
 """
+
+
+def _digest(config: TrainConfig) -> list[str]:
+    """Return the word by which a job refuses other data than that of the machine that submits it."""
+    return [f"dataset.digest={config.dataset.digest}"] if config.dataset.digest else []
 
 
 def _shape(config: TrainConfig) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def num_at_once(configs: list[TrainConfig], jobs: str) -> int:
         if several_nodes and int(jobs) > 1:
             raise UserError(f"--jobs {jobs}: runs of several nodes meet one after another, use --jobs 1")
         return max(1, min(int(jobs), len(configs)))
-    if several_nodes or any(map(_may_use_gpu, configs)):
+    if several_nodes or any(config.cluster.device == "cuda" for config in configs):
         return 1
     threads = _threads_of(os.environ)
     cores_per_run = (num_processes(config) * (config.cluster.num_threads or threads) for config in configs)
@@ -48,14 +48,6 @@ def threads_per_process(config: TrainConfig, at_once: int) -> int | None:
     if os.environ.get("OMP_NUM_THREADS"):
         return None
     return max(1, num_cores() // (at_once * num_processes(config)))
-
-
-def _may_use_gpu(config: TrainConfig) -> bool:
-    if config.cluster.device == "cpu":
-        return False
-    from experiments.training.devices import choose_device  # imports torch
-
-    return choose_device(config).type != "cpu"
 
 
 def _threads_of(environ: Mapping[str, str]) -> int:

@@ -4,8 +4,10 @@ import itertools
 import sys
 from pathlib import Path
 
+from experiments.config.errors import UserError
 from experiments.runs.atomic_files import DiskError
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.same_data import checksums_of, other_data
 from experiments.runs.saved_run import code_differences, find_run, lacking_settings, saved_config
 from experiments.sweeps.attempt import attempt
 from experiments.sweeps.outcome import Outcome
@@ -28,6 +30,8 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> tuple[RunFolder, O
     original = find_run(run, output)
     config = saved_config(original, overrides)
     check_run(config)
+    if changed := other_data(original, checksums_of(config.dataset)):
+        raise UserError(f"{original.path} was trained on other data than {config.dataset.root} has: {changed}")
     parent = Path(config.output) if _sets(overrides, "output") else original.path.parent
     config.output = str(parent)
     for line in [*lacking_settings(original), *code_differences(original)]:

@@ -88,8 +88,8 @@ def check_gpus(config: TrainConfig) -> None:
     """
     cluster, needed = config.cluster, num_processes(config)
     requested = cluster.slurm.gpus_per_node
-    if requested < needed and (cluster.device == "cuda" or (cluster.device == "auto" and requested)):
-        remedy = f"set it to {needed}" + ("" if cluster.device == "cuda" else ", or to 0 to train without")
+    if requested < needed and cluster.device == "cuda":
+        remedy = f"set it to {needed}, or to 0 and cluster.device=cpu to train without"
         raise UserError(f"cluster.slurm.gpus_per_node is {requested} for {needed} workers on a node: {remedy}")
 
 

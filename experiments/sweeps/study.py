@@ -50,9 +50,13 @@ def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
     return [[*map(str, fixed), *itertools.chain(*job), *overrides] for job in itertools.product(*choices)]
 
 
-def planned_runs(name: str) -> dict[str, Flat]:
-    """Return the runs of a study by their names, with their flat configurations, each once, in its order."""
-    jobs = jobs_of(name, [])
+def planned_runs(name: str, device: str = "cpu") -> dict[str, Flat]:
+    """Return the runs of a study by their names, with their flat configurations, each once, in its order.
+
+    Args:
+        device: of all runs; those of published pages were on CPUs.
+    """
+    jobs = jobs_of(name, [f"cluster.device={device}"])
     _, configs = distinct(jobs, compose_runs(jobs))
     return {run_name(config): flat(dataclasses.asdict(config)) for config in configs}
 

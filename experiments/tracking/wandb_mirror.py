@@ -39,8 +39,8 @@ def mirror(folder: RunFolder, tracking: TrackingConfig, wait: Callable[[], bool]
 
 
 def group_of(name: str) -> str:
-    """Return the name of a run without seed and hash: the same for all runs of one experiment."""
-    return re.sub(r"-s\d+-[0-9a-f]{8}$", "", name)
+    """Return the name of a run without seed and hash: the same for all runs of one experiment, reruns too."""
+    return re.sub(r"-s\d+-[0-9a-f]{8}(-rerun-\d+)?$", "", name)
 
 
 def _mirror_attempt(folder: RunFolder, tracking: TrackingConfig, wait: Callable[[], bool]) -> str | None:

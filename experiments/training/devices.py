@@ -17,11 +17,10 @@ class NoOwnGpu(UserError):
 
 
 def choose_device(config: TrainConfig, store: dist.Store | None = None) -> torch.device:
-    """Return this process's device: its own GPU if each process of the run can have one, else the CPU.
+    """Return this process's device: a GPU of its own, or the CPU.
 
     Args:
-        store: of the ranks, where this process is one; None: for a simulated run, or before ranks are started, which
-            will then see the same GPUs as this process.
+        store: of the ranks, where this process is one of several; None for a simulated run.
 
     Raises:
         NoOwnGpu: as ``device_of_rank``.
@@ -29,10 +28,7 @@ def choose_device(config: TrainConfig, store: dist.Store | None = None) -> torch
     cluster = config.cluster
     if store is not None and not cluster.simulated:
         return device_of_rank(cluster.device, store, option="cluster.device=cuda")
-    needed = 1 if cluster.simulated else cluster.nproc_per_node
-    if cluster.device == "cpu" or (cluster.device == "auto" and torch.cuda.device_count() < needed):
-        return _CPU
-    return torch.device("cuda", _own_index())
+    return _CPU if cluster.device == "cpu" else torch.device("cuda", _own_index())
 
 
 def device_of_rank(device: str, store: dist.Store, *, option: str) -> torch.device:
@@ -48,9 +44,10 @@ def device_of_rank(device: str, store: dist.Store, *, option: str) -> torch.devi
     Raises:
         NoOwnGpu: ``device`` is cuda, and a rank sees no GPU, or two have the same; on all ranks alike.
     """
+    gpus = _gpus_of_ranks(store, is_used=device != "cpu")  # auto is cpu already on a rank that sees no GPU
     if device == "cpu":
         return _CPU
-    problem = _problem(_gpus_of_ranks(store))
+    problem = _problem(gpus)
     if not problem:
         return torch.device("cuda", _own_index())
     if device == "auto":
@@ -61,22 +58,30 @@ def device_of_rank(device: str, store: dist.Store, *, option: str) -> torch.devi
     )
 
 
-def note_of_idle_gpus(config: TrainConfig, device: torch.device) -> str:
-    """Return a line for the user where ``auto`` chose the CPU although there are GPUs, empty elsewhere."""
+def note_of_idle_gpus(config: TrainConfig) -> str:
+    """Return a line for the user where the workers train on the CPU although there are GPUs, empty elsewhere."""
     count = torch.cuda.device_count()
-    if not count or device.type != "cpu" or config.cluster.device != "auto":
+    if not count or config.cluster.device != "cpu":
         return ""
     return (
-        f"note: the workers train on the CPU, since not each can have a GPU of its own ({count} here): "
-        "start as many workers on a machine as it has GPUs, or choose cluster.device=cpu"
+        f"note: the workers train on the CPU, and there are GPUs ({count} here): cluster.device=auto takes them where "
+        "each worker can have one of its own"
     )
 
 
-def _gpus_of_ranks(store: dist.Store) -> list[str]:
-    """Return an id of each rank's GPU, empty where a rank sees none."""
-    own = str(torch.cuda.get_device_properties(_own_index()).uuid) if torch.cuda.device_count() else ""
-    store.set(f"gpu {os.environ['RANK']}", own)
-    return [gpu.decode() for gpu in store.multi_get([f"gpu {rank}" for rank in range(int(os.environ["WORLD_SIZE"]))])]
+def _gpus_of_ranks(store: dist.Store, *, is_used: bool) -> list[str]:
+    """Return an id of each rank's GPU, empty where a rank sees none or uses none.
+
+    A rank that uses none, since it sees none, does not wait for the others.
+    """
+    rank, ranks = os.environ["RANK"], range(int(os.environ["WORLD_SIZE"]))
+    has_one = is_used and torch.cuda.device_count()
+    store.set(f"gpu {rank}", str(torch.cuda.get_device_properties(_own_index()).uuid) if has_one else "")
+    found = store.multi_get([f"gpu {other}" for other in ranks]) if is_used else []
+    store.set(f"knows {rank}", "")
+    if is_used and rank == "0":  # it may serve the store, and end at once where no GPU can be had
+        store.wait([f"knows {other}" for other in ranks])
+    return [gpu.decode() for gpu in found]
 
 
 def _problem(gpus: list[str]) -> str:

@@ -63,14 +63,17 @@ def run_by_hydra(words: list[str], *, multirun: bool) -> int:
     except RunFailed as error:  # its sweeper goes on no more
         if not _failures:  # the run was in another process
             _failures.append(str(error))
-    unfinished = [] if _failures else [folder for folder in folders if state_of(folder) != State.DONE]
+    unfinished = [] if _failures else [each[0] for each in folders if all(state_of(one) != State.DONE for one in each)]
     for line in [*_failures, *lost, *(f"{folder.path.name}: {_why(folder)}" for folder in unfinished)]:
         print(f"error: {line}", file=sys.stderr)
     return int(bool(_failures or lost or unfinished))
 
 
-def _checked_folders(words: list[str], *, has_own_sweeper: bool) -> list[RunFolder]:
-    """Check all runs before a launcher starts the first; return their folders, none where a sweeper chooses them."""
+def _checked_folders(words: list[str], *, has_own_sweeper: bool) -> list[list[RunFolder]]:
+    """Check all runs before a launcher starts the first; return the folders that each may have.
+
+    A launcher may start a run on another machine, where device=auto is another one. None where a sweeper chooses them.
+    """
     from experiments.training.preflight import check_runs
 
     if read_rank_environment():
@@ -81,7 +84,14 @@ def _checked_folders(words: list[str], *, has_own_sweeper: bool) -> list[RunFold
         _, configs = distinct(jobs, configs)
     check_runs(configs)
     check_outputs(configs)
-    return [] if has_own_sweeper else [folder_of(config) for config in configs]
+    if has_own_sweeper:
+        return []
+    devices = [] if any(word.lstrip("+").startswith("cluster.device=") for word in words) else ["cpu", "cuda"]
+    others = [
+        [dataclasses.replace(c, cluster=dataclasses.replace(c.cluster, device=device)) for device in devices]
+        for c in configs
+    ]
+    return [[folder_of(each) for each in (config, *other)] for config, other in zip(configs, others, strict=True)]
 
 
 def _why(folder: RunFolder) -> str:

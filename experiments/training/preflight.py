@@ -20,10 +20,12 @@ from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, one_line
 from experiments.config.rounds_settings import RoundsConfig
 from experiments.config.schema import ClusterConfig, TrainConfig, from_yaml
-from experiments.config.slurm_settings import IN_JOB
+from experiments.config.slurm_settings import IN_JOB, LAUNCH
 from experiments.launching.meeting import check_endpoint
 from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint
+from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.runs.same_data import Checksums, checksums_of, other_data
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
 from experiments.training.round_memory import check_memory
@@ -41,6 +43,7 @@ def prepare_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = N
 def check_runs(configs: Iterable[TrainConfig]) -> None:
     """Check each run; content that several runs share is checked once. Raises: UserError."""
     check_num_threads()
+    configs = list(configs)
     distinct: dict[str, TrainConfig] = {}
     for config in configs:
         check_parts(config)
@@ -48,6 +51,28 @@ def check_runs(configs: Iterable[TrainConfig]) -> None:
         distinct.setdefault(_content_key(config), config)
     for config in distinct.values():
         check_content(config)
+    check_same_data(configs)
+
+
+def check_same_data(configs: Iterable[TrainConfig]) -> None:
+    """Check that runs which have begun, and those of ``start_from``, were trained on the data that is there now.
+
+    Raises:
+        UserError: one was not.
+    """
+    known: dict[str, Checksums] = {}
+    for config in configs:
+        started = [RunFolder(Path(config.start_from))] if config.start_from else []
+        for folder in filter(lambda each: each.path.exists(), [folder_of(config), *started]):
+            key = str(config.dataset)
+            if key not in known:
+                known[key] = checksums_of(config.dataset)
+            if changed := other_data(folder, known[key]):
+                where, remedy = config.dataset.root, "leave start_from out" if folder in started else "another output"
+                raise UserError(
+                    f"{folder.path} was trained on other data than dataset.root={where} has ({changed}): "
+                    f"name the folder of that data, or {remedy}"
+                )
 
 
 def check_num_threads() -> None:
@@ -168,7 +193,8 @@ def _check_endpoint(cluster: ClusterConfig) -> None:
 
 
 def _check_devices(config: TrainConfig) -> None:
-    if config.cluster.rdzv_endpoint == IN_JOB:
+    is_queued = config.cluster.slurm.gpus_per_node and not os.environ.get(LAUNCH)
+    if is_queued or config.cluster.rdzv_endpoint == IN_JOB:
         return  # the job runs on other machines, where this check runs again with the job's own endpoint
     _check_endpoint(config.cluster)
     devices = torch.cuda.device_count()

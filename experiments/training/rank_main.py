@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -51,8 +53,9 @@ def run_rank(
     there = with_ranks_there(config, dist.get_world_size()) if store else config
     with _threads(config.cluster.num_threads), _workers(there, device) as workers, ExitStack() as owned:
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
+        hosts = Counter(workers.gather_items(socket.gethostname()))
         if workers.is_main:
-            write_json(folder.manifest_path, _manifest(config, workers, trainer, folder, command))
+            write_json(folder.manifest_path, _manifest(config, workers, trainer, folder, command, hosts))
             if workers.plan:
                 workers.plan.save(folder.plan_path)
         started = time.perf_counter()
@@ -148,7 +151,12 @@ def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Worker
 
 
 def _manifest(
-    config: TrainConfig, workers: Workers, trainer: Trainer, folder: RunFolder, command: list[str]
+    config: TrainConfig,
+    workers: Workers,
+    trainer: Trainer,
+    folder: RunFolder,
+    command: list[str],
+    hosts: Mapping[str, int],
 ) -> dict[str, Any]:
     num_parameters = sum(p.numel() for p in workers.task.model.parameters())
     began = trainer.position
@@ -161,6 +169,7 @@ def _manifest(
         extra={
             "data_unused": list(workers.task.unused),
             "device": str(workers.task.device),
+            "processes": dict(hosts),
             "num_parameters": num_parameters,
             "steps": began.step + steps_left,
             "began_at_step": began.step,

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
+import torch.distributed as dist
 from rich.console import Console
 
 import data
@@ -28,8 +29,9 @@ from experiments.runs.status import judge
 from experiments.runs.stop_signals import stop_signals
 from experiments.tracking.progress import watch
 from experiments.tracking.wandb_process import mirrored
-from experiments.training.devices import choose_device, note_of_idle_gpus
+from experiments.training.devices import note_of_idle_gpus
 from experiments.training.groups import in_words
+from experiments.training.preflight import check_same_data
 from experiments.training.rank_main import run_rank, start_group
 from experiments.training.tasks import steps_per_epoch
 from micro.comm import gather_objects
@@ -76,7 +78,7 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
             if _is_done(config, folder):
                 return False
             _prepare(config, folder)
-            _print_note(note_of_idle_gpus(config, choose_device(config)))
+            _print_note(note_of_idle_gpus(config))
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(watcher(config, folder))
         before = _manifest_time(folder)
@@ -162,13 +164,15 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     ranks.export()
     die_with_parent(how=signal.SIGKILL)
     device, _ = start_group(config)
+    config.cluster.device = device.type  # auto is what the ranks have found
     folder = folder_of(config)
     finished = True
     with ExitStack() as owned:
         if _from_rank_0(_claim_and_prepare(config, folder, owned) if ranks.rank == 0 else None):
+            dist.destroy_process_group()  # its threads would abort some rank's exit
             return False
         if ranks.rank == 0:
-            _print_note(note_of_idle_gpus(config, device))
+            _print_note(note_of_idle_gpus(config))
             owned.enter_context(mirrored(config.tracking, folder))
             owned.enter_context(show_progress(config, folder))
         owned.enter_context(watched_rank(folder.path, ranks.rank, config.cluster.timeout_s))
@@ -186,6 +190,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
 def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool | Exception:
     """Claim and prepare the folder of a run; return whether it was finished before, or the error, for all ranks."""
     try:
+        check_same_data([config])  # only now the device, and with it the folder, is known
         owned.enter_context(folder.claim())
         if not _is_done(config, folder):
             _prepare(config, folder)

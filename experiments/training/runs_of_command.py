@@ -70,7 +70,6 @@ def carry_out_one(config: TrainConfig, ranks: RankEnvironment | None) -> str | N
 
 def _reason_of_failure(config: TrainConfig, ranks: RankEnvironment | None) -> str | None:
     """Carry out a run as ``carry_out_one`` does. Raises: DiskError: no other run can be written on that disk either."""
-    folder = folder_of(config)
     try:
         ran = join(config, ranks) if ranks else execute(config)
     except NoOwnGpu:  # on all ranks alike, and nothing is written yet
@@ -79,7 +78,7 @@ def _reason_of_failure(config: TrainConfig, ranks: RankEnvironment | None) -> st
         if ranks and not isinstance(error, UserError):
             traceback.print_exc()
             leave(1)
-        reason = f"{folder.path.name}: {error}"
+        reason = f"{folder_of(config).path.name}: {error}"
         if isinstance(error, DiskError) or (isinstance(error, RankFailure) and error.failure.of_disk):
             raise DiskError(reason) from None
         return reason
@@ -89,6 +88,7 @@ def _reason_of_failure(config: TrainConfig, ranks: RankEnvironment | None) -> st
         traceback.print_exc()
         leave(1)  # a normal exit would wait for a peer that may be gone, and the launcher for this process
     if ranks is None or ranks.rank == 0:
+        folder = folder_of(config)  # ranks have found out on which device they are
         print(f"{'done' if ran else 'already done'}: {folder.path}")
         for line in [] if ran else other_code([folder]):
             print(f"note: {line}", file=sys.stderr)

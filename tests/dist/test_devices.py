@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from experiments.config import devices
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.training.devices import choose_device
@@ -42,6 +43,7 @@ def gpus(*seen: list[str]) -> Iterator[None]:
     """Have this rank see the GPUs of its number."""
     own = seen[int(os.environ["RANK"])]
     with (
+        patch.object(devices, "num_gpus", lambda: len(own)),
         patch.object(torch.cuda, "device_count", lambda: len(own)),
         patch.object(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=own[index], name="GPU")),
         patch.object(torch.cuda, "get_device_name", lambda index: "GPU"),
@@ -54,14 +56,15 @@ def all_choices() -> dict[str, str]:
     store = next(dist.rendezvous("env://"))[0]
     found = {}
     for name, (seen, device, _) in TAKEN.items():
-        (config,) = compose_runs([[*WORDS, f"cluster.device={device}"]], joined_world_size=2)
         try:
             with gpus(*seen):
+                (config,) = compose_runs([[*WORDS, f"cluster.device={device}"]], joined_world_size=2)
                 found[name] = str(choose_device(config, dist.PrefixStore(name, store)))
         except UserError as error:
             found[name] = str(error)
     store.set(f"over {os.environ['RANK']}", "")
-    store.wait(["over 0", "over 1"])
+    if os.environ["RANK"] == "0":  # it serves the store
+        store.wait(["over 0", "over 1"])
     return found
 
 
@@ -77,8 +80,8 @@ def test_each_rank_takes_a_gpu_of_its_own_or_none_does() -> None:
 
 def begin() -> tuple[str, Any]:
     backends = []
-    (config,) = compose_runs([WORDS], joined_world_size=2)
     with gpus(*OWN), patch.object(dist, "init_process_group", lambda backend, **_: backends.append(backend)):
+        (config,) = compose_runs([WORDS], joined_world_size=2)
         device, _ = start_group(config)
     return str(device), backends
 

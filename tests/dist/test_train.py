@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -128,9 +129,12 @@ def test_it_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
     words = ("dataset=synthetic", *SMALL, f"output={tmp_path}")
     assert [ended.returncode for ended in ranks(2).run_apart(train, *words)] == [0, 0]
     assert (only_run(tmp_path) / "DONE").exists()
+    assert json.loads((only_run(tmp_path) / "manifest.json").read_text())["processes"] == {socket.gethostname(): 2}
     again, silent = ranks(2).run_apart(train, *words)
     assert again.stdout.startswith("already done")
     assert silent.stdout == ""
+    own_start = train(*words)
+    assert own_start.stdout == again.stdout
     for refused in ranks(2).run_apart(train, "-m", *words, "seed=0,1"):
         assert refused.returncode == 2
         assert "call it without torchrun or srun" in refused.stderr

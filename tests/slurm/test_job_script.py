@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import sweep
+from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.config.schema import from_yaml, to_yaml
@@ -198,7 +199,7 @@ def test_a_backslash_in_the_output_is_refused_which_sbatch_would_take_out() -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cluster.device=cuda"], "gpus_per_node is 0 for 4 workers on a node: set it to 4$"),
+        (["cluster.device=cuda"], "gpus_per_node is 0 for 4 workers on a node: set it to 4, or to 0"),
         (["cluster.slurm.gpus_per_node=2"], "gpus_per_node is 2 for 4 workers on a node: set it to 4, or to 0"),
     ],
 )
@@ -220,6 +221,17 @@ def test_how_a_run_is_queued_is_not_in_its_name(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(queued))
     assert from_yaml(path) == queued
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda")])
+def test_a_run_has_the_same_name_where_it_is_queued_and_in_its_job(
+    gpus: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*TINY, "cluster=slurm", "cluster.nnodes=1", f"cluster.slurm.gpus_per_node={gpus}"]
+    queued = compose_run(words)
+    monkeypatch.setenv("MICRO_LAUNCH", "node")
+    in_job = compose_run([*words, "cluster.rdzv_endpoint=localhost:0"])
+    assert run_name(queued) == run_name(in_job) == run_name(compose_run([*words, f"cluster.device={device}"]))
 
 
 def test_one_task_per_node_is_no_rank() -> None:

@@ -195,6 +195,28 @@ def test_every_figure_is_written_with_its_numbers(drawn: Path) -> None:
     assert {path.name for path in drawn.iterdir()} == expected | TABLES
 
 
+@pytest.mark.parametrize(
+    ("cluster", "num_methods"),
+    [({"name": "nodes", "nnodes": 4, "nproc_per_node": 2}, 1), ({"device": "cuda"}, 2), ({"name": "simulated"}, 2)],
+)
+def test_runs_on_other_machines_are_seeds_of_one_method(
+    cluster: dict[str, Any], num_methods: int, tmp_path: Path
+) -> None:
+    write_run(tmp_path, "topk", 0)
+    path = write_run(tmp_path, "topk", 1) / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(config | {"cluster": config["cluster"] | cluster}))
+    assert frames.runs(tmp_path)["variant"].nunique() == num_methods
+
+
+@pytest.mark.parametrize(("content", "num_methods"), [("a", 1), ("b", 2)])
+def test_runs_on_other_files_are_not_seeds_of_one_method(content: str, num_methods: int, tmp_path: Path) -> None:
+    for seed, sha256 in enumerate(["a", content]):
+        folder = write_run(tmp_path, "topk", seed)
+        (folder / "manifest.json").write_text(json.dumps({"data_checksums": {"train": sha256}}))
+    assert frames.runs(tmp_path)["variant"].nunique() == num_methods
+
+
 def test_runs_of_several_folders_are_drawn_together(study: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "more", "cltk", 0)
     write_run(tmp_path / "more", "topk", 0)  # which the study has too

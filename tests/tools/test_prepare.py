@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import data
-from data import convert, prepare, unpack
+from data import convert, file_sums, prepare, unpack
 from data.catalogue import CATALOGUE, Archive, Entry, File
 from data.download import download
 
@@ -657,6 +657,26 @@ def test_a_layout_that_cannot_be_converted_is_told(
     shutil.rmtree(photographs / "val" / "n03")
     assert _run(tmp_path, "imagenet", "--from", str(photographs)) == 2
     assert "val must hold one folder per class" in _one_line(capsys)
+
+
+def test_images_are_hashed_once_and_their_time_is_compared(
+    tmp_path: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(file_sums, "LARGE", 400)
+    words = ("imagenet", "--from", str(photographs), "--size", "12", "--processes", "1")
+    assert _run(tmp_path, *words) == 0
+    root, images = str(tmp_path / "root"), tmp_path / "root" / "imagenet" / "train_images.npy"
+    before = data.sums("imagenet", root, image_size=8)
+    assert {"train_images.npy", "val_images.npy", "train_labels.npy"} < set(before)
+    stored = np.load(images)
+    np.save(images, 255 - stored)
+    with pytest.raises(
+        ValueError, match=r"train_images\.npy is not as it was prepared.* python -m data\.prepare imagenet"
+    ):
+        data.check("imagenet", root, image_size=8)
+    assert _run(tmp_path, *words) == 0
+    after = data.sums("imagenet", root, image_size=8)
+    assert [name for name in before if after[name] != before[name]] == ["train_images.npy"]
 
 
 def test_converted_files_that_do_not_fit_are_told(tmp_path: Path, photographs: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_mirror_that_cannot_start_is_one_warning(tmp_path: Path, capsys: pytes
 def test_tracking_does_not_change_the_name_of_a_run() -> None:
     plain, tracked = prepare_runs([TINY, [*TINY, *OFFLINE, "tracking.project=other"]])
     assert run_name(plain) == run_name(tracked)
-    assert group_of(run_name(plain)) == "mlp-digits-micro-d0.01-w2"
+    assert group_of(run_name(plain)) == group_of(f"{run_name(plain)}-rerun-2") == "mlp-digits-micro-d0.01-w2"
 
 
 @pytest.mark.parametrize(

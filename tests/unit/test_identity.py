@@ -1,16 +1,13 @@
 """A run's name follows what it computes, and stays when the schema gets a key or its output another place."""
 
 import dataclasses
-import functools
-import hashlib
-import json
 from pathlib import Path
 
 import pytest
 
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
-from experiments.config.identity import ADDED, NEUTRAL, VERSION_1, flat, identity, run_name
+from experiments.config.identity import ADDED, VERSION_1, flat, identity, run_name
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.config.values import defaults_of_schema
 from experiments.runs.finished_requests import check_requests, unmet_request
@@ -56,19 +53,34 @@ def test_a_new_key_with_a_default_leaves_names() -> None:
 
 def test_every_setting_is_neutral_of_version_1_or_recorded_with_what_runs_did_without_it() -> None:
     old = {f"{group}.{key}".lstrip(".") for group, keys in VERSION_1.items() for key in keys.split()}
-    neutral = {key for key in flat(defaults_of_schema()) if not identity({key: None})}
+    neutral = {key for key in flat(defaults_of_schema()) if not identity({key: "other"})}
     assert set(flat(defaults_of_schema())) - neutral == old | set(ADDED)
 
 
-def test_names_of_version_1_are_hashes_of_all_its_settings() -> None:
-    config = compose_run(["optimizer.clip=1.0"])
-    plain = dataclasses.asdict(config)
-    assert run_name(config) != run_name(compose_run(["optimizer.clip=1.0", "optimizer.clip_norm=global"]))
-    for path in [*NEUTRAL, *ADDED]:
-        *groups, key = path.split(".")
-        del functools.reduce(dict.__getitem__, groups, plain)[key]
-    del plain["rounds"]  # a newer group, empty now
-    assert run_name(config).endswith(hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8])
+FOUR = {
+    "its own start": (["cluster.nproc_per_node=4"], None),
+    "torchrun or srun": ([], 4),
+    "two machines": (
+        ["cluster=nodes", "cluster.nnodes=2", "cluster.nproc_per_node=2", "cluster.rdzv_endpoint=a:2999"],
+        None,
+    ),
+    "another place": (["cluster.nproc_per_node=4", "cluster.num_threads=2", "tracking=wandb"], None),
+}
+
+
+@pytest.mark.parametrize(("words", "joined"), FOUR.values(), ids=FOUR)
+def test_the_same_workers_are_one_run_wherever_they_are(words: list[str], joined: int | None) -> None:
+    config, here = compose_run(words, joined_world_size=joined), compose_run(FOUR["its own start"][0])
+    assert run_name(config) == run_name(here)
+    assert identity(flat(dataclasses.asdict(config))) == identity(flat(dataclasses.asdict(here)))
+
+
+def test_number_kind_and_device_of_workers_tell_runs_apart() -> None:
+    real, simulated = ["cluster.nproc_per_node=4"], ["cluster=simulated", "cluster.world_size=4"]
+    on = {device: run_name(compose_run([*real, f"cluster.device={device}"])) for device in ("auto", "cpu", "cuda")}
+    assert on["auto"] in (on["cpu"], on["cuda"])
+    others = [run_name(compose_run([*words, "cluster.device=cpu"])) for words in ([], simulated)]
+    assert len({on["cpu"], on["cuda"], *others}) == 4
 
 
 def finished(config: TrainConfig, *without: str) -> RunFolder:

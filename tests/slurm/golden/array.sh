@@ -1,6 +1,6 @@
 #!/bin/bash
 # Study study: task N runs line N of runs.txt, which holds the run's folder and then its settings.
-#SBATCH --job-name=study-42d3dd5d
+#SBATCH --job-name=study-c2e463f0
 #SBATCH --array=1,3-5%8
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -14,10 +14,10 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/me/micro
-#SBATCH --output='/disk/%%j runs/slurm/study-42d3dd5d/logs/%A_%a.log'
+#SBATCH --output='/disk/%%j runs/slurm/study-c2e463f0/logs/%A_%a.log'
 #SBATCH --exclusive
 
-row=$(sed -n "${SLURM_ARRAY_TASK_ID:?submit this script with sbatch}p" '/disk/%j runs/slurm/study-42d3dd5d/runs.txt')
+row=$(sed -n "${SLURM_ARRAY_TASK_ID:?submit this script with sbatch}p" '/disk/%j runs/slurm/study-c2e463f0/runs.txt')
 [ -n "$row" ] || { echo "runs.txt has no line $SLURM_ARRAY_TASK_ID" >&2; exit 2; }
 run=${row%% *}
 eval "words=(${row#* })"

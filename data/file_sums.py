@@ -1,0 +1,65 @@
+"""Checksums of the files that a data set is read from, by which runs on other data are told apart."""
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+
+SUMS = ".checksums"  # in the folder of files: large file -> its size, its time of change in ns, its sha256
+LARGE = 16 << 20  # bytes; smaller files are read each time
+
+
+def sums_of(folder: Path, paths: Iterable[Path], *, remedy: str = "") -> dict[str, str]:
+    """Return the sha256 of files by their names in ``folder``.
+
+    A large file is read once: its sum is kept in ``folder``, where that can be written, and taken again while the
+    file's size and time are the same.
+
+    Args:
+        remedy: what to do where a large file has to be read, which is then an error; empty: it is read.
+
+    Raises:
+        ValueError: a file cannot be read, or has to be read and must not.
+    """
+    known = _known_sums(folder)
+    found: dict[str, list[int | str]] = {}
+    for path in paths:
+        name = str(path.relative_to(folder))
+        try:
+            status = path.stat()
+            stamp: list[int | str] = [status.st_size, status.st_mtime_ns]
+            is_known = status.st_size >= LARGE and known.get(name, [])[:2] == stamp
+            if remedy and status.st_size >= LARGE and not is_known:
+                raise ValueError(f"{path} is not as it was prepared, or was not: {remedy}")
+            found[name] = known[name] if is_known else [*stamp, _sum_of(path)]
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror}): it is part of the data") from error
+    large = {name: entry for name, entry in found.items() if int(entry[0]) >= LARGE}
+    if any(known.get(name) != entry for name, entry in large.items()):
+        _keep_sums(folder, known | large)
+    return {name: str(entry[2]) for name, entry in found.items()}
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _known_sums(folder: Path) -> dict[str, list[int | str]]:
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        content = json.loads((folder / SUMS).read_text())
+        return {str(name): list(entry) for name, entry in content.items() if len(entry) == 3}
+    return {}
+
+
+def _keep_sums(folder: Path, sums: dict[str, list[int | str]]) -> None:
+    draft = folder / f"{SUMS}.{uuid.uuid4().hex}"  # ranks may write at the same time
+    try:
+        draft.write_text(json.dumps(sums, indent=1) + "\n")
+        os.replace(draft, folder / SUMS)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()

@@ -1,0 +1,117 @@
+"""A run is of the files that it was trained on: a user's other files are another run, a published set's are refused."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+import data
+from data import file_sums
+from experiments import sweep
+from experiments.config.schema import to_yaml
+from experiments.reports import frames
+from experiments.runs.run_folder import folder_of
+from tests.dist.rank_functions import Ended, called, train
+from tests.tools.simulated_runs import Run, configured
+
+SMALL = ["model=gpt_small", "model.settings.hidden=16", "model.settings.num_layers=1", "model.settings.num_heads=1"]
+SMALL += ["dataset.sequence_length=16", "batch_size=8", "epochs=1", "timed=false"]
+SIMULATED = ["cluster=simulated", "cluster.world_size=2"]
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> tuple[Path, Path]:
+    """Two data roots: files of the same names and sizes, and of other content."""
+    for name in ("one", "two"):
+        draw = random.Random(name)
+        folder = tmp_path / name / "wikitext-2"
+        folder.mkdir(parents=True)
+        for split in ("train", "valid"):
+            (folder / f"{split}.txt").write_text("".join(draw.choices("abc \n", k=4000)))
+    return tmp_path / "one", tmp_path / "two"
+
+
+def one_line(ended: Ended) -> str:
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Path) -> None:
+    words = [*SMALL, *SIMULATED, "dataset=text", f"output={tmp_path / 'runs'}"]
+    for done in ("done", "already done"):
+        for root in roots:
+            ended = train(*words, f"dataset.root={root}")
+            assert ended.returncode == 0, ended.stderr
+            assert ended.stdout.startswith(f"{done}: ")
+    study = tmp_path / "own.yaml"
+    study.write_text(yaml.safe_dump({"overrides": words, "grid": {"dataset.root": [str(root) for root in roots]}}))
+    listed = called(sweep.main, str(study), "--list")
+    assert listed.returncode == 0, listed.stderr
+    assert sum(line.startswith("done ") for line in listed.stdout.splitlines()) == 2
+    assert frames.runs(tmp_path / "runs")["variant"].nunique() == 2
+    (roots[0] / "wikitext-2" / "train.txt").write_text("another text\n" * 300)
+    assert train(*words, f"dataset.root={roots[0]}").stdout.startswith("done: ")
+
+
+def test_a_rerun_and_a_job_name_the_data_that_they_are_of(roots: tuple[Path, Path], tmp_path: Path) -> None:
+    words = ["dataset=text", *SMALL]
+    digest = configured(tmp_path, *words, f"dataset.root={roots[0]}", world_size=2).dataset.digest
+    config = configured(tmp_path, *words, f"dataset.root={roots[0]}", f"dataset.digest={digest}", world_size=2)
+    assert config.dataset.digest == digest
+    refused = train(*words, *SIMULATED, f"dataset.root={roots[1]}", f"dataset.digest={digest}")
+    assert f"dataset.digest is {digest}" in one_line(refused)
+
+
+@pytest.mark.parametrize("manifest", ["manifest.json", "attempts/2/manifest.json"], ids=["begun", "broken off"])
+def test_a_published_set_of_other_content_is_refused(manifest: str, roots: tuple[Path, Path], tmp_path: Path) -> None:
+    words = [*SMALL, "dataset=wikitext2", f"dataset.root={roots[0]}"]
+    config = configured(tmp_path / "runs", *words, world_size=2)
+    path = folder_of(config).path / manifest
+    path.parent.mkdir(parents=True)
+    sums = data.sums("wikitext2", str(roots[0]))
+    path.write_text(json.dumps({"data_checksums": sums}))
+    words += [*SIMULATED, "density=0.05", f"output={tmp_path / 'runs'}"]
+    for refused in (
+        train(*words, f"dataset.root={roots[1]}"),
+        called(
+            sweep.main, str(study_of(words, tmp_path)), f"dataset.root={roots[1]}", "--backend", "slurm", "--dry-run"
+        ),
+    ):
+        assert str(roots[1]) in one_line(refused)
+    assert json.loads(path.read_text()) == {"data_checksums": sums}
+    assert train(*words).returncode == 0
+
+
+def study_of(words: list[str], folder: Path) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump({"overrides": words, "grid": {}}))
+    return path
+
+
+def test_a_run_starts_from_another_of_the_same_data(roots: tuple[Path, Path], tmp_path: Path) -> None:
+    words = [*SMALL, "dataset=wikitext2"]
+    config = configured(tmp_path / "before", *words, f"dataset.root={roots[0]}", world_size=2)
+    before = Run(config, stop=2).folder
+    before.config_path.write_text(to_yaml(config))
+    before.manifest_path.write_text(json.dumps({"data_checksums": data.sums("wikitext2", str(roots[0]))}))
+    words += [*SIMULATED, "density=0.05", f"output={tmp_path / 'runs'}", f"start_from={before.path}"]
+    assert str(roots[1]) in one_line(train(*words, f"dataset.root={roots[1]}"))
+    assert train(*words, f"dataset.root={roots[0]}").returncode == 0
+
+
+def test_a_large_file_is_read_once(roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_sums, "LARGE", 1000)
+    folder = roots[0] / "wikitext-2"
+    first = data.sums("text", str(folder))
+    stamp = (folder / "train.txt").stat()
+    (folder / "train.txt").write_text("x" * stamp.st_size)
+    os.utime(folder / "train.txt", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert data.sums("text", str(folder)) == first  # its size and its time are compared
+    (folder / "train.txt").write_text("another text, of another size")
+    changed = data.sums("text", str(folder))
+    assert [name for name in first if changed[name] != first[name]] == ["train.txt"]
