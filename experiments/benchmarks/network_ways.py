@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, suggestion
-from experiments.config.identity import flat
 from experiments.config.schema import TrainConfig
+from experiments.config.values import flat
 from experiments.launching.namespaces import bits_per_s
 from experiments.reports.names import human, label
 from experiments.reports.rounds_in_words import interval, short

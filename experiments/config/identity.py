@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
-from experiments.config.values import MISSING, defaults_of_schema
+from experiments.config.values import MISSING, Flat, defaults_of_schema, flat
 
 NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {
@@ -74,8 +75,6 @@ FORMER: Mapping[str, Any] = {
 }
 """Settings that runs of before version 1 may lack, with what those runs did. See saved_run.py."""
 
-Flat = dict[str, Any]
-
 
 def is_neutral(key: str) -> bool:
     """Return whether a dotted key is a neutral setting, or part of one."""
@@ -110,17 +109,8 @@ def run_name(config: TrainConfig) -> str:
     """Return the run's folder name: readable, and ending in a hash of its identity."""
     settings = identity(flat(dataclasses.asdict(config)), type(config))
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    method = f"{config.sparsifier.name}-d{config.density:g}"
+    method = f"{method_of(config)}-d{config.density:g}"
     return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"
-
-
-def flat(node: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Return nested settings by dotted keys; an empty mapping is a value."""
-    found: Flat = {}
-    for key, value in node.items():
-        inner = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return found
 
 
 def _is_in(key: str, known: frozenset[str]) -> bool:

@@ -12,8 +12,19 @@ from typing import Any
 from experiments.config.errors import UserError, short, suggestion
 from experiments.config.schema import TrainConfig
 
+Flat = dict[str, Any]  # settings by dotted keys
+
 MISSING = "???"  # a setting that has no value yet
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Return nested settings by dotted keys; an empty mapping is a value."""
+    found: Flat = {}
+    for key, value in node.items():
+        inner = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
 
 
 def defaults_of_schema(kind: type = TrainConfig) -> dict[str, Any]:

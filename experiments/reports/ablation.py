@@ -54,6 +54,7 @@ def form_rows(frames: Frames, plan: Iterable[Config] = ()) -> pd.DataFrame:
         changed |= changes({run: frames.settings[run] for run in own["run"]}, of_study)
     rows = run_rows(frames)
     return rows.assign(
+        sparsifier=[str(frames.settings[run]["sparsifier.name"]) for run in rows["run"]],  # what differs is a change
         variant="",
         change=[in_words(changed[run], without=[RATE]) for run in rows["run"]],
         rate=[float(str(frames.settings[run][RATE])) for run in rows["run"]],

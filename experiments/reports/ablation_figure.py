@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from experiments.reports.figure_parts import head, new_figure, plain_log, show_metric
 from experiments.reports.measures import Metric
 from experiments.reports.names import label
-from experiments.reports.plot_style import BLACK, PAGE_INCHES, TARGET_LINE, LineSettings, look, plain, style
+from experiments.reports.plot_style import BLACK, PAGE_INCHES, TARGET_LINE, LineSettings, highlight, plain, style
 
 FORM = ["sparsifier", "change"]
 OTHER: LineSettings = {
@@ -31,7 +31,7 @@ def draw_forms(rows: pd.DataFrame, metric: Metric, title: str) -> Figure:
     figure = new_figure(PAGE_INCHES, 0.9 + 0.16 * len(forms))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for height, own in enumerate(forms):
-        best, color = own.iloc[0], look(str(own["sparsifier"].iloc[0])).color
+        best, color = own.iloc[0], highlight(str(own["sparsifier"].iloc[0]))
         left.hlines(height, best["low"], best["high"], color=color, linewidth=0.8)
         left.plot(best["value"], height, color=color, marker="o")
         left.plot(own["value"].iloc[1:], [height] * (len(own) - 1), color=color, **OTHER)

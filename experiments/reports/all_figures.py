@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.config.errors import UserError
 from experiments.reports import reached
+from experiments.reports.density_figure import at_several_densities, draw_densities
 from experiments.reports.earlier_rows import NOTHING, Earlier
 from experiments.reports.figure_numbers import (
     SIMULATED,
@@ -94,8 +95,8 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS, *, earli
     for group in groups(frames):
         for kind, figure, numbers in _figures(group, kinds):
             written += _save(figure, numbers, out / f"{kind}-{group.stem}", group.frames.runs["run"], frames)
-    if "methods" in kinds:
-        written += _draw_methods(frames, out)
+    if {"methods", "densities"} & set(kinds):
+        written += _draw_studies(frames, out, kinds)
     if "bytes" in kinds:
         written += _draw_bytes(frames, out, earlier)
     if "lengths" in kinds:
@@ -129,15 +130,20 @@ def _figures(group: Group, kinds: Collection[str]) -> Iterator[tuple[str, Figure
             yield f"rules-{method}", draw_rules(rows, f"{label(str(method))}: {group.title}"), rows
 
 
-def _draw_methods(frames: Frames, out: Path) -> list[Path]:
+def _draw_studies(frames: Frames, out: Path, kinds: Collection[str]) -> list[Path]:
+    """Draw the figures of the kinds "methods" and "densities", of all runs of one training."""
     written = []
     for study, rows in summarise(frames).groupby(STUDY):
-        if rows["sparsifier"].nunique() > 1 and (rows["density"] < 1).any():
-            model, dataset, world_size = study
-            figure = draw_methods(rows, metric_of(rows["metric"]), study_name(*study))
-            of_this = frames.runs[(frames.runs[STUDY] == [*study]).all(axis=1)]
-            stem = out / f"methods-{model}-{dataset}-n{world_size}"
-            written += _save(figure, of_study(rows), stem, of_this["run"], frames)
+        model, dataset, world_size = study
+        metric, title, several = metric_of(rows["metric"]), study_name(*study), at_several_densities(rows)
+        drawn: dict[str, tuple[Figure, pd.DataFrame]] = {}
+        if "methods" in kinds and rows["sparsifier"].nunique() > 1 and (rows["density"] < 1).any():
+            drawn["methods"] = draw_methods(rows, metric, title), rows
+        if "densities" in kinds and not several.empty:
+            drawn["densities"] = draw_densities(several, metric, title), several
+        for kind, (figure, own) in drawn.items():
+            runs = frames.runs.merge(own[[*EXPERIMENT, "variant"]])["run"]
+            written += _save(figure, of_study(own), out / f"{kind}-{model}-{dataset}-n{world_size}", runs, frames)
     return written
 
 

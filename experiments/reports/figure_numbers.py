@@ -51,21 +51,22 @@ def residual_numbers(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def throughput_numbers(frames: Frames) -> pd.DataFrame:
-    """Per method and number of real workers: num_seeds, samples_per_s with its _min and _max, and efficiency.
+    """Per method, density and number of real workers: num_seeds, samples_per_s with its _min and _max, and efficiency.
 
     efficiency is samples_per_s per worker over that of the method's fewest workers. Simulated workers have no
     throughput. Empty unless runs with at least two numbers of workers are there.
     """
     real = frames.runs[frames.runs["cluster"] != SIMULATED].set_index("run")
-    columns = [*METHOD, "world_size", "num_seeds", *(f"samples_per_s{end}" for end in ("", "_min", "_max"))]
+    keys = [*METHOD, "asked_density"]
+    columns = [*keys, "world_size", "num_seeds", *(f"samples_per_s{end}" for end in ("", "_min", "_max"))]
     if real["world_size"].nunique() < 2:
         return pd.DataFrame(columns=[*columns, "efficiency"])
     steps_per_s = 1000 / stage_times(frames.steps)["total_ms"]
     speeds = real.assign(samples_per_s=real["world_size"] * real["batch_size"] * real["accumulate"] * steps_per_s)
-    by_size = speeds.groupby([*METHOD, "world_size"])["samples_per_s"]
+    by_size = speeds.groupby([*METHOD, "density", "world_size"])["samples_per_s"]
     rows = by_size.agg(["size", "mean", "min", "max"]).reset_index().set_axis(columns, axis=1)
     per_worker = rows["samples_per_s"] / rows["world_size"]
-    return rows.assign(efficiency=per_worker / per_worker.groupby([rows[key] for key in METHOD]).transform("first"))
+    return rows.assign(efficiency=per_worker / per_worker.groupby([rows[key] for key in keys]).transform("first"))
 
 
 def rule_numbers(steps: pd.DataFrame) -> pd.DataFrame:

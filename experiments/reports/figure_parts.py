@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
 from experiments.reports.output import write_file
-from experiments.reports.plot_style import plain, style
+from experiments.reports.plot_style import GREY_LINE, LineSettings, plain, style
 
 LARGE_BYTES = 200_000  # a PNG from which on it is written with a palette
 NUM_COLOURS = 128
@@ -34,7 +35,7 @@ def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
     width = figure.get_figwidth()
     for handle in handles:
         handle.set_label(plain(str(handle.get_label())))
-    longest = max(len(str(handle.get_label())) for handle in handles)
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     fitting = int(width / (0.051 * longest + 0.4))  # inches of a letter, and of a line sample with its gaps
     legend = figure.legend(
         handles=handles,
@@ -43,6 +44,14 @@ def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
         ncols=max(1, min(len(handles), fitting)),
     )
     legend.get_title().set_multialignment("center")
+
+
+def handles_of(lines: Mapping[str, LineSettings]) -> list[Artist]:
+    """Return the entries of a legend, given the line of each name: one for all grey ones."""
+    shown = {name: line for name, line in lines.items() if line is not GREY_LINE}
+    if len(shown) < len(lines):
+        shown[f"{len(lines) - len(shown)} others, in the table"] = GREY_LINE
+    return [Line2D([], [], label=name, **line) for name, line in shown.items()]
 
 
 def show_metric(axis: XAxis | YAxis, metric: Metric) -> None:

@@ -1,16 +1,15 @@
 """The figure of what keeps up: the measure over the density that was used, and over the bytes that were sent."""
 
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.config.units import human_bytes
-from experiments.reports.figure_parts import head, new_figure, plain_log, show_metric
+from experiments.reports.figure_parts import handles_of, head, new_figure, plain_log, show_metric
+from experiments.reports.frames import METHOD
 from experiments.reports.measures import Metric
-from experiments.reports.names import label
-from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, look, plain, style
+from experiments.reports.method_curves import best_of, curves_of
+from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, style
 
 POINTS, SHARE = 0.01, 0.02  # how far below dense a share may be, and how far above it what is better small
 
@@ -27,26 +26,19 @@ def draw_keep_up(rows: pd.DataFrame, metric: Metric, title: str) -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     is_dense = rows["sparsifier"] == "dense"
     dense = rows[is_dense]["value"].iloc[0]
+    ends = rows[~is_dense].groupby(METHOD)["value"].agg("max" if metric.higher_is_better else "min")
+    curves = curves_of(rows[~is_dense], best_of(ends, metric))
     for axes, column in zip(panels, ("measured_density", "total_bytes"), strict=True):
         axes.axhspan(goal_of(dense, metric), dense, color="0.88", linewidth=0)
         axes.axhline(dense, **TARGET_LINE)
-        for (name, variant), own in rows[~is_dense].groupby(["sparsifier", "variant"]):
-            own = own.sort_values(column)
-            axes.errorbar(own[column], own["value"], own["half_range"], capsize=2, **_line(name, variant))
+        for curve in curves:
+            own = curve.rows.sort_values(column)
+            axes.errorbar(own[column], own["value"], own["half_range"], capsize=2, **curve.line)
         plain_log(axes.xaxis)
     panels[0].set_xlabel("density of the update")
     panels[1].set_xlabel("sent by a worker")
     panels[1].xaxis.set_major_formatter(lambda value, _: human_bytes(value))
     show_metric(panels[0].yaxis, metric)
-    names = rows[~is_dense][["sparsifier", "variant"]].drop_duplicates().sort_values(["sparsifier", "variant"])
-    lines = [
-        Line2D([], [], label=plain(label(name, variant)), **_line(name, variant))
-        for name, variant in zip(names["sparsifier"], names["variant"], strict=True)
-    ]
-    head(figure, title, [Line2D([], [], label="dense; the band keeps up", **TARGET_LINE), *lines])
+    handles = handles_of({curve.name: curve.line for curve in curves})
+    head(figure, title, [Line2D([], [], label="dense; the band keeps up", **TARGET_LINE), *handles])
     return figure
-
-
-def _line(name: object, variant: object) -> dict[str, Any]:
-    chosen = look(str(name))
-    return {"color": chosen.color, "marker": chosen.marker, "linestyle": "--" if variant else "-"}

@@ -1,24 +1,17 @@
-"""The lines of methods in a figure: one colour, dashes and marker each, other dashes for variants.
-
-Of many methods some have their colours, and the others are grey.
-"""
+"""The lines of methods in a figure: a colour, dashes and a marker each; of many methods some are grey."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
+from experiments.reports.figure_parts import handles_of
 from experiments.reports.frames import METHOD
 from experiments.reports.measures import Metric
 from experiments.reports.names import in_order, label
-from experiments.reports.plot_style import BLACK, DASHES, LIGHT, MARKERS, PALETTE, LineSettings, look
-
-MOST_COLOURS = 10  # lines that can be told apart in one panel
-NUM_LEADING = 8  # that are in colour where there are more
-ALWAYS = ("dense", "micro")  # in colour wherever they are: the baseline, and the method of this project
-GREY_LINE: LineSettings = {"color": LIGHT, "linestyle": "-", "linewidth": 0.6, "zorder": 1.2}
+from experiments.reports.plot_style import ALWAYS, FREE, GREY_LINE, MARKERS, LineSettings, lines_of
 
 Methods = Collection[tuple[str, str]]  # sparsifier and variant of each
 
@@ -37,74 +30,57 @@ class Curve:
         """The method's colour."""
         return str(self.line["color"])
 
-    def handle(self, num_seeds: int) -> Line2D:
-        """Entry of the legend."""
-        return Line2D([], [], label=f"{self.name} (n={num_seeds})", **self.line)
-
 
 def leading(epochs: pd.DataFrame, metric: Metric) -> Methods | None:
-    """Return the methods to be drawn in colour where there are more than MOST_COLOURS; None where all are.
+    """Return the methods to be drawn in colour where there are more than colours; None where all are.
 
-    They are ALWAYS, and then the best by the mean of the last epoch's measure, NUM_LEADING in all.
+    They are ALWAYS, and then the best by the mean of the last epoch's measure.
     """
-    ends = epochs.groupby("run").tail(1).groupby(METHOD)[metric.key].mean()
-    if len(ends) <= MOST_COLOURS:
-        return None
+    return best_of(epochs.groupby("run").tail(1).groupby(METHOD)[metric.key].mean(), metric)
+
+
+def best_of(ends: pd.Series, metric: Metric) -> Methods | None:
+    """Return the methods to be drawn in colour, given a measure of each."""
     ranked = list(ends.sort_values(ascending=not metric.higher_is_better, na_position="last").index)
     first = [method for method in ranked if method[0] in ALWAYS and not method[1]]
-    return [*first, *(method for method in ranked if method not in first)][:NUM_LEADING]
+    others = [method for method in ranked if method not in first]
+    return [*first, *others[: len(FREE)]] if len(others) > len(FREE) else None
 
 
-def legend_of(curves: Sequence[Curve], seeds: Callable[[Curve], int]) -> list[Line2D]:
+def legend_of(curves: Sequence[Curve], seeds: Callable[[Curve], int]) -> list[Artist]:
     """Return the entries of a legend: one for each line in colour, and one for all grey ones.
 
     Args:
         seeds: how many seeds a curve has.
     """
-    handles = [curve.handle(seeds(curve)) for curve in curves if not curve.is_grey]
-    num_grey = len(curves) - len(handles)
-    return [*handles, Line2D([], [], label=f"{num_grey} others", **GREY_LINE)] if num_grey else handles
+    return handles_of({f"{curve.name} (n={seeds(curve)})": curve.line for curve in curves})
 
 
 def rule_of(coloured: Methods | None, metric: Metric) -> str:
     """Return how the methods in colour were chosen, for the title of a figure; empty where all are."""
-    return f"; in colour: dense, MiCRO and the best by {metric.name}, {NUM_LEADING} in all" if coloured else ""
+    return f"; in colour: dense, MiCRO and the best {len(FREE)} others by {metric.name}" if coloured else ""
 
 
 def curves_of(numbers: pd.DataFrame, coloured: Methods | None = None) -> list[Curve]:
-    """Return the methods of ``numbers`` in their order; if there is one method alone, its variants differ in colour.
+    """Return the methods of ``numbers`` in their order, each with a colour of its own; see ``lines_of``.
+
+    Where the numbers have a density, a method at two of them is two curves.
 
     Args:
-        coloured: the methods with a colour of their own, the others are grey; None: all have one.
+        coloured: the methods with a colour, the others are grey; None: the first, as far as there are colours.
     """
+    keys = [*METHOD, *(["asked_density"] if "asked_density" in numbers else [])]
+    order = in_order(numbers["sparsifier"])
+    groups = sorted(numbers.groupby(keys), key=lambda group: (order.index(str(group[0][0])), *group[0][1:]))
+    several = {key[0] for key, _ in groups if len({other[2:] for other, _ in groups if other[0] == key[0]}) > 1}
+    names = [key for key, _ in groups]
+    lines = lines_of(names, None if coloured is None else [key for key in names if key[:2] in coloured])
     curves = []
-    methods = in_order(numbers["sparsifier"])
-    for sparsifier in methods:
-        variants = numbers[numbers["sparsifier"] == sparsifier].groupby("variant")
-        for place, (variant, rows) in enumerate(variants):
-            line = _variant_line(place) if len(methods) == 1 and len(variants) > 1 else _line(sparsifier, place)
-            is_grey = coloured is not None and (sparsifier, str(variant)) not in coloured
-            name = label(sparsifier, str(variant))
-            curves.append(Curve(name=name, line=GREY_LINE if is_grey else line, rows=rows, is_grey=is_grey))
+    for key, rows in groups:
+        name, line = label(str(key[0]), str(key[1])), lines[key]
+        name += f", {key[2]:g}" if key[0] in several else ""
+        curves.append(Curve(name=name, line=line, rows=rows, is_grey=line is GREY_LINE))
     return curves
-
-
-def _variant_line(place: int) -> LineSettings:
-    colors = (BLACK, *PALETTE[:-1])
-    return {
-        "color": colors[place % len(colors)],
-        "linestyle": DASHES[place % len(DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
-    }
-
-
-def _line(sparsifier: str, place: int) -> LineSettings:
-    """Line settings of a method; its second and further variants keep colour and marker, hollow, in other dashes."""
-    method = look(sparsifier)
-    if place == 0:
-        return method.line
-    others = [dashes for dashes in DASHES if dashes != method.dashes]
-    return method.line | {"linestyle": others[(place - 1) % len(others)], "markerfacecolor": "white"}
 
 
 def draw_seeds(axes: Axes, curve: Curve, column: str, place: int) -> None:

@@ -3,19 +3,16 @@
 A method is described by the comments at the head of its conf/sparsifier/NAME.yaml::
 
     # label: Top-k, gather    its name in tables and legends
-    # drawn: blue dotted s    colour, dashes and marker of its lines, keys of experiments/reports/plot_style.py
     # order: 30               its place in tables and legends
 
-A method without such a file or comment is called by its key and comes last.
+A method without such a file or comment is called by its key and comes last. One whose parts no yaml has (see
+config/method_names.py) is called by the nearest yaml and what differs: ``Top-k, exchange oktopk``.
 """
 
-import re
 from collections.abc import Iterable
-from functools import cache
 
-from experiments.config.paths import CONF
+from experiments.config.method_names import description, place
 
-METHODS = CONF / "sparsifier"
 KINDS = (
     "convergence",
     "time",
@@ -23,11 +20,11 @@ KINDS = (
     "residual",
     "rules",
     "methods",
+    "densities",
     "bytes",
     "lengths",
     "throughput",
 )  # of figures of finished runs
-COMMENT = re.compile(r"# (label|drawn|order): (.+)")
 OTHERS = {  # models and data sets by the key of their registry
     "mlp": "MLP",
     "cnn_lstm": "CNN-LSTM",
@@ -60,7 +57,9 @@ OTHERS = {  # models and data sets by the key of their registry
 
 def label(method: str, variant: str = "") -> str:
     """Return the name of a method in legends and tables."""
-    name = description(method).get("label", method)
+    base, *others = method.split("+")
+    words = [description(base).get("label", base), *(part.replace("_", " ", 1) for part in others)]
+    name = ", ".join(words)
     return f"{name} ({variant})" if variant else name
 
 
@@ -71,12 +70,4 @@ def human(name: str) -> str:
 
 def in_order(methods: Iterable[str]) -> list[str]:
     """Return the distinct methods in the order of their files, those without one last by name."""
-    return sorted(set(methods), key=lambda name: (float(description(name).get("order", "inf")), name))
-
-
-@cache
-def description(method: str) -> dict[str, str]:
-    """Return the label, drawn and order of a method's yaml; empty where it has no file or no such comment."""
-    path = METHODS / f"{method}.yaml"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return {match[1]: match[2] for line in lines if (match := COMMENT.fullmatch(line))}
+    return sorted(set(methods), key=place)

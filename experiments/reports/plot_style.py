@@ -1,17 +1,14 @@
-"""How every figure looks: sizes, fonts, colours, and one look per method."""
+"""How every figure looks: sizes, fonts, colours, and a line for each of its methods."""
 
-import zlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 
-from experiments.reports.names import description, label
-
 COLUMN_INCHES, PAGE_INCHES = 3.4, 7.0  # one and both columns of a two-column paper
 LineSettings = dict[str, Any]
+Key = TypeVar("Key", bound=Hashable)
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so the same everywhere
@@ -42,43 +39,19 @@ STYLE: dict[Any, Any] = {
 # Okabe and Ito's colours, distinct with any colour vision; grey in place of their yellow, too light for lines.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
+WINE = "#882255"
 LIGHT = "#c4c4c4"  # of what is shown beside the methods in colour
 PALETTE = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+ALWAYS = {"dense": BLACK, "micro": VERMILLION}  # the baseline, and the method of this project
+FREE = (BLUE, GREEN, ORANGE, PURPLE, SKY, WINE)  # of the other methods of a figure
 
 DASHED, DOTTED, DASHDOT, LONG = (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2))
 Dashes = tuple[int, tuple[float, ...]] | str
 DASHES: tuple[Dashes, ...] = ("-", DASHED, DOTTED, DASHDOT, LONG)
 MARKERS = "os^vDPX<>*ph"
 
-# Colours and dashes that a method's yaml may name after ``# drawn:``; its marker is one of matplotlib's.
-COLORS = {
-    "black": BLACK,
-    "orange": ORANGE,
-    "sky": SKY,
-    "green": GREEN,
-    "blue": BLUE,
-    "vermillion": VERMILLION,
-    "purple": PURPLE,
-    "grey": GREY,
-}
-LINES: dict[str, Dashes] = {"solid": "-", "dashed": DASHED, "dotted": DOTTED, "dashdot": DASHDOT, "long": LONG}
-
+GREY_LINE: LineSettings = {"color": LIGHT, "linestyle": "-", "linewidth": 0.6, "zorder": 1.2}
 TARGET_LINE: LineSettings = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How one method is named and drawn; colour, dashes and marker together are its own."""
-
-    name: str
-    color: str
-    dashes: Dashes
-    marker: str
-
-    @property
-    def line(self) -> LineSettings:
-        """Settings of a line that is drawn for the method."""
-        return {"color": self.color, "linestyle": self.dashes, "marker": self.marker}
 
 
 def plain(text: str) -> str:
@@ -86,20 +59,30 @@ def plain(text: str) -> str:
     return text.replace("\\$", "$").replace("$", "\\$")
 
 
-def look(method: str) -> Look:
-    """Return how to draw a method: as its yaml describes, otherwise by a checksum of its key."""
-    drawn = description(method).get("drawn")
-    if drawn:
-        color, dashes, marker = drawn.split()
-        return Look(plain(label(method)), COLORS[color], LINES[dashes], marker)
-    code = zlib.crc32(method.encode())
-    colors = PALETTE[:-1]  # black is the dense baseline's
-    return Look(
-        plain(label(method)),
-        colors[code % len(colors)],
-        DASHES[code // 7 % len(DASHES)],
-        MARKERS[code // 64 % len(MARKERS)],
-    )
+def lines_of(keys: Iterable[Key], preferred: Iterable[Key] | None = None) -> dict[Key, LineSettings]:
+    """Return the line of each method of one figure: no two have one colour, and those without one are GREY_LINE.
+
+    Dense is black and MiCRO vermillion in every figure.
+
+    Args:
+        keys: methods, or tuples that begin with one, in the order of the legend.
+        preferred: those that have a colour, as far as there are colours; None: the first.
+    """
+    own, free, lines = dict(ALWAYS), list(FREE), dict[Key, LineSettings]()
+    keys = list(dict.fromkeys(keys))
+    chosen = set(keys if preferred is None else preferred)
+    for place, key in enumerate(keys):
+        method = str(key[0] if isinstance(key, tuple) else key)
+        color = (own.pop(method, None) or (free.pop(0) if free else None)) if key in chosen else None
+        dashes = "-" if color == ALWAYS.get(method) else DASHES[place % len(DASHES)]
+        line: LineSettings = {"color": color, "linestyle": dashes, "marker": MARKERS[place % len(MARKERS)]}
+        lines[key] = line if color else GREY_LINE
+    return lines
+
+
+def highlight(method: str) -> str:
+    """Return the colour of a method in a figure that names it beside its row: that of dense, of MiCRO, or of all."""
+    return ALWAYS.get(method, BLUE)
 
 
 @contextmanager

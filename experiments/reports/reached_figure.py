@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, plain_log
 from experiments.reports.names import label
-from experiments.reports.plot_style import BLACK, PAGE_INCHES, LineSettings, look, plain, style
+from experiments.reports.plot_style import BLACK, PAGE_INCHES, LineSettings, highlight, plain, style
 
 MARKS = {"90": "o", "95": "s", "99": "D"}  # percent of dense's end
 
@@ -22,7 +22,7 @@ def draw_bytes(rows: pd.DataFrame, title: str) -> Figure:
     figure = new_figure(PAGE_INCHES, 1.1 + 0.17 * len(rows))
     axes = figure.subplots()
     for height, (_, row) in enumerate(rows.iterrows()):
-        color = look(str(row["sparsifier"])).color
+        color = highlight(str(row["sparsifier"]))
         axes.plot([row[f"bytes_{share}"] for share in MARKS], [height] * len(MARKS), color=color, linewidth=0.6)
         for share, marker in MARKS.items():
             is_all = row[f"num_{share}"] == row["num_seeds"]

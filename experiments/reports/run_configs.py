@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from experiments.config.errors import UserError, suggestion
-from experiments.config.identity import flat, identity
+from experiments.config.identity import identity
+from experiments.config.method_names import PARTS, method_name, own_settings
+from experiments.config.values import flat
 from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.rounds_in_words import ROUNDS, short
 
@@ -53,7 +55,8 @@ def selected_configs(found: Mapping[str, FinishedRun], selection: Selection) -> 
     return _select(_distinct(_with_digests(configs, found)), selection)
 
 
-UNSAID = {("accumulate", 1)}  # beside runs with more: each batch is a step, as ever
+UNSAID = {("accumulate", 1)}  # beside runs with more: each batch is a step
+UNSET = object()  # a setting that a configuration leaves to its part
 
 
 def planned(plan: Mapping[str, Mapping[str, object]]) -> list[Config]:
@@ -65,7 +68,7 @@ def run_frame(configs: dict[str, Config]) -> pd.DataFrame:
     """Return a row per run: run, the keys of COLUMNS, accumulate, rule and variant; see Frames."""
     rows = [
         {"run": name}
-        | {column: config[key] for column, key in COLUMNS.items()}
+        | {column: _value(config, column) for column in COLUMNS}
         | {"accumulate": config.get("accumulate", 1), "rule": config.get(RULE)}
         for name, config in configs.items()
     ]
@@ -73,7 +76,8 @@ def run_frame(configs: dict[str, Config]) -> pd.DataFrame:
     frame["variant"] = ""
     for _, group in frame.groupby(EXPERIMENT):
         names = list(group["run"])
-        frame.loc[group.index, "variant"] = _variants([_settings(configs[name]) for name in names])
+        told = [{f"sparsifier.{key}" for key in own_settings(_sparsifier(configs[name]))} for name in names]
+        frame.loc[group.index, "variant"] = _variants([_settings(configs[name]) for name in names], told)
     return frame
 
 
@@ -110,7 +114,7 @@ def _files(config: Config, sums: object) -> list[tuple[str, object]]:
 
 def _without_density(config: Config) -> Config:
     # A dense run has no density: its setting only shows which sweep it belongs to.
-    return config | {"density": 1.0} if config["sparsifier.name"] == "dense" else config
+    return config | {"density": 1.0} if _value(config, "sparsifier") == "dense" else config
 
 
 def _plain(value: object) -> object:
@@ -121,7 +125,14 @@ def _plain(value: object) -> object:
 
 
 def _settings(config: Config) -> Config:
-    return identity(config)
+    """Return what tells a run from others, by the method that it trains with; a part's name has one key."""
+    own = {key: value for key, value in identity(config).items() if key != "sparsifier.name"}
+    own = {f"{key}.name" if _is_part(key) else key: value for key, value in own.items()}
+    return own | {"sparsifier": _value(config, "sparsifier")}
+
+
+def _is_part(key: str) -> bool:
+    return key.startswith("sparsifier.") and key.rpartition(".")[2] in PARTS
 
 
 def _distinct(configs: dict[str, Config]) -> dict[str, Config]:
@@ -148,13 +159,19 @@ def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Confi
 
 
 def _fits(config: Config, key: str, values: list[str]) -> bool:
-    if key == "density" and config["sparsifier.name"] == "dense":
+    if key == "density" and _value(config, "sparsifier") == "dense":
         return True  # the baseline belongs to every density
     return any(_same(_value(config, key), text) for text in values)
 
 
 def _value(config: Config, key: str) -> object:
+    if key == "sparsifier":
+        return method_name(_sparsifier(config))
     return config.get(COLUMNS.get(key, key))
+
+
+def _sparsifier(config: Config) -> Config:
+    return {key.removeprefix("sparsifier."): value for key, value in config.items() if key.startswith("sparsifier.")}
 
 
 def _same(value: object, text: str) -> bool:
@@ -164,18 +181,23 @@ def _same(value: object, text: str) -> bool:
         return str(value).lower() == text.lower()
 
 
-def _variants(configs: list[Config]) -> list[str]:
-    """Name, for each of ``configs``, the settings beside the seed in which they are not all equal."""
+def _variants(configs: list[Config], told: list[set[str]]) -> list[str]:
+    """Name, for each of ``configs``, the settings beside the seed in which not all are equal, and those ``told``."""
     keys = sorted({key for config in configs for key in config} - {"seed"})
-    differing = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    differing = [key for key in keys if len({str(config.get(key, UNSET)) for config in configs}) > 1]
     rounds = [short(config) if any(key.startswith(ROUNDS) for key in differing) else "" for config in configs]
     differing = [key for key in differing if not key.startswith(ROUNDS)]
     chosen = [key.removesuffix(".name") for key in differing if key.endswith(".name")]
     # Once the name of a choice differs, its other settings follow from it.
     keys = [key for key in differing if not key.startswith(tuple(f"{choice}." for choice in chosen))]
     named = [(choice, f"{choice}.name") for choice in chosen] + [(key, key) for key in keys]
+    extra = [(key, key) for key in sorted({key for own in told for key in own} - set(differing))]
     words = [
-        [f"{word.rpartition('.')[2]}={config.get(key)}" for word, key in named if (key, config.get(key)) not in UNSAID]
-        for config in configs
+        [
+            f"{word.rpartition('.')[2]}={'null' if config[key] is None else config[key]}"
+            for word, key in [*named, *((word, key) for word, key in extra if key in own)]
+            if key in config and (key, config[key]) not in UNSAID
+        ]
+        for config, own in zip(configs, told, strict=True)
     ]
     return [", ".join(filter(None, [*own, of_rounds])) for own, of_rounds in zip(words, rounds, strict=True)]

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from experiments.config.units import three_digits
 from experiments.reports.figure_parts import head, new_figure, plain_log, plain_ticks, show_percent
 from experiments.reports.frames import STAGES
-from experiments.reports.method_curves import curves_of
+from experiments.reports.method_curves import curves_of, legend_of
 from experiments.reports.plot_style import (
     COLUMN_INCHES,
     GREEN,
@@ -52,7 +52,7 @@ def draw_throughput(numbers: pd.DataFrame, title: str) -> Figure:
     left.set_ylabel("samples per second")
     right.set(ylabel="efficiency (%)", ylim=(0, None))
     show_percent(right)
-    handles = [curve.handle(curve.rows["num_seeds"].max()) for curve in curves]
+    handles = legend_of(curves, lambda curve: curve.rows["num_seeds"].max())
     head(figure, title, [*handles, Line2D([], [], label="linear", **TARGET_LINE)])
     return figure
 

@@ -11,11 +11,11 @@ from yaml import YAMLError
 
 from experiments.config.compose import typed
 from experiments.config.errors import UserError, one_line, suggestion
-from experiments.config.identity import FORMER, NEUTRAL, flat, is_neutral, newer_defaults
+from experiments.config.identity import FORMER, NEUTRAL, is_neutral, newer_defaults
 from experiments.config.overrides import with_field_name
 from experiments.config.paths import ROOT
 from experiments.config.schema import TrainConfig
-from experiments.config.values import MISSING, defaults_of_schema, shown
+from experiments.config.values import MISSING, defaults_of_schema, flat, shown
 from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import git_state
 from experiments.runs.run_folder import RunFolder

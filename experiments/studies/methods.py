@@ -6,6 +6,7 @@ import micro
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_runs
 from experiments.config.errors import check_choice
+from experiments.config.method_names import words_of
 from experiments.config.paths import CONF
 
 
@@ -21,7 +22,7 @@ def select_names(given: Sequence[str], known: Sequence[str], what: str) -> list[
         UserError: a name is not known.
     """
     for name in given:
-        check_choice(what, known, name)
+        check_choice(what, known, name.split("+")[0])
     return list(dict.fromkeys(given)) or list(known)
 
 
@@ -33,5 +34,5 @@ def build_methods(names: Sequence[str], density: float) -> dict[str, micro.Reduc
     Raises:
         UserError: a density outside (0, 1], or a yaml that describes no method.
     """
-    configs = compose_runs([[f"sparsifier={name}", f"density={density!r}", "optimizer.momentum=0"] for name in names])
+    configs = compose_runs([[*words_of(name), f"density={density!r}", "optimizer.momentum=0"] for name in names])
     return {name: build_reducer(config) for name, config in zip(names, configs, strict=True)}

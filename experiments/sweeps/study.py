@@ -11,9 +11,10 @@ from hydra.core.override_parser.types import Override
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, suggestion
-from experiments.config.identity import Flat, flat, run_name
+from experiments.config.identity import run_name
 from experiments.config.paths import CONF
 from experiments.config.ranges import check_num_runs, check_path
+from experiments.config.values import Flat, flat
 from experiments.runs.output import distinct
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
 from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
@@ -115,7 +116,7 @@ def describe(folder: RunFolder) -> str:
 
 
 def _kind(config: TrainConfig) -> Kind:
-    names = (config.model.name, config.dataset.name, config.sparsifier.name)
+    names = (config.model.name, config.dataset.name, method_of(config))
     return (*names, f"{config.density:g}", str(config.world_size))
 
 

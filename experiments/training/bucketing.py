@@ -8,6 +8,7 @@ from torch import nn
 
 from experiments.config.builders import build_reducer, build_schedule
 from experiments.config.errors import UserError
+from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
 from experiments.training.schedule_problem import problem_of
 from micro.comm import Comm, gather_objects
@@ -39,7 +40,7 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
                 "measure the link with the same number"
             )
         problem = problem_of(
-            trace, link, build_reducer(config), config.world_size, select=select, method=config.sparsifier.name
+            trace, link, build_reducer(config), config.world_size, select=select, method=method_of(config).split("+")[0]
         )
         plan = schedule.plan(problem)
         plan.check_model(gradient_bytes(model))

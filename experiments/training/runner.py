@@ -12,6 +12,7 @@ from rich.console import Console
 
 import data
 from experiments.config.errors import UserError, one_line_with_type
+from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.config.stopping import NOTHING_SAVED, exit_code, name_of
 from experiments.launching.launch import launch
@@ -52,7 +53,7 @@ def show_progress(config: TrainConfig, folder: RunFolder) -> AbstractContextMana
 
 def label(config: TrainConfig) -> str:
     """Return the name of a run on the terminal."""
-    return f"{config.model.name} on {config.dataset.name}, {config.sparsifier.name}, seed {config.seed}"
+    return f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
 
 
 def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: RunFolder | None = None) -> bool:

@@ -76,6 +76,7 @@ def test_a_selector_of_another_package_trains_by_the_composed_configuration(tmp_
     words += ["cluster=simulated", "cluster.world_size=2", f"output={tmp_path / 'runs'}"]
     python("-m", "experiments.train", *words, path=tmp_path)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    assert folder.name.startswith("mlp-synthetic-smallest-d0.05-")
     assert all(row["local_density"] == pytest.approx(0.05, rel=0.02) for row in read_records(folder / "steps.jsonl"))
 
 

@@ -29,9 +29,10 @@ from experiments.reports.measures import METRICS, in_words, metric_of
 from experiments.reports.method_curves import GREY_LINE, leading
 from experiments.reports.method_figure import draw_methods
 from experiments.reports.names import label
-from experiments.reports.plot_style import style
+from experiments.reports.plot_style import BLACK, VERMILLION, style
 from experiments.reports.rule_figure import draw_rules
 from experiments.reports.run_configs import parse_selection
+from experiments.reports.speed_figures import draw_throughput
 from experiments.reports.step_figures import draw_convergence
 from experiments.reports.summary import of_study, summarise, summary
 
@@ -537,6 +538,25 @@ def test_a_run_that_adds_no_gradients_up_is_not_named_for_that(tmp_path: Path) -
     assert list(summary(tmp_path)["variant"]) == ["", "accumulate=4"]
 
 
+def test_a_table_calls_each_run_by_its_parts_and_settings(tmp_path: Path) -> None:
+    parts: dict[str, Row] = {
+        "Top-k": {"name": "topk", "selector": {"name": "topk"}},
+        "theirs": {"name": "topk", "selector": "theirs"},
+        "theirs (share=0.5)": {"name": "topk", "selector": {"name": "theirs", "share": 0.5}},
+        "MiCRO": {"name": "micro", "selector": {"name": "micro", "rule": "agreed"}},
+        "MiCRO (slack=0.1)": {"name": "micro", "selector": {"name": "micro", "rule": "agreed", "slack": 0.1}},
+        "MiCRO, two messages": {"name": "micro", "selector": {"name": "micro", "rule": "agreed", "slack": 0.2}},
+        "MiCRO, codec half": {"name": "micro", "selector": {"name": "micro", "rule": "agreed"}, "codec": "half"},
+    }
+    for seed, own in enumerate(parts.values()):
+        path = write_run(tmp_path, "topk", seed) / "config.yaml"
+        usual = {"reducer": "sparse", "exchange": "union", "codec": "raw", "indices": "int32", "feedback": "residual"}
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"sparsifier": {**usual, **own}}))
+    table = summary(tmp_path)
+    assert {label(row["sparsifier"], row["variant"]) for _, row in table.iterrows()} == set(parts)
+    assert list(table["num_seeds"]) == [1] * len(parts)
+
+
 def test_milliseconds_of_long_steps_are_written_out() -> None:
     assert [three_digits(number) for number in (0.12345, 12.345, 999.4, 999.6, 2061.2)] == [
         *("0.123", "12.3", "999", "1000", "2061")
@@ -655,13 +675,63 @@ def test_of_many_methods_the_best_are_in_colour_and_all_are_drawn() -> None:
     coloured = leading(numbers, METRICS[0])
     best = {(f"m{place}", "") for place in range(4, 10)}
     assert set(coloured or ()) == {("dense", ""), ("micro", ""), *best}
-    assert leading(numbers[numbers["sparsifier"] != "m0"].query("sparsifier != 'm1'"), METRICS[0]) is None
+    assert leading(numbers[~numbers["sparsifier"].isin(["m0", "m1", "m2", "m3"])], METRICS[0]) is None
     figure = draw_convergence(numbers, METRICS[0], "Many", coloured=coloured)
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()][-1] == "4 others"
+    assert [text.get_text() for text in legend.get_texts()][-1] == "4 others, in the table"
     assert len(legend.get_texts()) == 9
     grey = [line for line in figure.axes[0].get_lines() if line.get_color() == GREY_LINE["color"]]
     assert (len(grey), len(figure.axes[0].get_lines())) == (4, 12)
+
+
+@pytest.fixture(scope="module")
+def at_two_densities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six methods at two densities and dense, two seeds each; what is drawn of them is in the folder ``out``."""
+    root = tmp_path_factory.mktemp("densities")
+    for method, seed in itertools.product(("dense", "topk", "micro", "cltk", "threshold", "randomk"), (0, 1)):
+        for density in (0.1,) if method == "dense" else (0.01, 0.1):
+            write_run(root / "runs", method, seed, density=density)
+    assert figures.main(["--runs", str(root / "runs"), "--out", str(root / "out")]) == 0
+    return root
+
+
+def test_accuracy_over_density_is_drawn_with_the_spread_over_seeds(at_two_densities: Path) -> None:
+    numbers = pd.read_csv(at_two_densities / "out" / "densities-resnet18-cifar10-n8.csv", keep_default_na=False)
+    assert (at_two_densities / "out" / "densities-resnet18-cifar10-n8.png").exists()
+    rows = numbers[numbers["sparsifier"] == "micro"].set_index("density")
+    for density in (0.01, 0.1):
+        runs = [at_two_densities / "runs" / f"micro-d{density:g}-s{seed}" for seed in (0, 1)]
+        ends = [_rows(run / "epochs.jsonl")[-1]["accuracy"] for run in runs]
+        expected = [statistics.mean(ends), min(ends), max(ends)]
+        assert list(rows.loc[density, ["accuracy", "accuracy_min", "accuracy_max"]]) == pytest.approx(expected)
+
+
+def test_one_density_is_no_figure_of_accuracy_over_density(study: Path, tmp_path: Path) -> None:
+    assert figures.main(["--runs", str(study), "--out", str(tmp_path), "--only", "densities"]) == 2
+
+
+def test_no_two_methods_of_a_figure_have_one_colour(at_two_densities: Path) -> None:
+    (group, _) = groups(frames.load(at_two_densities / "runs"))
+    numbers = convergence_numbers(group.frames, group.metric)
+    legend = draw_convergence(numbers, group.metric, group.title).legends[0]
+    colours = {
+        text.get_text().partition(" (")[0]: handle.get_color()  # type: ignore[attr-defined]
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    }
+    assert len(set(colours.values())) == len(colours) == 6
+    assert (colours["Dense"], colours["MiCRO"]) == (BLACK, VERMILLION)
+
+
+def test_two_densities_are_two_rows_and_two_lines(at_two_densities: Path, tmp_path: Path) -> None:
+    axes = draw_methods(summary(at_two_densities / "runs"), METRICS[0], "methods").axes[0]
+    named = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(set(named)) == len(named) == 11
+    assert {"MiCRO, 0.01", "MiCRO, 0.1", "Dense"} <= set(named)
+    for world_size, density in itertools.product((2, 4), (0.01, 0.1)):
+        folder = write_run(tmp_path / f"{world_size}", "topk", density=density, world_size=world_size)
+        folder.rename(tmp_path / f"n{world_size}-d{density}")
+    legend = draw_throughput(throughput_numbers(frames.load(tmp_path)), "throughput").legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["Top-k, 0.01 (n=1)", "Top-k, 0.1 (n=1)", "linear"]
 
 
 def test_a_large_figure_is_written_with_few_colours(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from experiments import simulate
 from experiments.studies.simulated_steps.borders import borders, crossing
 from experiments.studies.simulated_steps.published_gains import Published, cluster_link, nearest, ratios
 from experiments.studies.simulated_steps.selection_formula import SelectionFormula
+from experiments.studies.simulated_steps.speedup_figures import draw_speedups
 from experiments.studies.simulated_steps.step import Methods, Row, Way, schedule_for, simulate_step
 from experiments.studies.simulated_steps.trace_changes import as_published, by_layer, rescaled
 from experiments.training.schedule_problem import problem_of
@@ -354,3 +355,11 @@ def test_two_traces_of_one_model_are_refused(tmp_path: Path, capsys: pytest.Capt
     made_up_trace().save(trace)
     assert simulate.main(["--trace", f"{trace},{trace}", "--out", str(tmp_path / "out")]) == 2
     assert "--trace must be of different models, got mlp, mlp" in capsys.readouterr().err
+
+
+def test_a_legend_says_that_an_exact_schedule_is_one() -> None:
+    ways = [("dense", "ddp"), ("dense", "exact"), ("micro", "exact")]
+    same = {"model": "resnet50", "workers": 2, "speedup": 1.5, "efficiency": 0.75}
+    figure = draw_speedups(pd.DataFrame([same | {"method": way[0], "schedule": way[1]} for way in ways]), "ways")
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["linear", "dense, DDP", "dense, exact schedule", "MiCRO, exact schedule"]

@@ -7,9 +7,9 @@ import pytest
 
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
-from experiments.config.identity import ADDED, VERSION_1, flat, identity, run_name
+from experiments.config.identity import ADDED, VERSION_1, identity, run_name
 from experiments.config.schema import TrainConfig, to_yaml
-from experiments.config.values import defaults_of_schema
+from experiments.config.values import defaults_of_schema, flat
 from experiments.runs.finished_requests import check_requests, unmet_request
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import lacking_settings, saved_config

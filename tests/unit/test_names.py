@@ -1,48 +1,97 @@
-"""Every method is named and drawn as its yaml says; one without a yaml has stable defaults."""
+"""Every method is named as its yaml says; one without a yaml has stable defaults."""
 
 from pathlib import Path
 
 import pytest
 
-from experiments.reports import names
-from experiments.reports.names import description, human, in_order, label
-from experiments.reports.plot_style import look
+import micro
+from experiments.config import method_names
+from experiments.config.compose import compose_run
+from experiments.config.identity import run_name
+from experiments.config.method_names import description, method_of, usual_rules, words_of
+from experiments.reports.names import human, in_order, label
+from experiments.reports.plot_style import BLACK, GREY_LINE, VERMILLION, lines_of
 
-METHODS = sorted(path.stem for path in names.METHODS.glob("*.yaml"))
+METHODS = sorted(path.stem for path in method_names.METHODS.glob("*.yaml"))
+# words of a command line -> the method's part of the run's name, its label
+OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
+    ("sparsifier.selector=their_selector",): ("their_selector", "their_selector"),
+    ("sparsifier.selector=fp16",): ("fp16_selector", "fp16_selector"),
+    ("sparsifier.selector=threshold",): ("threshold", "Hard-threshold"),
+    ("sparsifier=topk", "sparsifier.selector=micro"): ("micro", "MiCRO"),
+    ("sparsifier=topk", "sparsifier.exchange=gather"): ("topk_gather", "Top-k, gather"),
+    ("sparsifier=topk", "sparsifier.exchange=oktopk"): ("topk+exchange_oktopk", "Top-k, exchange oktopk"),
+    ("sparsifier=micro", "sparsifier.selector.rule=published"): ("micro_published", "MiCRO, published"),
+    ("sparsifier=micro", "sparsifier.codec=half"): ("micro+codec_half", "MiCRO, codec half"),
+    ("sparsifier=micro", "sparsifier.codec=half", "sparsifier.indices=shortest"): ("micro_small", "MiCRO, small"),
+    ("sparsifier=micro_small", "sparsifier.codec=raw", "sparsifier.indices=int32"): ("micro", "MiCRO"),
+    ("sparsifier=micro_blocks", "sparsifier.selector.block=null"): ("micro", "MiCRO"),
+    ("sparsifier=micro", "sparsifier.reducer={name: split, min_dims: 2}"): (
+        *("micro+reducer_split", "MiCRO, reducer split"),
+    ),
+    ("sparsifier=dgc", "sparsifier.feedback=residual"): ("dgc+feedback_residual", "DGC, feedback residual"),
+    ("sparsifier=accordion", "sparsifier.policy=null"): ("topk_layers", "Top-k, per layer"),
+    ("sparsifier=micro_scaled", "sparsifier.selector.selector=topk"): ("scaled_topk", "scaled_topk"),
+    ("sparsifier=fft", "sparsifier.reducer=powersgd"): ("powersgd", label("powersgd")),
+    ("sparsifier=topk", "sparsifier.name=micro"): ("topk", "Top-k"),
+    ("sparsifier=micro", "sparsifier.name=mine", "sparsifier.codec=half"): ("mine", "mine"),
+    ("sparsifier=micro_scaled_elements", "sparsifier.selector.memory=0.5"): (  # settings make variants
+        *("micro_scaled_elements", "MiCRO, scaled by element"),
+    ),
+}
 
 
-def test_every_method_says_its_label_its_look_and_its_place() -> None:
-    incomplete = [name for name in METHODS if set(description(name)) != {"label", "drawn", "order"}]
+@pytest.mark.parametrize("words", OTHER_PARTS, ids=" ".join)
+def test_a_run_is_named_after_the_parts_that_it_has(words: tuple[str, ...]) -> None:
+    config = compose_run([*words, "cluster=simulated", "cluster.world_size=4"])
+    method, name = OTHER_PARTS[words]
+    assert f"-digits-{method}-d" in run_name(config)
+    assert label(method) == name
+
+
+@pytest.mark.parametrize("method", [*METHODS, "dgc+feedback_residual", "topk+exchange_oktopk+codec_half"])
+def test_a_method_is_chosen_by_its_name(method: str) -> None:
+    assert method_of(compose_run(words_of(method))) == method
+
+
+def test_the_usual_rule_is_the_one_that_a_part_has_where_none_is_given() -> None:
+    bases = {"selector": micro.Selector, "exchange": micro.Exchange, "codec": micro.Codec}
+    ruled = [(kind, name, rule) for (kind, name), rule in usual_rules().items() if kind in bases and rule]
+    assert ruled
+    assert [(kind, name, micro.build(bases[kind], name).rule_name) for kind, name, _ in ruled] == ruled
+
+
+def test_every_method_says_its_label_and_its_place() -> None:
+    incomplete = [name for name in METHODS if set(description(name)) != {"label", "order"}]
     assert incomplete == []
 
 
-@pytest.mark.parametrize("key", ["label", "drawn", "order"])
+@pytest.mark.parametrize("key", ["label", "order"])
 def test_no_two_methods_say_the_same(key: str) -> None:
     said = [description(name)[key] for name in METHODS]
     assert sorted(said) == sorted(set(said))
 
 
-def test_every_look_can_be_drawn() -> None:
-    looks = [look(name) for name in METHODS]
-    assert [look.name for look in looks] == [label(name) for name in METHODS]
-    assert len({(look.color, look.dashes, look.marker) for look in looks}) == len(METHODS)
+def test_of_many_methods_eight_have_colours_of_their_own_and_dense_and_micro_theirs() -> None:
+    lines = lines_of(METHODS)
+    colours = [line["color"] for line in lines.values() if line is not GREY_LINE]
+    assert len(set(colours)) == len(colours) == 8
+    assert (lines["dense"]["color"], lines["micro"]["color"]) == (BLACK, VERMILLION)
 
 
 def test_a_method_without_a_yaml_is_called_by_its_key_and_comes_last() -> None:
     assert label("my_method") == "my_method"
     assert label("my_method", "lr=1") == "my_method (lr=1)"
-    assert look("my_method") == look("my_method")
     assert in_order(["other", "my_method", "micro", "dense"]) == ["dense", "micro", "my_method", "other"]
 
 
 def test_a_new_yaml_needs_no_other_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yaml").write_text("# label: Mine, new\n# drawn: sky long p\n# order: 5\nname: mine\n")
+    (tmp_path / "mine.yaml").write_text("# label: Mine, new\n# order: 5\nname: mine\n")
     (tmp_path / "plain.yaml").write_text("name: plain # label: none\n")
-    monkeypatch.setattr(names, "METHODS", tmp_path)
+    monkeypatch.setattr(method_names, "METHODS", tmp_path)
     description.cache_clear()
     try:
         assert (label("mine"), label("plain")) == ("Mine, new", "plain")
-        assert look("mine").marker == "p"
         assert in_order(["plain", "mine"]) == ["mine", "plain"]
     finally:
         description.cache_clear()

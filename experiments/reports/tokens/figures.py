@@ -10,8 +10,18 @@ from matplotlib.lines import Line2D
 
 from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, plain_log
-from experiments.reports.names import label
-from experiments.reports.plot_style import BLACK, DASHED, DASHES, PAGE_INCHES, PALETTE, LineSettings, look, plain, style
+from experiments.reports.names import in_order, label
+from experiments.reports.plot_style import (
+    BLACK,
+    DASHED,
+    DASHES,
+    PAGE_INCHES,
+    PALETTE,
+    LineSettings,
+    lines_of,
+    plain,
+    style,
+)
 from experiments.reports.tokens.curves import KEYS, drawn
 
 PANELS = {
@@ -55,15 +65,10 @@ def draw_losses(numbers: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure
 def _lines(chosen: pd.DataFrame) -> list[LineSettings]:
     """Return a line per row: a colour for each method and outer optimizer, dashes for what is exchanged."""
     kinds = list(dict.fromkeys(chosen.sort_values("interval", kind="stable")["exchanged"].map(_kind)))
-    colors: dict[tuple[str, str], str] = {("dense", ""): BLACK, ("micro", ""): look("micro").color}
-    free = itertools.cycle(color for color in PALETTE if color not in colors.values())
-    lines: list[LineSettings] = []
-    for _, row in chosen.iterrows():
-        kind = (str(row["method"]), str(row["outer"]))
-        colors[kind] = colors.get(kind) or next(free)
-        dashes = DASHES[kinds.index(_kind(row["exchanged"])) % len(DASHES)]
-        lines.append({"color": colors[kind], "linestyle": dashes, "marker": look(kind[0]).marker, "linewidth": 1.0})
-    return lines
+    forms = [(str(row["method"]), str(row["outer"])) for _, row in chosen.iterrows()]
+    lines = lines_of(sorted(forms, key=lambda form: form[1] != ""))  # the plain form of dense is black
+    dashes = (DASHES[kinds.index(_kind(exchanged)) % len(DASHES)] for exchanged in chosen["exchanged"])
+    return [lines[form] | {"linestyle": own, "linewidth": 1.0} for form, own in zip(forms, dashes, strict=True)]
 
 
 @style()
@@ -72,8 +77,9 @@ def draw_by_density(rows: pd.DataFrame, title: str) -> Figure:
     figure = new_figure(PAGE_INCHES, 3.6)
     left, right = figure.subplots(1, 2, sharey=True)
     sparse, handles = rows[rows["method"] != "dense"], []
+    lines = lines_of(in_order(sparse["method"]))
     for (method, exchanged), own in sparse.groupby(["method", "exchanged"]):
-        line = look(str(method)).line | {"linestyle": "-" if exchanged == "gradients" else DASHED}
+        line = lines[str(method)] | {"linestyle": "-" if exchanged == "gradients" else DASHED}
         handles.append(Line2D([], [], label=f"{label(str(method))}, {exchanged}", **line))
         _draw_spread(left, own.sort_values("density"), "density", line)
         _draw_spread(right, own.sort_values("batch_bytes"), "batch_bytes", line)
@@ -96,8 +102,9 @@ def draw_by_workers(rows: pd.DataFrame, title: str) -> Figure:
     figure = new_figure(PAGE_INCHES, 2.9)
     panels = figure.subplots(1, 3)
     handles = []
+    lines = lines_of(in_order(rows["method"]))
     for method, own in rows.groupby("method", sort=False):
-        line = look(str(method)).line
+        line = lines[str(method)]
         handles.append(Line2D([], [], label=label(str(method)), **line))
         own = own.sort_values("world_size")
         _draw_spread(panels[0], own, "world_size", line)
@@ -148,7 +155,7 @@ def _line_of(rows: pd.DataFrame, own: pd.Series) -> tuple[str, LineSettings]:
     method, outer = str(own["method"]), str(own["outer"])
     densities = list(dict.fromkeys(rows.loc[rows["method"] == method, "density"]))  # the best form's comes first
     density = f"at {own['density']:g}" if len(densities) > 1 else ""
-    line = look(method).line | ({"linestyle": DASHED} if outer else {})
+    line = lines_of(in_order(rows["method"]))[method] | ({"linestyle": DASHED} if outer else {})
     if place := densities.index(own["density"]):
         line |= {"linestyle": DASHES[-place], "linewidth": 0.8, "markersize": 3.0}
     return ", ".join(word for word in (label(method), outer, density) if word), line

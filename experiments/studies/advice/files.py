@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.reports.csv_files import write_csv
-from experiments.reports.figure_parts import head, new_figure, plain_log, save
+from experiments.reports.figure_parts import handles_of, head, new_figure, plain_log, save
 from experiments.reports.markdown import table
 from experiments.reports.names import human, label
 from experiments.reports.output import write_file
-from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, look, plain, style
+from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, lines_of, style
 from experiments.studies.advice.evidence import Evidence
 from experiments.studies.advice.prediction import Setting, over_rates
 from experiments.studies.simulated_steps.labels import rate_name
@@ -78,17 +78,19 @@ def draw(lines: pd.DataFrame, heading: str) -> Figure:
     """Time to the level, of dense's, over the rate of the link, a line per method."""
     figure = new_figure(PAGE_INCHES, 3.4)
     axes = figure.subplots()
-    handles = [Line2D([], [], label=label(DENSE), **TARGET_LINE)]
-    for (method, variant), own in lines.groupby(["method", "variant"], sort=False):
-        drawn = look(str(method)).line | {"markevery": 8}
-        axes.plot(own["rate"], own["time"], **drawn)
-        handles.append(Line2D([], [], label=plain(label(str(method), str(variant))), **drawn))
+    drawn = lines_of(
+        (str(method), str(variant)) for method, variant in zip(lines["method"], lines["variant"], strict=True)
+    )
+    for key, line in drawn.items():
+        own = lines[(lines[["method", "variant"]] == [*key]).all(axis=1)]
+        axes.plot(own["rate"], own["time"], **line, markevery=8)
+    handles = handles_of({label(*key): line for key, line in drawn.items()})
     axes.axhline(1, **TARGET_LINE)
     axes.set(xlabel="rate of a link, bit/s", ylabel="time, of dense's")
     plain_log(axes.yaxis)
     plain_log(axes.xaxis)
     axes.xaxis.set_major_formatter(lambda value, _: rate_name(value))
-    head(figure, heading, handles)
+    head(figure, heading, [Line2D([], [], label=label(DENSE), **TARGET_LINE), *handles])
     return figure
 
 

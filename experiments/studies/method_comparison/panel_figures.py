@@ -20,7 +20,7 @@ from experiments.reports.plot_style import (
     PALETTE,
     TARGET_LINE,
     LineSettings,
-    look,
+    highlight,
     style,
 )
 from experiments.studies.gradient_sources import TITLES
@@ -107,8 +107,8 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
         for name, line in references.items():
             axes.plot(line["numel"], 1e3 * line["select_s"], **REFERENCE_LINES[name])
-        method = look(rows["method"].iloc[0])
-        axes.plot(rows["numel"], 1e3 * rows["select_s"], color=method.color, marker=method.marker, linestyle="-")
+        color = highlight(rows["method"].iloc[0])
+        axes.plot(rows["numel"], 1e3 * rows["select_s"], color=color, marker="o", linestyle="-")
 
     def scale(axes: Axes) -> None:
         axes.set_xscale("log")

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.reports.figure_parts import head, new_figure, plain_log
+from experiments.reports.figure_parts import handles_of, head, new_figure, plain_log
 from experiments.reports.label_placement import name_points
-from experiments.reports.names import in_order
-from experiments.reports.plot_style import BLACK, LIGHT, PAGE_INCHES, LineSettings, look, style
+from experiments.reports.names import in_order, label
+from experiments.reports.plot_style import BLACK, LIGHT, PAGE_INCHES, LineSettings, highlight, lines_of, plain, style
 from experiments.studies.method_comparison.numbers import front, front_methods
 
 FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis
@@ -41,7 +41,7 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
     named = _named(drawn)
     handles = [Line2D([], [], label="no method sends less at a smaller error", color=BLACK, linewidth=0.7)]
     if drawn["method"].str.endswith(PUBLISHED).any():
-        handles.append(Line2D([], [], label="published form of the same mark", **_mark(BLACK, "o", is_hollow=True)))
+        handles.append(Line2D([], [], label="published form", **_mark(BLACK, "o", is_hollow=True)))
     if others := len(drawn) - len(named):
         handles.append(Line2D([], [], label=f"{others} others, in the table", **_mark(LIGHT, "o", is_hollow=False)))
     head(figure, title, handles)
@@ -74,15 +74,15 @@ def _draw_front(axes: Axes, rows: pd.DataFrame, error: str, text: str, named: se
     points = list(zip(finite["bytes_share"].astype(float), finite[error].astype(float), strict=True))
     best = front(points)
     axes.plot([x for x, _ in best], [y for _, y in best], color=BLACK, linewidth=0.7, zorder=1.5)
-    looks = [look(method) for method in finite["method"]]
-    for point, drawn, method in zip(points, looks, finite["method"], strict=True):
-        color, above = (drawn.color, 2.0) if method in named else (LIGHT, 1.0)
-        axes.plot(*point, zorder=above, **_mark(color, drawn.marker, is_hollow=method.endswith(PUBLISHED)))
-    names = [drawn.name if method in named else "" for drawn, method in zip(looks, finite["method"], strict=True)]
+    colors = [highlight(method) for method in finite["method"]]
+    for point, color, method in zip(points, colors, finite["method"], strict=True):
+        shown, above = (color, 2.0) if method in named else (LIGHT, 1.0)
+        axes.plot(*point, zorder=above, **_mark(shown, "o", is_hollow=method.endswith(PUBLISHED)))
+    names = [plain(label(method)) if method in named else "" for method in finite["method"]]
     axes.set(xscale="log", yscale="log", ylabel=f"relative error ({FLOOR:g}: or less)")
     axes.set_title(text, loc="left")
     _widen(axes)
-    return lambda: name_points(axes, points, names, [drawn.color for drawn in looks], best)
+    return lambda: name_points(axes, points, names, colors, best)
 
 
 def _widen(axes: Axes) -> None:
@@ -98,14 +98,12 @@ def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
     """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
     figure = new_figure(PAGE_INCHES, 3.6)
     axes = figure.subplots()
-    handles = []
-    for method in in_order(numbers["method"]):
+    lines = lines_of(in_order(numbers["method"]))
+    for method, line in lines.items():
         rows = numbers[numbers["method"] == method].sort_values("compression")
-        drawn = look(method)
-        axes.plot(rows["compression"], rows["step_error"].clip(lower=FLOOR), **drawn.line)
-        handles.append(Line2D([], [], label=drawn.name, **drawn.line))
+        axes.plot(rows["compression"], rows["step_error"].clip(lower=FLOOR), **line)
     axes.set(xlabel="compression: bytes of the dense all-reduce / bytes sent", ylabel="||update - mean|| / ||mean||")
     plain_log(axes.xaxis)
     plain_log(axes.yaxis)
-    head(figure, title, handles)
+    head(figure, title, handles_of({label(method): line for method, line in lines.items()}))
     return figure

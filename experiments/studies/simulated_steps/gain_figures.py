@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from experiments.reports.figure_parts import head, new_figure
+from experiments.reports.figure_parts import handles_of, head, new_figure
 from experiments.reports.names import human, in_order, label
 from experiments.reports.plot_style import (
     BLACK,
@@ -15,7 +15,7 @@ from experiments.reports.plot_style import (
     DOTTED,
     VERMILLION,
     LineSettings,
-    look,
+    lines_of,
     plain,
     style,
 )
@@ -38,13 +38,13 @@ def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) 
     A border beyond the rates looked at is drawn at their end.
     """
     models, methods = list(dict.fromkeys(numbers["model"])), in_order(numbers["method"])
-    low, high = rates
+    lines, (low, high) = lines_of(methods), rates
     figure = new_figure(figure_width(models), 3.2)
     grid = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for axes, model in zip(grid, models, strict=True):
         for method in methods:
             rows = numbers[(numbers["model"] == model) & (numbers["method"] == method)]
-            axes.plot(rows["border"].clip(low, high), rows["workers"], clip_on=False, **look(method).line)
+            axes.plot(rows["border"].clip(low, high), rows["workers"], clip_on=False, **lines[method])
         axes.set_title(plain(human(model)))
         axes.set(xscale="log", xlim=rates, xlabel="bandwidth of a link (bit/s)")
         axes.xaxis.set_major_locator(LogLocator(numticks=8))
@@ -55,7 +55,7 @@ def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) 
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_locator(NullLocator())
     grid[0].set_ylabel("workers")
-    head(figure, title, [Line2D([], [], label=label(name), **look(name).line) for name in methods])
+    head(figure, title, handles_of({label(name): line for name, line in lines.items()}))
     figure.get_layout_engine().set(wspace=0.08)  # type: ignore[union-attr, call-arg]
     return figure
 

@@ -28,6 +28,12 @@ def way_name(method: str, schedule: str) -> str:
     return f"{label(method)}, {'one bucket' if schedule == 'single' else schedule_name(schedule)}"
 
 
+def in_legend(method: str, schedule: str) -> str:
+    """Name of a method under a schedule where no heading says what is what: ``dense, exact schedule``."""
+    name = way_name(method, schedule)
+    return f"{'dense, ' if method == DENSE else ''}{name}{' schedule' if schedule == 'exact' else ''}"
+
+
 def rate_name(value: float) -> str:
     """Write bits per second: ``100M``, ``10G``; never and always, where there is no border."""
     if value in (0, math.inf):

@@ -7,9 +7,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from experiments.config.units import human_bytes
-from experiments.reports.figure_parts import head, new_figure, show_percent
+from experiments.reports.figure_parts import handles_of, head, new_figure, show_percent
 from experiments.reports.names import human, in_order, label
-from experiments.reports.plot_style import GREY, PAGE_INCHES, LineSettings, look, plain, style
+from experiments.reports.plot_style import GREY, GREY_LINE, PAGE_INCHES, LineSettings, lines_of, plain, style
 from experiments.studies.simulated_steps.speedup_figures import powers_of_four
 
 
@@ -21,13 +21,13 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     marks, one level dashed ones with hollow marks.
     """
     panels = list(dict.fromkeys(zip(numbers["model"], numbers["algorithm"], strict=True)))
-    methods = in_order(numbers["method"])
+    lines = lines_of(in_order(numbers["method"]))
     figure = new_figure(PAGE_INCHES, 5.0)
     grid = figure.subplots(2, len(panels), sharex=True, sharey="row", squeeze=False)
     for (upper, lower), (model, algorithm) in zip(grid.T, panels, strict=True):
         rows = numbers[(numbers["model"] == model) & (numbers["algorithm"] == algorithm)]
         for (method, levels), own in rows.groupby(["method", "levels"], sort=False):
-            line = _line(method, levels)
+            line = _of_levels(lines[method], levels)
             upper.plot(own["workers"], own["efficiency"], **line)
             leaving = own[own["between_bytes"] > 0]
             lower.plot(leaving["workers"], leaving["between_bytes"], **line)
@@ -35,7 +35,7 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
         _scale(upper, lower)
     grid[0, 0].set_ylabel("efficiency (% of linear)")
     grid[1, 0].set_ylabel("to other nodes, a worker and step")
-    handles = [Line2D([], [], label=label(name), **_line(name, "two")) for name in methods]
+    handles = handles_of({label(name): _of_levels(line, "two") for name, line in lines.items()})
     kinds: dict[str, LineSettings] = {
         "two levels": {"color": GREY, "linestyle": "-", "marker": "o"},
         "one level": {"color": GREY, "linestyle": "--", "marker": "o", "markerfacecolor": "white"},
@@ -45,11 +45,10 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def _line(method: str, levels: str) -> LineSettings:
-    drawn = look(method)
-    if levels == "one":
-        return {"color": drawn.color, "linestyle": "--", "marker": drawn.marker, "markerfacecolor": "white"}
-    return {"color": drawn.color, "linestyle": "-", "marker": drawn.marker}
+def _of_levels(line: LineSettings, levels: str) -> LineSettings:
+    if line is GREY_LINE:
+        return line
+    return line | ({"linestyle": "--", "markerfacecolor": "white"} if levels == "one" else {"linestyle": "-"})
 
 
 def _scale(upper: Axes, lower: Axes) -> None:

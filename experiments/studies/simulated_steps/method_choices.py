@@ -1,6 +1,7 @@
 """The methods of a simulation, and where their seconds of selection come from."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import micro
@@ -51,12 +52,14 @@ def _by_formula(sparse: dict[str, micro.Reducer], memory_gb_s: float) -> tuple[S
 
 def _measured(path: Path, sparse: dict[str, micro.Reducer]) -> tuple[SelectionOf, str]:
     table = load_measured(SelectTable, path)
-    missing = [name for name in sparse if name not in table.methods]
+    of = {name: name.split("+")[0] for name in sparse}  # a method with another feedback selects as its yaml does
+    missing = [name for name in of.values() if name not in table.methods]
     if missing:
         held = ", ".join(table.methods)
         raise UserError(f"{path} holds {held}, not {missing[0]}: measure it, or leave it out of --methods")
     origin = f"{path}, measured on {table.device}, {table.world_size} ranks, density {table.density:g}"
-    return lambda _: table, origin
+    own = replace(table, methods={name: table.methods[measured] for name, measured in of.items()})
+    return lambda _: own, origin
 
 
 def _selector(method: str, reducer: micro.Reducer) -> str:

@@ -12,7 +12,7 @@ from experiments.reports.figure_parts import head, new_figure, plain_log, save
 from experiments.reports.markdown import table
 from experiments.reports.names import label
 from experiments.reports.output import write_file
-from experiments.reports.plot_style import PAGE_INCHES, look, plain, style
+from experiments.reports.plot_style import PAGE_INCHES, lines_of, plain, style
 
 HOW_TO_READ = """\
 For each parameter and method: *steps per update* of the element in the middle, and of the one that a tenth of the
@@ -47,37 +47,22 @@ def draw(rows: pd.DataFrame, title: str) -> Figure:
     methods, names = list(dict.fromkeys(rows["method"])), list(dict.fromkeys(rows["parameter"]))
     figure = new_figure(PAGE_INCHES, 1.2 + 0.05 * len(names) * (len(methods) + 2))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    hollow = _hollow(methods)
+    colors = {method: line["color"] for method, line in lines_of(methods).items()}
     for number, method in enumerate(methods):
-        own, color = rows[rows["method"] == method].set_index("parameter").loc[names], look(method).color
+        own, color = rows[rows["method"] == method].set_index("parameter").loc[names], colors[method]
         heights = [place + 0.8 * ((number + 0.5) / len(methods) - 0.5) for place in range(len(names))]
         median = own["median"].where(own["median"] < math.inf)
         tail = own["tail"].where(own["tail"] < math.inf, own["median"]).where(median.notna())
         left.hlines(heights, median, tail, color=color, linewidth=1)
-        face = "white" if hollow[method] else color
-        left.plot(median, heights, color=color, markerfacecolor=face, linestyle="none", marker="o", markersize=2.5)
-        right.barh(heights, 100 * own["never"], 0.8 / len(methods), facecolor=face, edgecolor=color, linewidth=0.5)
+        left.plot(median, heights, color=color, linestyle="none", marker="o", markersize=2.5)
+        right.barh(heights, 100 * own["never"], 0.8 / len(methods), color=color)
     left.set_yticks(range(len(names)), [plain(name) for name in names])
     left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel("steps per update: median to 90 %")
     right.set_xlabel("never updated, % of elements")
     plain_log(left.xaxis)
-    handles = [
-        Patch(
-            label=label(method),
-            edgecolor=look(method).color,
-            facecolor="white" if hollow[method] else look(method).color,
-        )
-        for method in methods
-    ]
-    head(figure, title, handles)
+    head(figure, title, [Patch(label=label(method), color=color) for method, color in colors.items()])
     return figure
-
-
-def _hollow(methods: list[str]) -> dict[str, bool]:
-    """Return for each method whether one before it has its colour: it is drawn hollow."""
-    colors = [look(method).color for method in methods]
-    return {method: colors[place] in colors[:place] for place, method in enumerate(methods)}
 
 
 def _cells(own: pd.DataFrame, methods: list[str]) -> list[str]:

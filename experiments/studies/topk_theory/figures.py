@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
-from experiments.reports.figure_parts import head, new_figure
+from experiments.reports.figure_parts import handles_of, head, new_figure
 from experiments.reports.names import in_order
 from experiments.reports.plot_style import (
     BLUE,
@@ -18,7 +18,7 @@ from experiments.reports.plot_style import (
     PAGE_INCHES,
     VERMILLION,
     LineSettings,
-    look,
+    lines_of,
     style,
 )
 from experiments.studies.method_comparison.panel_figures import REFERENCE_LINES
@@ -93,17 +93,16 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
     """Milliseconds over the length, a line per operator; columns method, numel, select_s."""
     figure = new_figure(COLUMN_INCHES, 3.9)
     axes = figure.subplots()
-    handles = []
-    for method in [*REFERENCE_LINES, *(name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES)]:
+    lines = lines_of(name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES)
+    lines = {**REFERENCE_LINES, **lines}
+    for method, line in lines.items():
         rows = numbers[numbers["method"] == method]
-        line = REFERENCE_LINES.get(method) or look(method).line
         axes.plot(rows["numel"], 1e3 * rows["select_s"], **line)
-        handles.append(Line2D([], [], label=names.get(method, method), **line))
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    head(figure, title, handles)
+    head(figure, title, handles_of({names.get(method, method): line for method, line in lines.items()}))
     return figure
 
 
