@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn, TextIO, cast
 
@@ -307,6 +308,8 @@ def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, _nothing())
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what its encoding does not have is a question mark
 
 
 def _is_broken(output: TextIO) -> OSError | None:

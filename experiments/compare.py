@@ -33,6 +33,7 @@ from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.measure import ShowProgress, measure
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.methods import known_methods, select_names
+from experiments.studies.selection_times import REPEATS, wide_spread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +54,7 @@ def _run(words: list[str]) -> int:
     written = write_or_rescue(lambda out: write(done, settings, out, head), options.out)
     if not done.failures and not done.interrupted:
         kept.forget()
-    for line in [*map(str, written), *done.failures]:
+    for line in [*map(str, written), *wide_spread(done.timed), *done.failures]:
         print(line)
     return 130 if done.interrupted else int(bool(done.failures))
 
@@ -146,7 +147,7 @@ def parser() -> Parser:
         help="lengths at which selection is timed on one rank; the word none leaves it out (%(default)s)",
     )
     parser.add_argument(
-        "--repeats", type=whole_number(), default=5, help="steps that each time is the median of (%(default)s)"
+        "--repeats", type=whole_number(), default=REPEATS, help="steps that each time is the median of (%(default)s)"
     )
     parser.add_argument("--max-gb", type=to_positive, default=1.0, help="memory that gradients may take (%(default)s)")
     parser.add_argument("--out", type=to_path, default=Path("results/figures/compare"), help="folder (%(default)s)")

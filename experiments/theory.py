@@ -21,6 +21,7 @@ from experiments.config.command_line import Parser, add_settings, comma_list, co
 from experiments.config.option_types import to_density, to_path, whole_number
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
+from experiments.studies.selection_times import REPEATS, wide_spread
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
 from experiments.studies.topk_theory.bound import check, verdict
 from experiments.studies.topk_theory.files import write, write_times
@@ -49,8 +50,8 @@ def _run(words: list[str]) -> int:
     with console.status("timing the operators"):
         times = operator_times(options.numel, density, world_size, options.repeats)
     written += write_or_rescue(lambda out: write_times(times, density, world_size, out), options.out)
-    for path in written:
-        print(path)
+    for line in [*map(str, written), *wide_spread(times)]:
+        print(line)
     return 0
 
 
@@ -76,7 +77,7 @@ def parser() -> Parser:
         help="lengths at which the operators are timed; the word none leaves it out (%(default)s)",
     )
     parser.add_argument(
-        "--repeats", type=whole_number(), default=5, help="steps that each time is the median of (%(default)s)"
+        "--repeats", type=whole_number(), default=REPEATS, help="steps that each time is the median of (%(default)s)"
     )
     parser.add_argument("--out", type=to_path, default=Path("results/figures/theory"), help="folder (%(default)s)")
     add_settings(parser, help="the training, as for experiments.train; its default model and data when none is given")

@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import NoReturn, TextIO, TypeVar, cast
 
 from experiments.config import stopping
@@ -120,10 +121,15 @@ def _reader_has_ended(output: TextIO) -> bool:
 
 
 def _open_streams() -> None:
-    """Give a process that was started without standard streams (``>&-``) some that lead nowhere."""
+    """Give a process that was started without standard streams (``>&-``) some that lead nowhere.
+
+    What the encoding of standard output does not have is written as a question mark.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, _nothing(mode))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _nothing(mode: str) -> TextIO:

@@ -115,7 +115,7 @@ def _figures(group: Group, kinds: Collection[str]) -> Iterator[tuple[str, Figure
     if "convergence" in kinds:
         yield "convergence", draw_convergence(numbers, group.metric, title, coloured=coloured), numbers
     numbers = time_numbers(group.frames)
-    if "time" in kinds:
+    if "time" in kinds and not numbers.empty:
         yield "time", draw_times(numbers, group.title), numbers
     numbers = density_numbers(group.frames.steps)
     if "density" in kinds and group.density < 1 and not numbers.empty:

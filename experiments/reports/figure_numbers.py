@@ -28,14 +28,13 @@ def density_numbers(steps: pd.DataFrame) -> pd.DataFrame:
     Steps within a round of local steps, which exchange nothing, have none.
     """
     sparse = steps[(steps["sparsifier"] != "dense") & ~steps["skipped"] & steps["density"].notna()]
-    lines = [_drawable(run, ["density", "density_error"]) for _, run in sparse.groupby("run")]
     columns = [*METHOD, "seed", "step", "target_density", "density", "density_error"]
-    return pd.concat(lines)[columns].sort_values(columns[:4], ignore_index=True) if lines else sparse[columns]
+    return _drawable(sparse, columns[-2:])[columns].sort_values(columns[:4], ignore_index=True)
 
 
 def time_numbers(frames: Frames) -> pd.DataFrame:
-    """Per method: num_seeds and the mean over seeds of ``stage_times``."""
-    times = frames.runs.set_index("run")[METHOD].join(stage_times(frames.steps)).groupby(METHOD)
+    """Per method: num_seeds and the mean over seeds of ``stage_times``; runs without an applied step have none."""
+    times = frames.runs.set_index("run")[METHOD].join(stage_times(frames.steps), how="inner").groupby(METHOD)
     means = times.mean()
     means.insert(0, "num_seeds", times.size())
     return means.reset_index()
@@ -45,9 +44,7 @@ def residual_numbers(steps: pd.DataFrame) -> pd.DataFrame:
     """Per method, seed and step: residual_norm, in the steps in which it was measured; thinned to be drawn."""
     measured = steps[steps["residual_norm"].notna()]
     keys = [*METHOD, "seed", "step"]
-    place = measured.groupby("run").cumcount()
-    stride = place.max() // MAX_POINTS + 1 if len(measured) else 1
-    return measured[place % stride == 0][[*keys, "residual_norm"]].sort_values(keys, ignore_index=True)
+    return _thinned(measured)[[*keys, "residual_norm"]].sort_values(keys, ignore_index=True)
 
 
 def throughput_numbers(frames: Frames) -> pd.DataFrame:
@@ -56,12 +53,13 @@ def throughput_numbers(frames: Frames) -> pd.DataFrame:
     efficiency is samples_per_s per worker over that of the method's fewest workers. Simulated workers have no
     throughput. Empty unless runs with at least two numbers of workers are there.
     """
-    real = frames.runs[frames.runs["cluster"] != SIMULATED].set_index("run")
+    times = stage_times(frames.steps)
+    real = frames.runs[(frames.runs["cluster"] != SIMULATED) & frames.runs["run"].isin(times.index)].set_index("run")
     keys = [*METHOD, "asked_density"]
     columns = [*keys, "world_size", "num_seeds", *(f"samples_per_s{end}" for end in ("", "_min", "_max"))]
     if real["world_size"].nunique() < 2:
         return pd.DataFrame(columns=[*columns, "efficiency"])
-    steps_per_s = 1000 / stage_times(frames.steps)["total_ms"]
+    steps_per_s = 1000 / times["total_ms"]
     speeds = real.assign(samples_per_s=real["world_size"] * real["batch_size"] * real["accumulate"] * steps_per_s)
     by_size = speeds.groupby([*METHOD, "density", "world_size"])["samples_per_s"]
     rows = by_size.agg(["size", "mean", "min", "max"]).reset_index().set_axis(columns, axis=1)
@@ -72,10 +70,9 @@ def throughput_numbers(frames: Frames) -> pd.DataFrame:
 def rule_numbers(steps: pd.DataFrame) -> pd.DataFrame:
     """What ``draw_rules`` takes, plus the method, of the runs that name their rule; smoothed and thinned."""
     ruled = steps[steps["rule"].notna() & ~steps["skipped"]]
-    lines = [_drawable(run, ["density", "threshold"]) for _, run in ruled.groupby("run")]
-    if not lines:
+    if ruled.empty:
         return ruled.assign(method="", stream="")
-    rows = pd.concat(lines)
+    rows = _drawable(ruled, ["density", "threshold"])
     variants = rows["variant"].map(lambda variant: f", {variant}" if variant else "")
     named = rows.assign(
         method=rows["sparsifier"].str.replace(f"_({'|'.join(RULES)})$", "", regex=True),
@@ -94,9 +91,16 @@ def with_total_bytes(frames: Frames) -> pd.DataFrame:
     return pd.merge_asof(frames.epochs.sort_values("step"), sent, on="step", by="run")
 
 
-def _drawable(run: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Smooth ``columns`` by a running median over a hundredth of the run; keep at most MAX_POINTS steps."""
-    window = len(run) // 100 | 1  # odd: centred on its step
-    smooth = run[columns].rolling(window, center=True, min_periods=1).median()
-    stride = run["step"].max() // MAX_POINTS + 1
-    return run.assign(**smooth)[run["step"] % stride == 0]  # by step, so that seeds keep the same ones
+def _drawable(rows: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Smooth ``columns`` of each run by a running median over a hundredth of its rows, and thin the rows."""
+    smooth = [
+        run.rolling(len(run) // 100 | 1, center=True, min_periods=1).median()  # odd: centred on its step
+        for _, run in rows.groupby("run")[columns]
+    ]
+    return _thinned(rows.assign(**pd.concat(smooth)) if smooth else rows)
+
+
+def _thinned(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep every n-th step of those that a method's runs recorded, at most MAX_POINTS; seeds keep the same ones."""
+    place = rows.groupby(METHOD)["step"].rank(method="dense") - 1
+    return rows[place % (place.max() // MAX_POINTS + 1) == 0]

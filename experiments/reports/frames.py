@@ -68,8 +68,10 @@ class Frames:
         return cls(runs=runs, steps=steps.assign(skipped=steps["step"] > 0), epochs=epochs.assign(metric=""))
 
     def notes(self) -> list[str]:
-        """Return a line for each run that is not whole, and lines for those not verified and for unlike origins."""
-        return [*self.damage(), *unlike(self.studies(), self.origins)]
+        """Return a line for each run that is not whole or skipped all steps, and lines for the rest."""
+        lost = self.steps.groupby("run")["skipped"].all()
+        skipped = [f"no step was applied, all were skipped: {run}" for run in lost.index[lost]]
+        return [*self.damage(), *skipped, *unlike(self.studies(), self.origins)]
 
     def damage(self) -> list[str]:
         """Return a line for each run that is not whole, and one for those not verified."""

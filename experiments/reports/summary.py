@@ -28,7 +28,7 @@ def summarise(frames: Frames) -> pd.DataFrame:
     accuracy, its value after the last epoch (shares as fractions) with accuracy_half_range, half the distance of the
     best and the worst seed, accuracy_min and accuracy_max; means over all applied steps of density, target_density,
     density_error, build_up, imbalance; bytes_sent per step and worker; compute_ms, select_ms, exchange_ms, rest_ms
-    (medians over steps) and total_ms, their sum; times of the same step on slower links (link_times.py). A measure of
+    (see ``stage_times``) and total_ms, their sum; times of the same step on slower links (link_times.py). A measure of
     another task is NaN.
     """
     keys = measured(frames.epochs)
@@ -66,18 +66,30 @@ def spread(scores: DataFrameGroupBy) -> pd.DataFrame:
 
 
 def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds per step of each run: the median of every stage after the warm-up, their sum, and on slower links.
+    """Milliseconds per step of each run: of every stage the median over rounds, their sum, and on slower links.
 
-    Steps that were skipped do not count, nor do the first WARM_UP_STEPS (half of the steps in a very short run).
+    Of a round its mean step counts, so that its exchange is in it; without local steps each step is a round. Rounds in
+    which a step was skipped do not count, nor do the first WARM_UP_STEPS (half of the rounds in a very short run).
     """
-    applied = steps[~steps["skipped"]]
-    lengths = applied.groupby("run")["step"].transform("size")
-    position = applied.groupby("run").cumcount()
-    warm = applied[position >= (lengths // 2).clip(upper=WARM_UP_STEPS)]
-    times = warm.groupby("run")[[f"{stage}_s" for stage in STAGES]].median().fillna(0) * 1000
+    numbered = steps.set_index([steps["run"], _rounds(steps)])
+    rounds = numbered.groupby(level=[0, 1])
+    sizes = rounds.size()
+    whole = sizes[(sizes == sizes.groupby("run").transform("max")) & ~rounds["skipped"].any()]
+    of_run = whole.groupby("run")
+    warm = whole[of_run.cumcount() >= (-(-WARM_UP_STEPS // whole)).clip(upper=of_run.transform("size") // 2)]
+    means = rounds[[f"{stage}_s" for stage in STAGES]].mean().loc[warm.index]
+    times = means.groupby("run").median().fillna(0) * 1000
     times.columns = pd.Index([f"{stage}_ms" for stage in STAGES])
     times = times.assign(total_ms=times.sum(axis=1))
-    return times.join(link_times(warm, times))
+    counted = numbered[numbered.index.isin(warm.index)].reset_index(drop=True)
+    return times.join(link_times(counted, times))
+
+
+def _rounds(steps: pd.DataFrame) -> pd.Series:
+    """Return the number of the round that each step is in: one ends where the first fragment's exchange does."""
+    ends = steps["fragment"].eq(0)
+    ends |= ~ends.groupby(steps["run"]).transform("any")
+    return ends.groupby(steps["run"]).cumsum() - ends.astype(int)
 
 
 def _traffic(frames: Frames) -> pd.DataFrame:

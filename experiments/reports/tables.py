@@ -95,8 +95,8 @@ def _score(row: pd.Series, metric: Metric) -> str:
 
 
 def _unless_dense(text: Callable[[pd.Series], str]) -> Callable[[pd.Series], str]:
-    """A dense run has no target, so nothing that is measured against one."""
-    return lambda row: "-" if row["sparsifier"] == "dense" else text(row)
+    """A dense run has no target, so nothing that is measured against one; nor has one without an applied step."""
+    return lambda row: "-" if row["sparsifier"] == "dense" or math.isnan(row["measured_density"]) else text(row)
 
 
 def _times(rows: pd.DataFrame) -> list[Column]:

@@ -1,9 +1,9 @@
 """How long one rank, alone, takes to choose the indices that it sends."""
 
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from micro.density.base import target_count
 from micro.randomness import generator
 
 WARM_UP_STEPS = 2
+REPEATS = 15
+WIDE = 0.5  # quartiles that are further apart than this share of their median are not of a quiet machine
+TIMES = ("select_s", "select_s_low", "select_s_high")  # median, lower and upper quartile of the seconds of a repeat
 TORCH_TOPK, ONE_READ = "torch.topk", "one read"  # names of the times that selections are compared with
 
 
@@ -21,13 +24,14 @@ def timing_gradient(numel: int, density: float) -> Tensor:
     return fitting_scale(density, numel) * torch.randn(numel, generator=generator(0, numel))
 
 
-def reference_times(gradient: Tensor, density: float) -> dict[str, float]:
-    """Return the median seconds of torch.topk and of one read of ``gradient`` (numel,)."""
-    return {TORCH_TOPK: time_topk(gradient, target_count(density, gradient.numel())), ONE_READ: time_read(gradient)}
+def reference_times(gradient: Tensor, density: float, repeats: int) -> dict[str, dict[str, float]]:
+    """Return TIMES of torch.topk and of one read of ``gradient`` (numel,): its sum."""
+    k = target_count(density, gradient.numel())
+    return {TORCH_TOPK: time_topk(gradient, k, repeats), ONE_READ: _timed(gradient.sum, repeats)}
 
 
-def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> float:
-    """Return the median seconds that one rank, alone, takes to choose indices; 0 where a method chooses none."""
+def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> dict[str, float]:
+    """Return TIMES of one rank, alone, that chooses indices; 0 where a method chooses none."""
     comm = micro.SoloComm()
     numel = gradient.numel()
     state = reducer.start(layered(numel), gradient.dtype, gradient.device)
@@ -38,24 +42,37 @@ def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> fl
         comm.begin_step()
         seconds.append(reducer.reduce_(state, grad, comm).select_s)
         if not seconds[-1]:
-            return 0.0
-    return statistics.median(seconds[WARM_UP_STEPS:])
+            return dict.fromkeys(TIMES, 0.0)
+    return _quartiles(seconds[WARM_UP_STEPS:])
 
 
-def time_topk(gradient: Tensor, k: int) -> float:
-    """Return the median seconds of torch.topk on the magnitudes of ``gradient`` (numel,)."""
-    return _median_seconds(lambda: torch.topk(gradient.abs(), k, sorted=False), 3)
+def time_topk(gradient: Tensor, k: int, repeats: int) -> dict[str, float]:
+    """Return TIMES of torch.topk on the magnitudes of ``gradient`` (numel,)."""
+    return _timed(lambda: torch.topk(gradient.abs(), k, sorted=False), repeats)
 
 
-def time_read(gradient: Tensor) -> float:
-    """Return the median seconds of one read of ``gradient`` (numel,): its sum."""
-    return _median_seconds(gradient.sum, 9)
+def wide_spread(times: pd.DataFrame) -> list[str]:
+    """Return a line that names the widest spread where there is one of more than WIDE; columns method, numel, TIMES."""
+    spread = (times["select_s_high"] - times["select_s_low"]) / times["select_s"]
+    if not (spread > WIDE).any():
+        return []
+    worst = times.iloc[int(spread.argmax())]
+    low, middle, high = (f"{1e3 * worst[column]:.3g}" for column in ("select_s_low", "select_s", "select_s_high"))
+    return [
+        f"times spread widely in {(spread > WIDE).sum()} of {len(times)} rows: {worst['method']}, d = "
+        f"{worst['numel']:,}: median {middle} ms, quartiles {low} and {high} ms; measure again with nothing beside"
+    ]
 
 
-def _median_seconds(work: Callable[[], object], repeats: int) -> float:
+def _timed(work: Callable[[], object], repeats: int) -> dict[str, float]:
     seconds = []
-    for _ in range(repeats):
+    for _ in range(WARM_UP_STEPS + repeats):
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+    return _quartiles(seconds[WARM_UP_STEPS:])
+
+
+def _quartiles(seconds: Sequence[float]) -> dict[str, float]:
+    low, middle, high = torch.tensor(seconds, dtype=torch.float64).quantile(torch.tensor([0.25, 0.5, 0.75]).double())
+    return dict(zip(TIMES, map(float, (middle, low, high)), strict=True))

@@ -18,7 +18,6 @@ from experiments.training.bucketing import agreed_plan, bucket_caps, check_bucke
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers, moved_to
-from micro import kernels
 from micro.comm import GroupComm, gather_objects
 
 
@@ -32,7 +31,6 @@ class DdpWorkers(Workers):
         self._batches = task.batches(self.rank)
         self.num_batches = self._batches.num_batches
         self._comm = GroupComm()
-        kernels.prepare()
         self.plan = agreed_plan(config, task.model, self._comm)
         self._ddp = DistributedDataParallel(
             task.model,

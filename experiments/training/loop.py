@@ -50,6 +50,8 @@ class Trainer:
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
         own, self.passed_over = self._checkpointer.beginning()
+        activity.begin("the warm-up before the first step")
+        workers.warm_up()
         self.missing = ""
         self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:

@@ -108,3 +108,4 @@ class Replica:
         for buffer, saved in zip(learnt_buffers(self.model), state["own_buffers"], strict=True):
             buffer.copy_(saved)
         self._carry = moved_to(state["carry"], self._task.device) if is_as_many else None  # texts are dealt again
+        self._rounds.clear()

@@ -14,7 +14,6 @@ from experiments.training.replica import Replica
 from experiments.training.round_memory import announce
 from experiments.training.tasks import Task
 from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers
-from micro import kernels
 from micro.comm import GroupComm, gather_objects
 from micro.thread_ranks import SimulatedGroup
 
@@ -27,10 +26,6 @@ class RoundWorkers(Workers):
     """
 
     replicas: list[Replica]
-
-    def __init__(self, config: TrainConfig, task: Task) -> None:
-        super().__init__(config, task)
-        kernels.prepare()
 
     def _begin(self) -> None:
         self.num_batches = self.replicas[0].batches.num_batches
@@ -59,6 +54,10 @@ class RoundWorkers(Workers):
         stats = tuple(vector for exchange in ended for vector in exchange.vectors)
         compute_s = sum(seconds for _, seconds in computed)
         return Reduced(computed[0][0], stats, compute_s, exposed_s if ended else 0.0, load_s, ended)
+
+    def _take_unrecorded(self, step: int) -> None:
+        self._steps_left = 1  # so that each step ends with an exchange of all weights
+        super()._take_unrecorded(step)
 
     @abstractmethod
     def _after_step(self, *, is_exchange: bool) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,8 @@ class SimulatedWorkers(Workers):
         self.watch: Callable[[int, Tensor], object] = lambda rank, gradient: None
         reducer = reducer or scoped(build_reducer(config, steps_per_epoch=self.num_steps), config.scope)
         reducer.check_parameters(dict(zip(self.layout.names, self.layout.shapes, strict=True)))
-        self._simulation = micro.Simulation(reducer, self.layout, config.world_size, device=task.device)
+        self._simulate = partial(micro.Simulation, reducer, self.layout, config.world_size, device=task.device)
+        self._simulation = self._simulate()
         self._rows = torch.zeros(config.world_size, self.layout.numel, device=task.device)
 
     def start_epoch(self, epoch: int, *, start: int = 0) -> None:
@@ -98,6 +99,16 @@ class SimulatedWorkers(Workers):
         """Restore every rank's state, which may have been saved with several buckets."""
         self._simulation.load_buckets([state["buckets"] for state in states])
         self._carries = [moved_to(state["carry"], self.task.device) for state in states]
+
+    @contextmanager
+    def _taken_back(self) -> Iterator[None]:
+        """Begin with new states when the context ends: copies of the old ones would take the memory of all ranks."""
+        watch, self.watch = self.watch, lambda rank, gradient: None
+        yield
+        self.watch = watch
+        self._simulation.close()
+        del self._simulation
+        self._simulation = self._simulate()
 
     def close(self) -> None:
         """End the simulation's threads."""

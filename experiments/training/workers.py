@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 import micro
 from experiments.config.schema import TrainConfig
 from experiments.training.tasks import Carry, Task
+from micro.nonfinite import NonFiniteGradient
 from micro.planning.schedules.base import Plan
+
+WARM_UP_STEPS = 2  # the second finds thresholds, and the state of a text, where the first left them
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,27 @@ class Workers(ABC):
     @abstractmethod
     def load_states(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore what ``states`` returned."""
+
+    def warm_up(self) -> None:
+        """Take steps and take them back: what is compiled when it is first used is compiled before the first step.
+
+        Called before the first step, and before a state is loaded. The weights stay as they are.
+        """
+        self.start_epoch(0)
+        with self._taken_back(), kept_buffers(self.task.model):
+            for step in range(min(WARM_UP_STEPS, self.num_steps)):
+                with suppress(NonFiniteGradient):
+                    self._take_unrecorded(step)
+
+    def _take_unrecorded(self, step: int) -> None:
+        self.reduce(step, self._config.lr)
+
+    @contextmanager
+    def _taken_back(self) -> Iterator[None]:
+        """Restore the states of the ranks when the context ends."""
+        before = self.states()
+        yield
+        self.load_states(before)
 
     def close(self) -> None:  # noqa: B027 - real workers have nothing to end
         """End the threads of the workers."""

@@ -606,16 +606,52 @@ def test_thinning_keeps_the_same_steps_of_every_seed(tmp_path: Path) -> None:
     assert set(numbers.groupby("step").size()) == {2}
 
 
-def test_a_curve_of_densities_joins_the_ends_of_rounds(tmp_path: Path) -> None:
-    path = write_run(tmp_path, "micro", per_epoch=300) / "steps.jsonl"
-    rows = _rows(path)
-    for row in rows:
-        if row["step"] % 5 != 4:
-            row |= dict.fromkeys(("density", "target_density", "density_error"))
-    _write_rows(path, rows)
-    numbers = density_numbers(frames.steps(tmp_path))
-    assert set(numbers["step"] % 5) == {4}
-    assert numbers.notna().all(axis=None)
+@pytest.mark.parametrize("every", [5, 6])  # 900 steps are thinned by 3: prime to a round's length, and a divisor
+def test_curves_of_densities_and_rules_join_the_ends_of_rounds(tmp_path: Path, every: int) -> None:
+    for method in ("micro", "micro_repaired"):
+        path = write_run(tmp_path / "runs", method, per_epoch=300) / "steps.jsonl"
+        within = dict.fromkeys(("density", "target_density", "density_error", "rule", "threshold"))
+        _write_rows(path, [row | (within if row["step"] % every != every - 1 else {}) for row in _rows(path)])
+    draw_all(frames.load(tmp_path / "runs"), tmp_path, ["density", "rules"])
+    for name in ("density", "rules-micro"):
+        numbers = pd.read_csv(tmp_path / f"{name}-resnet18-cifar10-n8-d0.01.csv")
+        assert set(numbers["step"]) == set(range(every - 1, 900, every))
+        assert numbers["density"].notna().all()
+
+
+def test_times_of_local_steps_hold_their_share_of_the_exchange(tmp_path: Path) -> None:
+    exchange_ms = TRAITS["micro"][2][2]
+    for world_size, every in ((2, 1), (4, 7)):
+        path = write_run(tmp_path, "micro", world_size=world_size).rename(tmp_path / f"n{world_size}") / "steps.jsonl"
+        rows = _rows(path)
+        for row in rows:
+            row |= {"compute_s": 0.04, "select_s": 0.0, "rest_s": 0.0, "exchange_s": 0.0}
+            if row["step"] % every == every - 1:
+                row |= {"exchange_s": 1e-3 * exchange_ms, "round": row["step"] // every, "fragment": 0}
+        _write_rows(path, rows)
+    found = summary(tmp_path).set_index("world_size")["exchange_ms"]
+    assert found.to_dict() == pytest.approx({2: exchange_ms, 4: exchange_ms / 7})
+    numbers = throughput_numbers(frames.load(tmp_path)).set_index("world_size")
+    assert numbers["efficiency"][4] == pytest.approx((40 + exchange_ms) / (40 + exchange_ms / 7))
+
+
+def test_of_a_run_that_skipped_all_steps_a_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "runs", "micro") / "steps.jsonl"
+    _write_rows(path, [row | {"skipped": True, "density": 0.0, "loss": None} for row in _rows(path)])
+    assert figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "skipped" in line and "/" not in line]
+    assert len(lines) == 1
+    assert "micro-d0.01-s0" in lines[0]
+    assert {path.name.split("-")[0] for path in tmp_path.glob("*.png")} == {"convergence"}
+
+
+def test_an_output_without_the_sign_of_plus_or_minus_has_a_question_mark(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert figures.main(["--runs", str(study), "--out", str(tmp_path), "--table"]) == 0
+    assert b"? half the range" in written.getvalue()
 
 
 def test_skipped_steps_are_in_no_curve(tmp_path: Path) -> None:

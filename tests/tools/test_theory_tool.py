@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from experiments import theory
+from experiments.studies.selection_times import wide_spread
 from experiments.studies.topk_theory.accumulators import Vector, accumulators
 from experiments.studies.topk_theory.bound import check, error_numbers, histogram_numbers
+from experiments.studies.topk_theory.files import write_times
 
 
 def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
@@ -58,7 +60,7 @@ def test_accumulators_hold_gradient_and_residual() -> None:
 def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "out"
     words = ["batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0,2", "--numel", "2000"]
-    assert theory.main([*words, "--repeats", "1", "--out", str(out)]) == 0
+    assert theory.main([*words, "--repeats", "3", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "step 2: the bound " in printed
     assert "equal magnitudes: the bound is broken" in printed
@@ -66,6 +68,20 @@ def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: p
     figures = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
     assert {path.name for path in out.iterdir()} == figures | {"theory.csv", "theory.md"}
     assert list(pd.read_csv(out / "theory.csv")["vector"]) == ["step 0", "step 2", "equal magnitudes"]
+    times = pd.read_csv(out / "operators.csv")
+    assert (times["select_s_low"] <= times["select_s"]).all()
+    assert (times["select_s"] <= times["select_s_high"]).all()
+
+
+@pytest.mark.parametrize(("upper_quartile", "is_named"), [(0.0011, False), (0.023, True)])
+def test_times_whose_quartiles_are_far_apart_are_named(upper_quartile: float, is_named: bool, tmp_path: Path) -> None:
+    quiet = {"method": "micro", "numel": 2000, "select_s": 0.001, "select_s_low": 0.001, "select_s_high": 0.001}
+    times = pd.DataFrame([quiet, quiet | {"method": "topk", "numel": 100_000, "select_s_high": upper_quartile}])
+    lines = wide_spread(times)
+    assert len(lines) == is_named
+    for part in ("topk", "100,000", "23 ms") if is_named else ():
+        assert part in lines[0]
+    assert len(write_times(times, 0.01, 4, tmp_path)) == 3
 
 
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,15 @@ STAGES = {"compute_s": 0.010, "select_s": 0.001, "exchange_s": 0.008, "rest_s": 
 
 
 def steps(run: str, **facts: object) -> pd.DataFrame:
-    row = {"run": run, "skipped": False, "bytes_sent": 1e6, "num_collectives": 3, "world_size": 4, "cluster": "local"}
+    row = {
+        "run": run,
+        "skipped": False,
+        "fragment": None,
+        "bytes_sent": 1e6,
+        "num_collectives": 3,
+        "world_size": 4,
+        "cluster": "local",
+    }
     return pd.DataFrame([{**row, **STAGES, "step": step, **facts} for step in range(4)])
 
 

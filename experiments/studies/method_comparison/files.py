@@ -20,7 +20,7 @@ from experiments.studies.method_comparison.panel_figures import (
 from experiments.studies.method_comparison.point_figures import draw_front, draw_tradeoff
 from experiments.studies.method_comparison.report import report
 from experiments.studies.method_comparison.settings import ComparisonSettings, figure_world_size
-from experiments.studies.selection_times import ONE_READ, TORCH_TOPK
+from experiments.studies.selection_times import ONE_READ, TORCH_TOPK, wide_spread
 
 
 def write(done: Comparison, settings: ComparisonSettings, out: Path, opening: str) -> list[Path]:
@@ -80,9 +80,9 @@ def _tradeoff_figure(numbers: pd.DataFrame, done: Comparison, out: Path) -> list
 
 
 def _selection_figure(done: Comparison, settings: ComparisonSettings, out: Path) -> list[Path]:
-    times = pd.DataFrame(done.times, columns=["method", "numel", "select_s"])
+    times = done.timed
     selecting = times[times["select_s"] > 0]
     if selecting["method"].isin([TORCH_TOPK, ONE_READ]).all():
         return []
     figure = draw_selection_times(selecting, f"Selection on one rank, density {settings.density:g}")
-    return save(figure, times, out / "selection")
+    return save(figure, times, out / "selection", notes=wide_spread(times))

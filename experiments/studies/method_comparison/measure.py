@@ -6,6 +6,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import pandas as pd
+
 import micro
 from experiments.config.errors import UserError
 from experiments.launching.child_environment import num_cores
@@ -18,7 +20,7 @@ from experiments.studies.method_comparison.stream_source import StreamSource
 from experiments.studies.method_comparison.trial import Row, trial
 from experiments.studies.methods import build_methods
 from experiments.studies.recorded_gradients import numel_of, training_config
-from experiments.studies.selection_times import reference_times, time_selection, timing_gradient
+from experiments.studies.selection_times import TIMES, reference_times, time_selection, timing_gradient
 from micro import kernels
 
 WORTH_PROCESSES = 2e9  # elements of gradients over all trials, from where processes of their own gain
@@ -47,6 +49,11 @@ class Comparison:
     tradeoffs: list[Row] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
+
+    @property
+    def timed(self) -> pd.DataFrame:
+        """The times of selection; columns method, numel, TIMES."""
+        return pd.DataFrame(self.times, columns=["method", "numel", *TIMES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,8 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress, kept: Kep
             carry_out(processes, _matches(settings, last.gradients, done), last.gradients)
         for numel in settings.selection_lengths:  # times are taken with nothing beside them
             gradient = partial(timing_gradient, numel, settings.density)
-            for name, seconds in reference_times(gradient(), settings.density).items():
-                done.times.append({"method": name, "numel": numel, "select_s": seconds})
+            for name, times in reference_times(gradient(), settings.density, settings.repeats).items():
+                done.times.append({"method": name, "numel": numel} | times)
             carry_out(Processes(1), _selection_times(settings, methods, numel, done), gradient)
     except KeyboardInterrupt:
         done.interrupted = True
@@ -238,8 +245,8 @@ def _matching_rows(
 
 
 def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int, done: Comparison) -> list[Task]:
-    def keep(name: str, seconds: float) -> None:
-        done.times.append({"method": name, "numel": numel, "select_s": seconds})
+    def keep(name: str, times: dict[str, float]) -> None:
+        done.times.append({"method": name, "numel": numel} | times)
 
     return [
         Task(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -97,7 +98,7 @@ def draw_volume(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
-    """Milliseconds of selection over the length, log-log; columns method, numel, select_s.
+    """Milliseconds of selection over the length, log-log, a band between quartiles; columns method, numel, TIMES.
 
     The references are among the methods, and drawn in every panel.
     """
@@ -107,8 +108,10 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
         for name, line in references.items():
             axes.plot(line["numel"], 1e3 * line["select_s"], **REFERENCE_LINES[name])
+            draw_spread(axes, line, REFERENCE_LINES[name]["color"])
         color = highlight(rows["method"].iloc[0])
         axes.plot(rows["numel"], 1e3 * rows["select_s"], color=color, marker="o", linestyle="-")
+        draw_spread(axes, rows, color)
 
     def scale(axes: Axes) -> None:
         axes.set_xscale("log")
@@ -118,6 +121,12 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
     handles = [Line2D([], [], label="the method's selection", color=BLACK, marker="o")]
     handles += [Line2D([], [], label=name, **line) for name, line in REFERENCE_LINES.items()]
     return _panels(methods, draw, scale, title, handles, ("elements d", "ms"))
+
+
+def draw_spread(axes: Axes, rows: pd.DataFrame, color: Any) -> None:
+    """Draw a band between the quartiles of times in milliseconds; columns numel, TIMES."""
+    low, high = 1e3 * rows["select_s_low"], 1e3 * rows["select_s_high"]
+    axes.fill_between(rows["numel"], low, high, color=color, alpha=0.2, linewidth=0)
 
 
 def _panels(

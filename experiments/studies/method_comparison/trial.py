@@ -11,7 +11,7 @@ from torch import Tensor
 
 import micro
 from experiments.studies.gradient_sources import Gradients, wide_sum
-from experiments.studies.selection_times import time_topk
+from experiments.studies.selection_times import REPEATS, time_topk
 from micro.density.base import target_count
 
 Row = dict[str, Any]
@@ -51,7 +51,7 @@ def _trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size
         simulation.close()
     named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
     k = target_count(steps[-1]["target_density"], gradients.layout.numel)
-    one_topk_s = time_topk(gradients.rows[0, 0], k)
+    one_topk_s = time_topk(gradients.rows[0, 0], k, REPEATS)["select_s"]
     return named | _means(steps, ledger.cumulative_error(), one_topk_s), [named | row for row in steps]
 
 

@@ -21,7 +21,7 @@ from experiments.reports.plot_style import (
     lines_of,
     style,
 )
-from experiments.studies.method_comparison.panel_figures import REFERENCE_LINES
+from experiments.studies.method_comparison.panel_figures import REFERENCE_LINES, draw_spread
 
 MEASURED: LineSettings = {"color": BLUE, "linestyle": "-"}
 PREDICTED: LineSettings = {"color": VERMILLION, "linestyle": DASHES[1]}
@@ -90,7 +90,7 @@ def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) -> Figure:
-    """Milliseconds over the length, a line per operator; columns method, numel, select_s."""
+    """Milliseconds over the length, a line per operator, a band between quartiles; columns method, numel, TIMES."""
     figure = new_figure(COLUMN_INCHES, 3.9)
     axes = figure.subplots()
     lines = lines_of(name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES)
@@ -98,6 +98,7 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
     for method, line in lines.items():
         rows = numbers[numbers["method"] == method]
         axes.plot(rows["numel"], 1e3 * rows["select_s"], **line)
+        draw_spread(axes, rows, line["color"])
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -11,6 +11,7 @@ from experiments.reports.figure_parts import save
 from experiments.reports.markdown import table
 from experiments.reports.names import label
 from experiments.reports.output import write_file
+from experiments.studies.selection_times import wide_spread
 from experiments.studies.topk_theory.accumulators import Vector
 from experiments.studies.topk_theory.bound import curve_numbers, error_numbers, histogram_numbers
 from experiments.studies.topk_theory.figures import draw_curve, draw_errors, draw_histogram, draw_operators
@@ -56,7 +57,7 @@ def write_times(times: pd.DataFrame, density: float, world_size: int, out: Path)
         return []
     names = {name: label(name) for name in OPERATORS} | {"micro": f"{label('micro')}, 1/{world_size} slice"}
     title = f"Time to find the largest, one rank, density {density:g}"
-    return save(draw_operators(times, names, title), times, out / "operators")
+    return save(draw_operators(times, names, title), times, out / "operators", notes=wide_spread(times))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
