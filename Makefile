@@ -9,34 +9,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes longest first: the end fills with what is short
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadgroup --no-loadscope-reorder
-LONG := long_movielens100k long_wikitext2 long_cifar10 long_length_movielens100k long_length_wikitext2 long_length_cifar10 \
-  long_workers_movielens100k long_cifar10_methods long_cifar10_densities # of conf/sweep
-# What earlier tables of a page hold stays in its next one when run folders are gone: its numbers, and those of each run.
-EARLIER = $(addprefix --earlier ,$(wildcard results/published/$(1).csv)) $(addprefix --earlier-runs ,$(wildcard results/published/$(1)_runs.csv))
-KEEP_NUMBERS = for end in .csv _runs.csv; do cp results/figures/$(1)/$(2)$$end results/published/$(3)$$end; done
-define ABLATION_PAGE # page, name of its settings, title
-	@$(RUN) -m experiments.figures --ablation --plan $($(2)_PLAN) $(addprefix --runs ,$($(2)_RUNS)) $(call EARLIER,$(1)) --out results/figures/$(1)
-	@{ printf '# %s\n\n%s\n' '$(3)' '$($(2)_HEAD)'; tail -n +2 results/figures/$(1)/ablation.md; } >results/published/$(1).md
-	@$(call KEEP_NUMBERS,$(1),ablation,$(1))
-endef
-LONG_RUNS ?= results/long
-LONG_HEAD := `make long ROOT=DIR` carries out the runs of `conf/sweep/long_*.yaml`, `make long-table` writes this page from those that are finished.
-ABLATION_HEAD := `make ablation ROOT=DIR` carries out the runs of `conf/sweep/ablation_*.yaml`, `make ablation-table` writes this page from those that are finished.
-KEEP_UP_HEAD := `make keep-up-table KEEP_UP_RUNS="DIR DIR"` writes this page from runs of `keep_up_*`, `long_movielens100k`, `long_wikitext2` and `gpt_under_adam` that are finished.
-KEEP_UP_RUNS ?= results/keep_up results/long results/gpt
-RATES_HEAD := `make ablation-rates ROOT=DIR` carries out the runs of `conf/sweep/ablation_rates_*.yaml`, `make ablation-rates-table` writes this page from those that are finished.
-RATES_RUNS ?= results/ablation_rates
-RATES_PLAN := ablation_rates_movielens100k,ablation_rates_gpt
-FRESH_HEAD := `make ablation-fresh ROOT=DIR` carries out the runs of `conf/sweep/ablation_fresh_movielens100k.yaml`, `make ablation-fresh-table` writes this page from those that are finished.
-FRESH_RUNS ?= results/ablation_fresh
-FRESH_PLAN := ablation_fresh_movielens100k
-SCALE_HEAD := `make ablation-long ROOT=DIR` carries out the runs of `conf/sweep/ablation_long_movielens100k.yaml`, 30 epochs in place of 8; `make ablation-long-table` writes this page from those that are finished.
-SCALE_RUNS ?= results/ablation_long
-SCALE_PLAN := ablation_long_movielens100k
-ABLATION_RUNS ?= results/ablation
-GPT := gpt_equal_tokens gpt_under_adam gpt_workers gpt_rates gpt_tuned # of conf/sweep
-GPT_HEAD := `make gpt` carries out the runs of `conf/sweep/gpt_*.yaml`, `make gpt-tables` writes this page from those that are finished.
-GPT_RUNS ?= results/gpt
+STUDIES = $(basename $(notdir $(wildcard $(patsubst %,conf/sweep/%.yaml,$(STUDY)))))
 DEMO_HEAD := `make demo` and `make demo-page` on a machine with two cores, which four workers share. `make demo-hosts` measures links, as root.
 DEMO_RUNS ?= results/runs
 ADVICE := results/figures/advice
@@ -46,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-hosts demo-page figures reproduce long long-table ablation ablation-table ablation-rates ablation-rates-table ablation-fresh ablation-fresh-table ablation-long ablation-long-table keep-up-table gpt gpt-tables advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
+.PHONY: help setup demo demo-hosts demo-page figures reproduce study pages advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -83,68 +56,12 @@ figures: $(READY) ## redraw tables and figures from the run folders alone
 reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp|diloco|sparseloco|demo SCALE=small|medium|paper
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
 
-long: $(READY) ## long runs on real data, days of a core: ROOT=DIR; the same command resumes
-	@for study in $(LONG); do $(RUN) -m experiments.sweep $$study dataset.root=$(ROOT) output=results/long --jobs 1 || exit 1; done
-	@$(MAKE) --no-print-directory long-table
+study: $(READY) ## the runs of studies of conf/sweep: STUDY="long_* gpt_rates" ROOT=DIR; the same command resumes; hours of a core
+	@test -n "$(strip $(STUDIES))" || { echo "no study of conf/sweep is called '$(STUDY)': make study STUDY=\"long_*\" ROOT=DIR"; exit 2; }
+	@for study in $(STUDIES); do $(RUN) -m experiments.sweep $$study $(if $(ROOT),dataset.root=$(ROOT)) output=results/study --jobs 1 || exit 1; done
 
-long-table: $(READY) ## write results/published/long.md from the long runs that are finished: LONG_RUNS="DIR DIR"
-	@$(RUN) -m experiments.figures --only bytes,lengths $(addprefix --runs ,$(LONG_RUNS)) $(call EARLIER,long) --out results/figures/long
-	@{ head -1 results/figures/long/reached.md; printf '\n%s\n' '$(LONG_HEAD)'; tail -n +2 results/figures/long/reached.md; } >results/published/long.md
-	@$(call KEEP_NUMBERS,long,reached,long) # experiments.advise reads long.csv
-
-ablation: $(READY) ## what brings MiCRO nearer to dense, hours of a core: ROOT=DIR; the same command resumes
-	@$(RUN) -m experiments.sweep ablation_movielens100k dataset.root=$(ROOT) output=results/ablation --jobs 1
-	@$(RUN) -m experiments.sweep ablation_gpt dataset.root=$(ROOT)/wikitext-2 output=results/ablation --jobs 1
-	@$(MAKE) --no-print-directory ablation-table
-
-ablation-table: $(READY) ## write results/published/ablation.md from the runs that are finished: ABLATION_RUNS="DIR DIR"
-	@$(RUN) -m experiments.figures --ablation --plan ablation_movielens100k,ablation_gpt $(addprefix --runs ,$(ABLATION_RUNS)) \
-	  $(call EARLIER,ablation) --out results/figures/ablation
-	@{ head -1 results/figures/ablation/ablation.md; printf '\n%s\n' '$(ABLATION_HEAD)'; \
-	  tail -n +2 results/figures/ablation/ablation.md; } >results/published/ablation.md
-	@$(call KEEP_NUMBERS,ablation,ablation,ablation)
-
-ablation-rates: $(READY) ## the same number of rates for each method, an hour of a core: ROOT=DIR; the same command resumes
-	@$(RUN) -m experiments.sweep ablation_rates_movielens100k dataset.root=$(ROOT) output=results/ablation_rates --jobs 1
-	@$(RUN) -m experiments.sweep ablation_rates_gpt dataset.root=$(ROOT)/wikitext-2 output=results/ablation_rates --jobs 1
-	@$(MAKE) --no-print-directory ablation-rates-table
-
-ablation-rates-table: $(READY) ## write results/published/ablation_rates.md from the runs that are finished: RATES_RUNS="DIR DIR"
-	$(call ABLATION_PAGE,ablation_rates,RATES,With the same number of rates for each method)
-
-ablation-fresh: $(READY) ## the best rates on fresh seeds, a quarter of an hour of a core: ROOT=DIR; the same command resumes
-	@$(RUN) -m experiments.sweep $(FRESH_PLAN) dataset.root=$(ROOT) output=$(firstword $(FRESH_RUNS)) --jobs 1
-	@$(MAKE) --no-print-directory ablation-fresh-table
-
-ablation-fresh-table: $(READY) ## write results/published/ablation_fresh.md from the runs that are finished: FRESH_RUNS="DIR DIR"
-	$(call ABLATION_PAGE,ablation_fresh,FRESH,The best rates on fresh seeds)
-
-ablation-long: $(READY) ## selection on the scale of Adam in 30 epochs, an hour of a core: ROOT=DIR; the same command resumes
-	@$(RUN) -m experiments.sweep $(SCALE_PLAN) dataset.root=$(ROOT) output=$(firstword $(SCALE_RUNS)) --jobs 1
-	@$(MAKE) --no-print-directory ablation-long-table
-
-ablation-long-table: $(READY) ## write results/published/ablation_long.md from the runs that are finished: SCALE_RUNS="DIR DIR"
-	$(call ABLATION_PAGE,ablation_long,SCALE,On the scale of Adam in 30 epochs)
-
-keep-up-table: $(READY) ## write results/published/keep_up.md, the smallest densities that keep up with dense: KEEP_UP_RUNS="DIR DIR"
-	@$(RUN) -m experiments.figures --keep-up $(addprefix --runs ,$(KEEP_UP_RUNS)) $(call EARLIER,keep_up) --out results/figures/keep_up epochs=1,12,30 accumulate=1
-	@{ head -1 results/figures/keep_up/keep_up.md; printf '\n%s\n' '$(KEEP_UP_HEAD)'; \
-	  tail -n +2 results/figures/keep_up/keep_up.md; } >results/published/keep_up.md
-	@$(call KEEP_NUMBERS,keep_up,keep_up,keep_up)
-
-gpt: $(READY) ## local steps, where to sparsify under Adam, more workers, rates: a small GPT, hours of a core; the same command resumes
-	@for study in $(foreach page,$(GPT),$(basename $(notdir $(wildcard conf/sweep/$(page).yaml conf/sweep/$(page)_*.yaml)))); do \
-	  $(RUN) -m experiments.sweep $$study output=results/gpt --jobs 1 || exit 1; done
-	@$(MAKE) --no-print-directory gpt-tables
-
-gpt-tables: $(READY) ## write the pages of these studies in results/published and their figures: GPT_RUNS="DIR DIR", GPT=gpt_rates for one
-	@for page in $(GPT:gpt_%=%); do known=results/published/$${page}_runs.csv; \
-	  $(RUN) -m experiments.figures --study gpt_$$page $(addprefix --runs ,$(GPT_RUNS)) $$([ ! -f $$known ] || echo --earlier-runs $$known) \
-	    --out results/figures/gpt || exit 1; done
-	@for page in $(GPT:gpt_%=%); do \
-	  { head -1 results/figures/gpt/$$page.md; printf '\n%s\n' '$(GPT_HEAD)'; tail -n +2 results/figures/gpt/$$page.md; } >results/published/$$page.md; \
-	  cp results/figures/gpt/$${page}_runs.csv results/published/; \
-	  cp results/figures/gpt/$$page*.png docs/images/; done # the CSV has what each run found, for when its folder is gone
+pages: $(READY) ## write the pages of published runs from results/published/runs; RUNS="DIR DIR" adds finished runs first; PAGE=long
+	@$(RUN) -m experiments.pages $(PAGE) $(addprefix --runs ,$(RUNS))
 
 advice: $(READY) ## profile a model and the methods on four ranks, then write results/published/advice*.md and their figures: MODEL=resnet18
 	@mkdir -p $(ADVICE)

@@ -26,7 +26,6 @@ from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
 from experiments.studies.simulated_steps.network_choices import load_measured
 from micro.planning.traces import Trace
 
-EVIDENCE = Path("results/published/long.csv")
 TRACE = Path("results/published/traces/resnet18.json")
 
 
@@ -89,7 +88,6 @@ def parser() -> Parser:
     add(
         "--evidence",
         type=to_path,
-        default=EVIDENCE,
         metavar="FILE",
         help="reached.csv that experiments.figures wrote of your runs; the published by default",
     )

@@ -105,13 +105,13 @@ def _measure(settings: RoundsSettings, way: Way, hosts: Hosts, ranks: RankGroup,
         "rate": rate,
         "way": way.name,
         "title": way.title,
-        "method": way.form.method,
-        "exchanged": way.form.exchanged,
+        "method": way.config.sparsifier.name,
+        "exchanged": way.exchanged,
         "interval": way.interval,
         "num_rounds": settings.num_rounds(way),
         **batch_seconds([answer["seconds"] for answer in answers], way.interval),
         "link_bytes": statistics.fmean(one.payload_bytes for one in sent) / num_batches,
-        **of_steps([answer["steps"] for answer in answers], num_batches, way.form.batches, bits_per_s(rate)),
+        **of_steps([answer["steps"] for answer in answers], num_batches, way.config.accumulate, bits_per_s(rate)),
     }
 
 
@@ -137,8 +137,10 @@ def of_steps(
         rate: bits per second.
     """
     frames = [pd.DataFrame(own) for own in steps]
+    calls = pd.to_numeric(frames[0]["num_collectives"]).fillna(0)
+    on_link = exchange_s(frames[0]["bytes_sent"], calls, len(frames), rate)
     return {
         "compute_s": statistics.fmean(own["compute_s"].median() for own in frames) / batches,
         "counted_bytes": statistics.fmean(own["bytes_sent"].sum() for own in frames) / num_batches,
-        "simulated_exchange_s": exchange_s(frames[0], len(frames), rate).sum() / num_batches,
+        "simulated_exchange_s": on_link.sum() / num_batches,
     }

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, suggestion
 from experiments.config.schema import TrainConfig
-from experiments.config.values import flat
+from experiments.config.values import Flat, flat
 from experiments.launching.namespaces import bits_per_s
 from experiments.reports.names import human, label
-from experiments.reports.rounds_in_words import interval, short
-from experiments.reports.tokens.forms import Form
+from experiments.reports.rounds_in_words import exchanged, interval, outer, short
 from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import check_runs
 from experiments.training.runner import num_steps
@@ -35,24 +34,29 @@ class Way:
     words: list[str]
 
     @property
-    def form(self) -> Form:
-        """The form, as the study's page has it."""
-        return Form(config=flat(asdict(self.config)), runs=())
+    def settings(self) -> Flat:
+        """Its configuration by dotted keys."""
+        return flat(asdict(self.config))
+
+    @property
+    def exchanged(self) -> str:
+        """What its workers exchange, and by what outer optimizer."""
+        return ", ".join(filter(None, (exchanged(self.settings), outer(self.settings))))
 
     @property
     def title(self) -> str:
         """How it is called in tables and figures."""
-        return f"{label(self.form.method)}, {short(self.form.config) or self.form.exchanged}"
+        return f"{label(self.config.sparsifier.name)}, {short(self.settings) or self.exchanged}"
 
     @property
     def interval(self) -> int:
         """Batches of a worker in a round, 1 where every batch is followed by an exchange."""
-        return interval(self.form.config)
+        return interval(self.settings)
 
     @property
     def round_steps(self) -> int:
         """Steps of the training in a round: gradients that are added up are one step."""
-        return self.interval // self.form.batches
+        return self.interval // self.config.accumulate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """The figure of an ablation: what each form reached, its spread, and what it sent."""
 
+from collections.abc import Collection
+
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.reports.figure_parts import head, new_figure, plain_log, show_metric
-from experiments.reports.measures import Metric
+from experiments.reports.measures import metric_of
 from experiments.reports.names import label
 from experiments.reports.plot_style import BLACK, PAGE_INCHES, TARGET_LINE, LineSettings, highlight, plain, style
 
-FORM = ["sparsifier", "change"]
+FORM = ["density", "sparsifier", "form"]
 OTHER: LineSettings = {
     "marker": "o",
     "markersize": 3.0,
@@ -20,13 +22,15 @@ OTHER: LineSettings = {
 
 
 @style()
-def draw_forms(rows: pd.DataFrame, metric: Metric, title: str) -> Figure:
+def draw_forms(rows: pd.DataFrame, title: str) -> Figure:
     """A line per form, the best on top: the measure with the range over seeds, and the bytes as a share of dense's.
 
     Args:
         rows: a row per form and rate, the best first; of a form that has several the first is drawn with its range and
             its bytes, the others as small rings.
     """
+    metric = metric_of(rows["metric"])
+    usual = rows[rows["sparsifier"] != "dense"]["density"].mode()
     forms = [own for _, own in rows.groupby(FORM, sort=False)]
     figure = new_figure(PAGE_INCHES, 0.9 + 0.16 * len(forms))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
@@ -38,7 +42,7 @@ def draw_forms(rows: pd.DataFrame, metric: Metric, title: str) -> Figure:
         right.plot(100 * best["of_dense"], height, color=color, marker="o")
     dense = rows[rows["of_dense"] == 1]["value"]
     left.axvline(dense.max() if metric.higher_is_better else dense.min(), **TARGET_LINE)
-    left.set_yticks(range(len(forms)), [plain(_name(own)) for own in forms])
+    left.set_yticks(range(len(forms)), [plain(_name(own, set(usual))) for own in forms])
     left.set_ylim(len(forms) - 0.5, -0.5)
     show_metric(left.xaxis, metric)
     right.set(xlabel="sent, % of dense")
@@ -51,8 +55,10 @@ def draw_forms(rows: pd.DataFrame, metric: Metric, title: str) -> Figure:
     return figure
 
 
-def _name(form: pd.DataFrame) -> str:
-    """Return what a form is called: what it changes, and the best of its rates."""
+def _name(form: pd.DataFrame, usual: Collection[float]) -> str:
+    """Return what a form is called: what it changes, its density where that is not usual, the best of its rates."""
     best = form.iloc[0]
+    density = "" if best["sparsifier"] == "dense" or best["density"] in usual else f"density={best['density']:g}"
+    changed = ", ".join(word for word in (density, str(best["form"])) if word)
     of = f", best of {len(form)}" if len(form) > 1 else ""
-    return f"{label(best['sparsifier'], best['change'])}, rate {best['rate']:g}{of}"
+    return f"{label(best['sparsifier'], changed)}, rate {best['rate']:g}{of}"

@@ -9,9 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config.errors import UserError
-from experiments.reports import reached
 from experiments.reports.density_figure import at_several_densities, draw_densities
-from experiments.reports.earlier_rows import NOTHING, Earlier
 from experiments.reports.figure_numbers import (
     SIMULATED,
     convergence_numbers,
@@ -28,12 +26,12 @@ from experiments.reports.measures import Metric, metric_of
 from experiments.reports.method_curves import leading, rule_of
 from experiments.reports.method_figure import draw_methods
 from experiments.reports.names import KINDS, human, label
+from experiments.reports.pages.table import FORM, TRAINING
 from experiments.reports.provenance import differences
+from experiments.reports.reached import reached, run_rows
 from experiments.reports.reached_figure import draw_bytes
 from experiments.reports.rule_figure import draw_rules
 from experiments.reports.run_configs import EXPERIMENT
-from experiments.reports.run_rows import SAME, origins_of, run_rows
-from experiments.reports.run_rows import STUDY as STUDY_OF_LENGTH
 from experiments.reports.speed_figures import draw_throughput, draw_times
 from experiments.reports.step_figures import draw_convergence, draw_density, draw_residuals
 from experiments.reports.summary import of_study, summarise
@@ -82,11 +80,8 @@ def groups(frames: Frames) -> Iterator[Group]:
             )
 
 
-def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS, *, earlier: Earlier = NOTHING) -> list[Path]:
+def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[Path]:
     """Draw and write every figure of these kinds that the runs allow; returns the paths written.
-
-    Args:
-        earlier: what is known of runs that are not at hand, for the kinds "bytes" and "lengths".
 
     Raises:
         UserError: the runs allow none.
@@ -98,9 +93,9 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS, *, earli
     if {"methods", "densities"} & set(kinds):
         written += _draw_studies(frames, out, kinds)
     if "bytes" in kinds:
-        written += _draw_bytes(frames, out, earlier)
+        written += _draw_bytes(frames, out)
     if "lengths" in kinds:
-        written += _draw_lengths(frames, out, earlier)
+        written += _draw_lengths(frames, out)
     if "throughput" in kinds:
         written += _draw_throughput(frames, out)
     if not written:
@@ -147,40 +142,29 @@ def _draw_studies(frames: Frames, out: Path, kinds: Collection[str]) -> list[Pat
     return written
 
 
-def _draw_bytes(frames: Frames, out: Path, earlier: Earlier) -> list[Path]:
-    runs, written = earlier.with_runs(run_rows(frames)), []
-    rows, origins = reached.means(runs, earlier.means), origins_of(runs)
-    for study, own in rows.groupby(STUDY_OF_LENGTH) if not rows.empty else ():
+def _draw_bytes(frames: Frames, out: Path) -> list[Path]:
+    rows, written = reached(run_rows(frames)), []
+    for training, own in rows.groupby(TRAINING) if not rows.empty else ():
         if own["sparsifier"].nunique() > 1 and own["bytes_90"].notna().any():
-            model, dataset, world_size, epochs = study
+            model, dataset, world_size, epochs = training
             measure = metric_of(own["metric"]).label
             length = "1 epoch" if epochs == 1 else f"{epochs} epochs"
             title = f"Bytes to {measure}: {study_name(model, dataset, world_size)}, {length}"
-            of_this = list(runs[(runs[STUDY_OF_LENGTH] == [*study]).all(axis=1)]["run"])
-            unlike = [*differences(origins, of_this), *_earlier_note(own)]
+            runs = frames.runs[(frames.runs[TRAINING] == [*training]).all(axis=1)]["run"]
             stem = out / f"bytes-{model}-{dataset}-n{world_size}-e{epochs}"
-            figure = draw_bytes(own, f"{title}; hollow: not all seeds came there")
-            written += save(figure, own, stem, of_this, torn=set(of_this) & set(frames.torn), notes=unlike)
+            written += _save(draw_bytes(own, f"{title}; hollow: not all seeds came there"), own, stem, runs, frames)
     return written
 
 
-def _draw_lengths(frames: Frames, out: Path, earlier: Earlier) -> list[Path]:
-    runs = earlier.with_runs(run_rows(frames))
-    rows = reached.means(runs, earlier.means)
+def _draw_lengths(frames: Frames, out: Path) -> list[Path]:
+    runs = run_rows(frames)
+    rows = reached(runs)
     drawn = rows if rows.empty else at_several_lengths(rows)
     if drawn.empty:
         return []
-    of_these = list(runs.merge(drawn[SAME].drop_duplicates(), on=SAME)["run"])
-    unlike = [*differences(origins_of(runs), of_these), *_earlier_note(drawn)]
-    figure = draw_lengths(
-        drawn, "Distance to dense training of the same length, below 0 worse; each length has its own schedule of rates"
-    )
-    return save(figure, drawn, out / "lengths", of_these, torn=set(of_these) & set(frames.torn), notes=unlike)
-
-
-def _earlier_note(rows: pd.DataFrame) -> list[str]:
-    number = int(rows["is_earlier"].astype(bool).sum())
-    return [f"rows of an earlier table, whose runs are not at hand: {number} of {len(rows)}"] if number else []
+    of_these = runs.merge(drawn[[*TRAINING, *FORM]].drop_duplicates(), on=[*TRAINING, *FORM])["run"]
+    title = "Distance to dense training of the same length, below 0 worse; each length has its own schedule of rates"
+    return _save(draw_lengths(drawn, title), drawn, out / "lengths", of_these, frames)
 
 
 def _draw_throughput(frames: Frames, out: Path) -> list[Path]:

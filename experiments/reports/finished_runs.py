@@ -72,11 +72,6 @@ class _FolderRun:
         return str(self.path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl"))
 
 
-def has_finished(root: Path) -> bool:
-    """Tell whether there is a finished run under a folder."""
-    return any(RunFolder(path.parent).is_done() for path in _marks(root))
-
-
 def in_folders(root: Path) -> dict[str, FinishedRun]:
     """Return the finished runs under a folder by name, damaged ones too; prints which are left out."""
     folders = [RunFolder(path) for path in sorted({path.parent for path in _marks(root)})]

@@ -14,7 +14,7 @@ from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.provenance import Origin, digest_of, origin_of, unlike
-from experiments.reports.run_configs import COLUMNS, EXPERIMENT, Config, Selection, run_frame, selected_configs
+from experiments.reports.run_configs import EXPERIMENT, Config, Selection, run_frame, selected_configs
 
 STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
@@ -56,16 +56,6 @@ class Frames:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     manifests: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Config] = field(default_factory=dict)
-
-    @classmethod
-    def of_no_runs(cls) -> "Frames":
-        """Return frames without a row, for figures of earlier tables alone."""
-        runs = pd.DataFrame(columns=["run", *COLUMNS, "accumulate", "rule", "variant"])
-        steps, epochs = (
-            pd.DataFrame({name: pd.Series(dtype=float if name in own else object) for name in [*runs.columns, *own]})
-            for own in NUMBERS.values()
-        )
-        return cls(runs=runs, steps=steps.assign(skipped=steps["step"] > 0), epochs=epochs.assign(metric=""))
 
     def notes(self) -> list[str]:
         """Return a line for each run that is not whole or skipped all steps, and lines for the rest."""

@@ -9,12 +9,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.reports.figure_parts import handles_of, head, new_figure
-from experiments.reports.frames import METHOD
 from experiments.reports.measures import metric_of
 from experiments.reports.names import human, label
 from experiments.reports.plot_style import GREY, PAGE_INCHES, LineSettings, lines_of, style
 
 TRAINING = ["model", "dataset", "world_size"]
+METHOD = ["sparsifier", "form"]
 OF_ONE_LINE = [*TRAINING, "density", *METHOD]
 COLUMNS = 3
 
@@ -71,8 +71,8 @@ def _draw(axes: Axes, rows: pd.DataFrame, lines: Mapping[tuple[str, str], LineSe
 
 
 def _key(row: pd.Series) -> tuple[str, str]:
-    return str(row["sparsifier"]), f"{row['variant']}, {row['density']:g}"
+    return str(row["sparsifier"]), f"{row['form']}, {row['density']:g}"
 
 
 def _name(row: pd.Series) -> str:
-    return f"{label(str(row['sparsifier']), str(row['variant']))}, {row['density']:g}"
+    return f"{label(str(row['sparsifier']), str(row['form']))}, {row['density']:g}"

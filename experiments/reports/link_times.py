@@ -12,18 +12,13 @@ NOTE = (
 )
 
 
-def exchange_s(steps: pd.DataFrame, world_size: int, rate: float) -> pd.Series:
-    """Return the seconds that the messages of each of some steps take over a link, see `link_times`.
+def exchange_s(sent: pd.Series, calls: pd.Series, world_size: "int | pd.Series", rate: float) -> pd.Series:
+    """Return the seconds that messages take over a link of ``rate`` bits a second, see `link_times`.
 
     Args:
-        steps: rows with bytes_sent and num_collectives.
-        rate: bits per second.
+        sent: bytes of one worker.
+        calls: collectives that these are of.
     """
-    calls = pd.to_numeric(steps["num_collectives"]).fillna(0)
-    return _seconds(steps["bytes_sent"], calls, world_size, rate)
-
-
-def _seconds(sent: pd.Series, calls: pd.Series, world_size: "int | pd.Series", rate: float) -> pd.Series:
     return LATENCY_S * (2 * (world_size - 1) * calls) + 8 * FRAME * sent / rate
 
 
@@ -46,7 +41,7 @@ def link_times(steps: pd.DataFrame, stages_ms: pd.DataFrame) -> pd.DataFrame:
     is_known = (facts["world_size"] > 1) & (facts["cluster"] != "simulated")
     return pd.DataFrame(
         {
-            column: (computed_ms + 1e3 * _seconds(sent, calls, facts["world_size"], rate)).where(is_known)
+            column: (computed_ms + 1e3 * exchange_s(sent, calls, facts["world_size"], rate)).where(is_known)
             for column, rate in RATES.items()
         }
     )

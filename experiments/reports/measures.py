@@ -47,6 +47,7 @@ METRICS = (
     Metric("perplexity", "test perplexity", "perplexity", 1, 1, higher_is_better=False),
     Metric("hit_rate", "hit rate at 10 (%)", "HR@10 %", 100, 2, higher_is_better=True),
     Metric("ndcg", "NDCG at 10 (%)", "NDCG@10 %", 100, 2, higher_is_better=True),
+    Metric("bits_per_byte", "bits per byte of the test set", "bits per byte", 1, 3, higher_is_better=False),
 )
 
 

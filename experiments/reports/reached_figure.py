@@ -39,7 +39,7 @@ def draw_bytes(rows: pd.DataFrame, title: str) -> Figure:
 
 def _name(row: pd.Series) -> str:
     density = "" if row["density"] == 1 else f", {row['density']:g}"
-    return plain(f"{label(str(row['sparsifier']), str(row['variant']))}{density}")
+    return plain(f"{label(str(row['sparsifier']), str(row['form']))}{density}")
 
 
 def _handle(text: str, marker: str) -> Line2D:

@@ -15,7 +15,7 @@ from experiments.benchmarks.network_rounds_page import compared, page
 from experiments.benchmarks.network_ways import RoundsSettings
 from experiments.config.errors import UserError
 from experiments.launching.namespaces import unavailable
-from experiments.reports.tokens.rows import seconds_on_link
+from experiments.reports.pages.forms import seconds_on_link
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 SMALL = ["model.settings.hidden=16", "model.settings.num_layers=1", "dataset.settings.num_train=20000"]
@@ -69,12 +69,12 @@ def steps_of(sent: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("way", "batches"), [("dense:5", 1), ("dense+5", 5)])
 def test_the_simulated_seconds_are_those_of_the_page_on_equal_tokens(way: str, batches: int) -> None:
-    form = settings(way, rounds=1, batches=1).ways[0].form
     steps, num_batches = steps_of(10**6), 5 * batches
     found = of_steps([steps, steps_of(2 * 10**6)], num_batches, batches, 1e8)
     assert found["counted_bytes"] == 1.5 * 10**6 / num_batches
-    sums = pd.DataFrame(steps)[["bytes_sent", "num_collectives"]].sum().to_frame().T.assign(step=len(steps))
-    whole_s = seconds_on_link(form, sums, found["compute_s"], "at_100mbit_ms").iloc[0]
+    sent = pd.DataFrame(steps)[["bytes_sent", "num_collectives"]].sum().to_frame().T
+    run = {"step": len(steps), "batches": batches, "batch_size": 4, "world_size": 2, "compute_s": found["compute_s"]}
+    whole_s = seconds_on_link(sent.rename(columns={"bytes_sent": "total_bytes"}).assign(**run), 1e8).iloc[0]
     table = compared(pd.DataFrame([row("100mbit", way, 0.1) | found]), ["100mbit"])
     assert table["predicted_s"][0] == pytest.approx(whole_s / num_batches)
 

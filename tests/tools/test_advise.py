@@ -29,7 +29,7 @@ TRACE = Trace(
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    common = {"model": "mlp", "dataset": "digits", "world_size": 4, "variant": "", "num_seeds": 3, "metric": "accuracy"}
+    common = {"model": "mlp", "dataset": "digits", "world_size": 4, "form": "", "num_seeds": 3, "metric": "accuracy"}
     rows = [
         {**common, "epochs": epochs, "sparsifier": method, "density": density, "epochs_95": reached, "num_95": there}
         | {"to_dense": gap}

@@ -38,7 +38,7 @@ from experiments.reports.summary import of_study, summarise, summary
 
 Row = dict[str, Any]
 NUMEL = 270_000
-TABLES = {"summary.csv", "summary.md", "reached.csv", "reached.md", "reached_runs.csv"}
+TABLES = {"summary.csv", "summary.md", "reached.csv", "reached.md"}
 RULES = {"micro": "agreed", "micro_published": "published", "micro_repaired": "repaired"}
 # build-up, scatter of the density, and milliseconds of compute, select, exchange, rest
 TRAITS: dict[str, tuple[float, float, tuple[float, ...]]] = {

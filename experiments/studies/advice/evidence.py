@@ -8,10 +8,13 @@ import pandas as pd
 
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.reports.measures import metric_of
+from experiments.reports.pages.forms import forms
+from experiments.reports.pages.page import load_page
+from experiments.reports.pages.table import read as read_runs
 
 LEVELS = (90, 95, 99)  # percent of dense's end
 TASK = ["model", "dataset", "world_size", "epochs"]
-NEEDED = [*TASK, "density", "sparsifier", "variant", "num_seeds", "metric", "to_dense"]
+NEEDED = [*TASK, "density", "sparsifier", "form", "num_seeds", "metric", "to_dense"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +50,18 @@ class Evidence:
     methods: Sequence[Reached]
 
 
-def load_evidence(path: Path, level: int, task: str | None = None) -> Evidence:
+def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evidence:
     """Return what a table of `figures` (reached.csv) says of one task.
 
     Args:
+        path: of the table; None takes the published runs of page ``long``.
         level: percent of dense's end, of LEVELS.
         task: MODEL-DATASET; None takes the one of which most methods are known.
 
     Raises:
         UserError: no such file or task, a table of another kind, or a task whose dense runs are missing.
     """
-    frame = _read(path, level)
+    frame = _read(path, level) if path else forms(load_page("long").runs(read_runs()))
     names = frame["model"].astype(str) + "-" + frame["dataset"].astype(str)
     if task is None:
         task = str(names.value_counts().index[0])
@@ -67,7 +71,7 @@ def load_evidence(path: Path, level: int, task: str | None = None) -> Evidence:
     try:
         return _evidence(frame[names == task], level)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path}, {task}: {one_line(error)}") from None
+        raise UserError(f"{path or 'the published runs'}, {task}: {one_line(error)}") from None
 
 
 def _evidence(rows: pd.DataFrame, level: int) -> Evidence:
@@ -89,7 +93,7 @@ def _evidence(rows: pd.DataFrame, level: int) -> Evidence:
 
 def _read(path: Path, level: int) -> pd.DataFrame:
     try:
-        frame = pd.read_csv(path, dtype={"variant": str}, keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(path, dtype={"form": str}, keep_default_na=False, na_values=[""])
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, pd.errors.ParserError) as error:
@@ -98,7 +102,7 @@ def _read(path: Path, level: int) -> pd.DataFrame:
     if missing or frame.empty:
         lacks = f"it has no {', '.join(missing)}" if missing else "it has no row"
         raise UserError(f"{path} is no reached.csv of experiments.figures: {lacks}")
-    return frame.assign(variant=frame["variant"].astype(object).fillna(""))
+    return frame.assign(form=frame["form"].astype(object).fillna(""))
 
 
 def _reached(row: pd.Series, level: int) -> Reached:
@@ -107,7 +111,7 @@ def _reached(row: pd.Series, level: int) -> Reached:
     gap = metric.format(float(row["to_dense"]))
     return Reached(
         method=str(row["sparsifier"]),
-        variant=str(row["variant"]),
+        variant=str(row["form"]),
         density=float(row["density"]),
         epochs=float(row[f"epochs_{level}"]) if there == seeds else None,
         num_there=there,

@@ -1,0 +1,161 @@
+"""The forms of a study beside dense training: means over the seeds of runs that differ in nothing else."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+from experiments.config.errors import UserError
+from experiments.reports.link_times import RATES, exchange_s
+from experiments.reports.measures import metric_of
+from experiments.reports.names import in_order
+from experiments.reports.pages.table import FORM, TRAINING, configs, points
+
+KEYS = [*TRAINING, *FORM, "metric"]
+SHARES = (0.9, 0.95, 0.99)  # of what dense training ends with
+SECONDS = {"at_100mbit_s": "at_100mbit_ms", "at_1gbit_s": "at_1gbit_ms"}  # column -> key of RATES
+SELDOM = re.compile(r"steps|own step|momentum|rounds\.|H=")  # of a form that does not exchange gradients at every step
+
+
+def forms(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per form and training of some rows of the table of runs; empty where nothing is finished.
+
+    Columns: KEYS; num_seeds; value, low, high and half_range over the seeds at the last evaluation; to_dense, the
+    distance to the best dense runs of the same training that exchange gradients at every step, positive where better,
+    and of_dense, the share of their bytes, both NaN without such; total_bytes and batch_bytes, of rank 0 in the whole
+    run and for each batch of a worker; seconds of the whole run on links (SECONDS); measured_density; trials, at how
+    many rates the form was tried; for each of SHARES, named 90, 95 and 99, num_90, how many seeds came to that share of
+    dense's end, and bytes_90 and epochs_90, their means until then; code, machine, manifests (a digest); is_mean,
+    whether the records of its runs are gone. Such a row stays while fewer runs of its form are in the table.
+    """
+    found = points(with_settings(table)).sort_values("run", kind="stable", ignore_index=True)
+    last = found.groupby("run", sort=False).tail(1)
+    last = last.assign(**{column: _seconds(last, key) for column, key in SECONDS.items()})
+    rows = pd.concat(
+        [_of_runs(last[last["kind"] == "run"]), _of_means(last[last["kind"] == "mean"])], ignore_index=True
+    )
+    rows = rows.sort_values("num_seeds", ascending=False, kind="stable").drop_duplicates(KEYS)
+    rows = beside_dense(rows.assign(half_range=(rows["high"] - rows["low"]) / 2))
+    return ordered(_with_levels(rows, found[found["kind"] == "run"]), [*TRAINING, "-density", "method", "form", "rate"])
+
+
+def with_settings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with batch_size and batches, sequences in a worker's batch and its batches in a step."""
+    found = configs(table)
+    return table.assign(
+        batch_size=[float(str(config.get("batch_size", "nan"))) for config in found],
+        batches=[float(str(config.get("accumulate", 1))) for config in found],
+    )
+
+
+def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with to_dense, of_dense, dense (what dense ends with) and trials."""
+    sign = rows["metric"].map(sign_of)
+    is_plain = (rows["sparsifier"] == "dense") & ~rows["form"].str.contains(SELDOM)
+    best = rows[is_plain].assign(gain=sign * rows["value"]).sort_values("gain").drop_duplicates(TRAINING, keep="last")
+    named = best[[*TRAINING, "value", "total_bytes"]].rename(columns={"value": "dense", "total_bytes": "dense_bytes"})
+    found = rows.merge(named, on=TRAINING, how="left")
+    sign = found["metric"].map(sign_of)
+    return found.assign(
+        to_dense=sign * (found["value"] - found["dense"]) + 0.0,
+        of_dense=found["total_bytes"] / found["dense_bytes"],
+        trials=found.groupby([*TRAINING, *FORM[:3]])["rate"].transform("nunique"),
+    ).drop(columns="dense_bytes")
+
+
+def sign_of(metric: str) -> int:
+    """Return 1 for a measure of which more is better, else -1."""
+    return 1 if metric_of([metric]).higher_is_better else -1
+
+
+def _of_runs(last: pd.DataFrame) -> pd.DataFrame:
+    _check_repetitions(last)
+    rows = last.groupby(KEYS, dropna=False).agg(
+        num_seeds=("run", "size"),
+        **{column: ("value", how) for column, how in (("value", "mean"), ("low", "min"), ("high", "max"))},
+        **{column: (column, "mean") for column in ("measured_density", "total_bytes", *SECONDS)},
+        **{column: (column, "first") for column in ("step", "batches", "batch_size")},
+        code=("code", _distinct),
+        machine=("machine", _distinct),
+        manifests=("manifest", _digest),
+    )
+    return _with_batch_bytes(rows.reset_index()).assign(is_mean=False, reached="")
+
+
+def ordered(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return rows in the order of some columns, ``-column`` for the largest first; ``method`` is the methods' own."""
+    places = {name: place for place, name in enumerate(in_order(rows["sparsifier"]))}
+    keyed = rows.assign(method=rows["sparsifier"].map(places))
+    keys = [key.lstrip("-") for key in by]
+    found = keyed.sort_values(keys, ascending=[not key.startswith("-") for key in by], kind="stable")
+    return found.drop(columns="method").reset_index(drop=True)
+
+
+def _check_repetitions(runs: pd.DataFrame) -> None:
+    """Raise UserError where runs that would be taken as seeds of one form differ in more than the seed."""
+    settings = [json.dumps(config | {"seed": None}, sort_keys=True, default=str) for config in configs(runs)]
+    for _, own in runs.assign(settings=settings).groupby(KEYS, dropna=False):
+        if len(first := own.drop_duplicates("settings")["run"]) > 1:
+            raise UserError(
+                f"{' and '.join(first[:2])} differ in more than the seed, and in nothing that the table names: "
+                "leave one out"
+            )
+
+
+def _of_means(last: pd.DataFrame) -> pd.DataFrame:
+    return _with_batch_bytes(last).rename(columns={"manifest": "manifests"}).assign(is_mean=True)
+
+
+def _with_batch_bytes(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(batch_bytes=rows["total_bytes"] / (rows["step"] * rows["batches"]))
+
+
+def _seconds(last: pd.DataFrame, rate: str) -> pd.Series:
+    """Return the seconds of each run on a link: what was sent, and the computation of the fastest run of that batch."""
+    own = seconds_on_link(last, RATES[rate]).where(last["num_collectives"].notna())
+    return own.fillna(last[next(column for column, key in SECONDS.items() if key == rate)])
+
+
+def seconds_on_link(found: pd.DataFrame, rate: float) -> pd.Series:
+    """Return the seconds until each evaluation on a link: all computation, and all messages one after the other.
+
+    Computation is that of the fastest run with batches of the same size: what ran beside others took longer.
+
+    Args:
+        found: ``points`` of rows with settings.
+        rate: bits per second.
+    """
+    computation = found.groupby("batch_size")["compute_s"].transform("min") * found["batches"] * found["step"]
+    return computation + exchange_s(found["total_bytes"], found["num_collectives"], found["world_size"], rate)
+
+
+def _with_levels(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    own = found.merge(rows[[*KEYS, "dense"]], on=KEYS)
+    sign = own["metric"].map(sign_of)
+    for share in SHARES:
+        level = own["dense"] * share ** sign.where(sign > 0, -1)
+        there = own[sign * own["value"] >= sign * level].groupby("run").head(1)
+        name = f"{100 * share:g}"
+        counted = there.groupby(KEYS, dropna=False).agg(
+            **{f"num_{name}": ("run", "size")},
+            **{f"bytes_{name}": ("total_bytes", "mean"), f"epochs_{name}": ("epochs_done", "mean")},
+        )
+        rows = rows.merge(counted.reset_index(), on=KEYS, how="left")
+    for place, text in rows.loc[rows["is_mean"], "reached"].items():
+        for part in filter(None, str(text).split(";")):
+            name, *numbers = part.split(",")
+            rows.loc[place, [f"num_{name}", f"bytes_{name}", f"epochs_{name}"]] = pd.to_numeric(
+                pd.Series(numbers)
+            ).array
+    return rows.fillna({f"num_{100 * share:g}": 0 for share in SHARES})
+
+
+def _distinct(texts: pd.Series) -> str:
+    return ", ".join(sorted(set(texts)))
+
+
+def _digest(manifests: pd.Series) -> str:
+    digests = "".join(manifests)
+    return hashlib.sha256(digests.encode()).hexdigest()[:8] if digests else ""

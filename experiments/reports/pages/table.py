@@ -1,0 +1,169 @@
+"""The table of published runs: a row per run with its configuration and its curve, in one CSV per study."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.config.errors import UserError, one_line
+from experiments.config.identity import is_neutral
+from experiments.config.paths import ROOT
+from experiments.reports.csv_files import write_csv
+from experiments.reports.frames import Frames
+from experiments.reports.provenance import UNKNOWN, Origin
+from experiments.reports.run_configs import Config
+
+FOLDER = ROOT / "results" / "published" / "runs"
+SCHEMA = 1
+TRAINING = ["model", "dataset", "world_size", "epochs"]  # a method is set beside dense in the same training
+FORM = ["density", "sparsifier", "form", "rate"]  # runs of one training that agree in these differ in the seed alone
+ORIGIN = {  # column -> what an origin calls it
+    "code": "code revisions",
+    "machine": "machines",
+    "torch": "versions of torch",
+    "runs_at_once": "runs at once",
+}
+POINT = ["epochs_done", "step", "value", "total_bytes", "num_collectives"]  # of a curve, at each evaluation
+NUMBERS = ["seed", "num_seeds", "measured_density", "low", "high", "compute_s", "at_100mbit_s", "at_1gbit_s"]
+COLUMNS = [
+    *("run", "kind", "studies", *TRAINING, *FORM, "seed", "num_seeds", "metric", "measured_density", "low", "high"),
+    *("reached", "compute_s", "at_100mbit_s", "at_1gbit_s", *ORIGIN, "manifest", "schema", "config", "curve"),
+]
+"""Columns of the table.
+
+kind: ``run``, or ``mean``: what is known of several runs of which no record is left, with ``low`` and ``high``, the
+ends of their range; ``reached``, for 90, 95 and 99 % of dense's end the share, how many of them came there, and the
+means of their bytes and epochs; and the seconds of the whole run on links. studies: those of conf/sweep that have the
+run. form: in what it differs from the usual settings of its study. measured_density: a mean over steps. compute_s:
+seconds in which a worker computes for one batch, a median. config: its settings as JSON, without those that change no
+number. curve: POINT at each evaluation, commas within and semicolons between; what is not known is empty.
+"""
+
+
+def read(folder: Path = FOLDER) -> pd.DataFrame:
+    """Return all rows of a folder. Raises: UserError: it has none, or a file is no such table."""
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        raise UserError(f"{folder} has no table of runs")
+    return pd.concat([_read(path) for path in paths], ignore_index=True)
+
+
+def points(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per evaluation: the columns of its run, and POINT as numbers."""
+    found = rows.assign(curve=rows["curve"].str.split(";")).explode("curve", ignore_index=True)
+    numbers = found.pop("curve").str.split(",", expand=True).set_axis(POINT, axis=1)
+    return pd.concat([found, numbers.apply(pd.to_numeric)], axis=1)
+
+
+def configs(rows: pd.DataFrame) -> list[Config]:
+    """Return the configuration of each row, flat; empty where it is not known."""
+    return [json.loads(text) if text else {} for text in rows["config"]]
+
+
+def rows_of(frames: Frames, forms: Mapping[str, str], *, study: str = "", metric: str = "") -> pd.DataFrame:
+    """Return a row per run of some run folders.
+
+    Args:
+        forms: in what each run differs from the usual settings; only these runs are taken.
+        study: that they belong to.
+        metric: the column of ``epochs`` that stands for them; by default the first that was measured.
+    """
+    found = [_row(frames, run, form, metric) | {"studies": study} for run, form in forms.items()]
+    return pd.DataFrame(found, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
+
+
+def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
+    """Add runs to the files of their studies, in place of rows of the same name; return the files that changed."""
+    written = []
+    for study, own in new.groupby(new["studies"].str.split().str[0]):
+        path = folder / f"{study}.csv"
+        before = _read(path) if path.exists() else own.iloc[:0]
+        after = pd.concat([before[~before["run"].isin(own["run"])], own]).sort_values(["kind", "run"])
+        written.append(write_csv(after[COLUMNS], path))
+    return written
+
+
+def origins(rows: pd.DataFrame) -> dict[str, Origin]:
+    """Return where runs come from, for those of which it is known."""
+    known = rows[(rows["kind"] == "run") & (rows["code"] != UNKNOWN)]
+    return {str(row["run"]): {key: str(row[column]) for column, key in ORIGIN.items()} for _, row in known.iterrows()}
+
+
+def _read(path: Path) -> pd.DataFrame:
+    texts = [column for column in COLUMNS if column not in {*NUMBERS, "density", "rate", "world_size", "epochs"}]
+    try:
+        rows = pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=_empty(NUMBERS))
+        missing = [column for column in COLUMNS if column not in rows]
+        if missing:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        if set(rows["schema"]) - {str(SCHEMA)}:
+            raise ValueError(f"its schema is {', '.join(sorted(set(rows['schema'])))}, not {SCHEMA}")
+        points(rows), configs(rows)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, pd.errors.ParserError) as error:
+        raise UserError(f"{path} is no table of runs: {one_line(error)}") from None
+    return rows
+
+
+def _empty(columns: Sequence[str]) -> dict[str, list[str]]:
+    return {key: [""] for key in [*columns, "rate"]}
+
+
+def _row(frames: Frames, run: str, form: str, metric: str) -> dict[str, object]:
+    config = frames.settings.get(run, {})
+    steps, ends = (rows[rows["run"] == run] for rows in (frames.steps, frames.epochs))
+    facts = frames.runs.set_index("run").loc[run]
+    origin = frames.origins.get(run, {})
+    chosen = metric or str(ends["metric"].iloc[0])
+    return {
+        **{column: facts[column] for column in (*TRAINING, "density", "sparsifier")},
+        **{column: origin.get(key, UNKNOWN) for column, key in ORIGIN.items()},
+        "run": run,
+        "kind": "run",
+        "form": form,
+        "rate": config.get("lr"),
+        "seed": facts.get("seed"),
+        "num_seeds": 1,
+        "metric": chosen,
+        "measured_density": steps.loc[~steps["skipped"], "density"].mean(),
+        "reached": "",
+        "compute_s": _compute_s(steps, config),
+        "manifest": frames.manifests.get(run, "")[:16],
+        "schema": SCHEMA,
+        "config": _as_json(config),
+        "curve": _curve(steps, ends, chosen),
+    }
+
+
+def _as_json(config: Config) -> str:
+    own = {key: value for key, value in config.items() if not is_neutral(key)}
+    return json.dumps(own, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def _compute_s(steps: pd.DataFrame, config: Config) -> float:
+    """Return the seconds of one worker's batch. Simulated workers compute in turn, so that each took its share."""
+    workers = int(str(config["cluster.world_size"])) if config.get("cluster.name") == "simulated" else 1
+    seconds = steps["compute_s"] if "compute_s" in steps else pd.Series(dtype=float)
+    return float(seconds.median()) / (workers * int(str(config.get("accumulate", 1))))
+
+
+def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> str:
+    """Return POINT at each evaluation: at the ends of epochs, and within them where they were asked for."""
+    calls = steps["num_collectives"] if "num_collectives" in steps else pd.Series(float("nan"), index=steps.index)
+    until = pd.DataFrame(
+        {
+            "step": steps["step"] + 1,
+            "total_bytes": steps["bytes_sent"].cumsum(),
+            "num_collectives": pd.to_numeric(calls).cumsum(),
+        }
+    )
+    within = steps.reindex(columns=["step", metric]).dropna().assign(step=lambda rows: rows["step"] + 1)
+    found = pd.concat([ends[["epoch", "step", metric]], within]).drop_duplicates("step").merge(until, on="step")
+    found = found.assign(epochs_done=found["epoch"] + 1, value=found[metric]).sort_values("step")
+    return ";".join(",".join(map(_number, point)) for point in found[POINT].to_numpy(float))
+
+
+def _number(value: float) -> str:
+    return "" if pd.isna(value) else f"{value:.10g}"

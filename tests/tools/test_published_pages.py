@@ -1,0 +1,219 @@
+"""Pages of published runs: the committed ones are what the table gives; forms stand beside dense training."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from experiments import pages
+from experiments.config.errors import UserError
+from experiments.config.values import flat
+from experiments.reports.forms import changes
+from experiments.reports.pages.curves import curves
+from experiments.reports.pages.finished import finished_rows
+from experiments.reports.pages.forms import forms
+from experiments.reports.pages.page import Page, load_page, page_names, write_page
+from experiments.reports.pages.table import COLUMNS, FOLDER, add, read
+from experiments.reports.pages.tables import KINDS
+from experiments.reports.rounds_in_words import exchanged, short
+from tests.waiting import LIMIT_S
+
+PUBLISHED = FOLDER.parent
+TRAINING = {"model": "gpt", "dataset": "manuals_bytes", "world_size": 4, "epochs": 1}
+USUAL = {"density": 0.01, "sparsifier": "micro", "form": "", "rate": 0.1, "metric": "accuracy", "kind": "run"}
+
+
+def run(value: float, seed: int = 0, **columns: Any) -> dict[str, Any]:
+    """Return a run of four steps and one epoch, with two evaluations."""
+    given = dict.fromkeys(COLUMNS, "") | TRAINING | USUAL | {"studies": "study", "schema": "1", "num_seeds": 1}
+    given |= {"seed": seed, "measured_density": 0.01, "compute_s": 0.1, "code": "ab12", **columns}
+    for column in ("low", "high", "at_100mbit_s", "at_1gbit_s"):
+        given[column] = columns.get(column, float("nan"))
+    sent = 1000 if given["sparsifier"] == "dense" else 20
+    config = {"batch_size": 4, "accumulate": 1, "dataset.sequence_length": 64}
+    name = "-".join(str(given[key]) for key in ("sparsifier", "density", "form", "rate", "epochs", "seed", "kind"))
+    points = f",2,{value / 2},{sent / 2},4;1,4,{value},{sent},8"
+    return given | {"run": name, "config": json.dumps(config), "curve": points}
+
+
+def table(*runs: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(runs, columns=COLUMNS)
+
+
+DENSE = [run(0.6 + seed / 10, seed, sparsifier="dense", density=1.0) for seed in (0, 1)]
+SLOW_DENSE = run(0.4, sparsifier="dense", density=1.0, rate=0.2)
+
+
+@pytest.mark.parametrize("name", page_names())
+def test_a_committed_page_is_what_the_table_of_runs_gives(name: str, tmp_path: Path) -> None:
+    page = load_page(name)
+    written = write_page(page, read(), tmp_path, tmp_path)
+    assert written[0].read_text() == (PUBLISHED / f"{name}.md").read_text()
+    assert {f"{figure.file}.png" for figure in page.figures} <= {path.name for path in written}
+
+
+def test_a_form_stands_beside_dense_at_the_best_of_its_rates() -> None:
+    rows = forms(table(*DENSE, SLOW_DENSE, run(0.7), run(0.6, 1), run(0.8, rate=0.2)))
+    rows = rows.set_index(["sparsifier", "rate"])
+    micro = rows.loc[("micro", 0.1)]
+    assert (micro["num_seeds"], micro["low"], micro["high"], micro["of_dense"]) == (2, 0.6, 0.7, 0.02)
+    assert abs(micro["to_dense"]) < 1e-9
+    assert (micro["trials"], micro["total_bytes"], micro["batch_bytes"]) == (2, 20, 5)
+    assert round(rows.loc[("dense", 0.2), "to_dense"], 9) == -0.25
+    assert (micro["num_90"], micro["bytes_90"]) == (2, 20)
+    assert micro["num_99"] == 1, "the other seed stays below 99 % of dense's 0.65"
+
+
+def test_dense_training_that_exchanges_seldom_is_no_baseline() -> None:
+    seldom = [
+        run(0.9, sparsifier="dense", density=1.0, form=form) for form in ("rounds.every=5", "gradients of 5 steps")
+    ]
+    rows = forms(table(*DENSE, *seldom, run(0.7)))
+    assert round(rows.set_index("sparsifier").loc["micro", "to_dense"], 9) == 0.05
+    assert forms(table(*seldom, run(0.7)))["to_dense"].isna().all()
+
+
+def test_of_perplexity_less_is_better() -> None:
+    own = {"metric": "perplexity"}
+    rows = forms(table(run(10.0, sparsifier="dense", density=1.0, **own), run(11.0, **own))).set_index("sparsifier")
+    assert (rows.loc["micro", "to_dense"], rows.loc["micro", "num_90"]) == (-1, 1)
+
+
+def test_a_mean_of_runs_that_are_gone_stays_until_as_many_are_in_the_table() -> None:
+    gone = run(0.5, kind="mean", num_seeds=2, low=0.4, high=0.6, reached="90,1,7,1")
+    one, two = (forms(table(*DENSE, gone, *(run(0.7, seed) for seed in range(count)))) for count in (1, 2))
+    mean = one[one["sparsifier"] == "micro"].iloc[0]
+    assert (mean["is_mean"], mean["value"], mean["half_range"].round(9), mean["bytes_90"]) == (True, 0.5, 0.1, 7)
+    (own,) = (row for _, row in two.iterrows() if row["sparsifier"] == "micro")
+    assert (own["is_mean"], own["value"], own["num_seeds"]) == (False, 0.7, 2)
+
+
+def test_seconds_on_a_link_are_computation_and_messages() -> None:
+    micro = forms(table(*DENSE, run(0.7))).set_index("sparsifier").loc["micro"]
+    messages = 8 * 2 * 3 * 50e-6  # eight collectives of 2 (n - 1) messages
+    assert micro["at_100mbit_s"] == pytest.approx(4 * 0.1 + messages + 8 * 20 * 1514 / 1448 / 1e8)
+
+
+def test_the_smallest_density_that_keeps_up_is_named_with_what_fails_around_it() -> None:
+    values = {0.01: 0.5, 0.1: 0.645, 0.2: 0.63}
+    micro = [run(value, density=density) for density, value in values.items()]
+    cltk = [run(value, sparsifier="cltk", density=density) for density, value in ((0.1, 0.6), (0.2, 0.5))]
+    rows = forms(table(*DENSE, *micro, *cltk, run(0.65, sparsifier="topk", density=0.1)))
+    lines = KINDS["smallest"](rows, ["n", "measure"]).splitlines()
+    cells = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in (line.split("|") for line in lines)}
+    assert cells["MiCRO"] == ["0.1 (not at 0.2)", "1", "64.50", "0.01: -15.00 (n = 1)"]
+    assert cells["CLT-k"] == ["none tried", "", "", "0.1: -5.00 (n = 1)"]
+    assert "Top-k" not in cells, "one target says nothing of the smallest"
+
+
+def test_rates_have_a_column_each_and_a_form_the_best_of_them() -> None:
+    rows = forms(table(*DENSE, run(0.7), run(0.8, rate=0.2), run(0.6, rate=0.3)))
+    head, _, *lines = KINDS["across"](rows, ["method", "rate", "measure"]).splitlines()
+    assert [cell.strip() for cell in head.split("|")[4:7]] == ["at 0.1", "at 0.2", "at 0.3"]
+    (micro,) = (line for line in lines if "MiCRO" in line)
+    assert [cell.strip() for cell in micro.split("|")[2:7]] == ["0.2", "80.00", "70.00", "80.00", "60.00"]
+    (dense,) = (line for line in lines if "Dense" in line)
+    assert dense.split("|")[5].strip() == "", "a rate that was not tried"
+
+
+def test_steps_stand_beside_gradients_in_the_same_training() -> None:
+    pairs = [run(value, form=form) for form, value in (("gradients", 0.5), ("each worker's own step", 0.7))]
+    (line,) = KINDS["pairs"](forms(table(*DENSE, *pairs)), ["method", "target"]).splitlines()[2:]
+    assert [cell.strip() for cell in line.split("|")[1:4]] == ["MiCRO", "0.01", "20.00"]
+
+
+def test_curves_have_every_evaluation_with_what_was_sent_until_then() -> None:
+    own = curves(table(run(3.0, metric="bits_per_byte")))
+    assert list(own["step"]) == [2, 4]
+    assert list(own["tokens"]) == [2 * 1024, 4 * 1024]
+    assert list(own["bytes"]) == [10, 20]
+
+
+def test_runs_are_added_in_place_of_rows_of_their_name(tmp_path: Path) -> None:
+    add(table(run(0.5), run(0.6, 1)), tmp_path)
+    (path,) = add(table(run(0.9, 1), run(0.7, 2)), tmp_path)
+    found = read(tmp_path)
+    assert list(found["seed"]) == [0, 1, 2]
+    assert list(forms(found)["high"]) == [0.9]
+    text = path.read_text()
+    add(found, tmp_path)
+    assert path.read_text() == text
+
+
+def test_runs_of_other_settings_are_not_taken_for_seeds_of_a_form() -> None:
+    other = run(0.7, 1) | {"config": json.dumps({"batch_size": 8})}
+    with pytest.raises(UserError, match="more than the seed"):
+        forms(table(*DENSE, run(0.7), other))
+
+
+@pytest.mark.parametrize("damage", [("curve", "kurve"), ('""batch_size"": 4', '""batch_size"": '), (",1,", ",9,")])
+def test_a_file_that_is_no_table_of_runs_is_refused_by_name(damage: tuple[str, str], tmp_path: Path) -> None:
+    (path,) = add(table(run(0.5)), tmp_path)
+    path.write_text(path.read_text().replace(*damage))
+    with pytest.raises(UserError, match=path.name):
+        read(tmp_path)
+
+
+def test_a_page_without_runs_and_an_unknown_page_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Page(name="none", title="", studies=["nothing_*"], words="", tables=[])
+    with pytest.raises(UserError, match="nothing_"):
+        page.runs(read())
+    assert pages.main(["lnog"]) == 2
+    assert "long" in capsys.readouterr().err
+
+
+def test_a_form_is_named_by_what_is_not_usual_in_its_study() -> None:
+    micro = {"sparsifier.name": "micro", "sparsifier.feedback": "residual", "lr": 0.01}
+    decay = {"sparsifier.feedback.name": "residual", "sparsifier.feedback.decay": 0.9}
+    configs = {
+        "usual": micro,
+        "again": micro | {"seed": 1},
+        "dense": micro | {"sparsifier.name": "dense"},
+        "steps": micro | {"rounds.every": 1},
+        "decay": {"sparsifier.name": "micro", "lr": 0.01} | decay,
+        "fast": micro | {"lr": 0.1},
+    }
+    found = changes(configs)
+    assert found["usual"] == found["again"] == found["dense"] == {}
+    assert found["steps"] == {"rounds.every": "1"}
+    assert found["decay"] == {"feedback": "residual", "feedback.decay": "0.9"}
+    assert found["fast"] == {"lr": "0.1"}
+    few = {"steps": configs["steps"], "dense": configs["dense"]}
+    assert changes(few)["steps"] != {"rounds.every": "1"}, "of two forms none is usual"
+    assert changes(few, configs.values())["steps"] == {"rounds.every": "1"}, "the plan says what is"
+
+
+def test_rounds_and_outer_optimizers_have_short_names() -> None:
+    diloco = {"rounds.every": 5, "rounds.lr": 0.7, "rounds.momentum": 0.9, "rounds.nesterov": True}
+    assert short(diloco) == "H=5, Nesterov 0.7/0.9"
+    assert short({"rounds.every": 5, "rounds.delay": 2}) == "H=5, delay=2"
+    assert short({}) == ""
+    assert exchanged({"accumulate": 5}) == "gradients of 5 steps"
+
+
+def test_finished_runs_of_a_study_are_added_with_what_their_folders_say(tmp_path: Path) -> None:
+    words = ["model=mlp", "dataset=digits", "cluster=simulated", "cluster.world_size=2", "epochs=2", "sparsifier=topk"]
+    command = [sys.executable, "-m", "experiments.train", *words, f"output={tmp_path / 'runs'}"]
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+    (folder,) = (tmp_path / "runs").iterdir()
+    plan = {folder.name: flat(yaml.safe_load((folder / "config.yaml").read_text()))}
+    page = Page(name="p", title="", studies=["one", "two"], words="", tables=[])
+    rows = finished_rows([tmp_path / "runs"], [page], {"one": plan, "two": plan, "three": plan})
+    (row,) = rows.to_dict("records")
+    assert (row["studies"], row["sparsifier"], row["metric"], row["num_seeds"]) == ("one two", "topk", "accuracy", 1)
+    ends = [json.loads(line) for line in (folder / "epochs.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    points = [point.split(",") for point in row["curve"].split(";")]
+    assert [float(point[2]) for point in points] == pytest.approx([end["accuracy"] for end in ends])
+    assert float(points[-1][3]) == sum(step["bytes_sent"] for step in steps)
+    assert json.loads(row["config"])["epochs"] == 2
+    (path,) = add(rows, tmp_path / "table")
+    assert path.name == "one.csv"
+    assert forms(read(tmp_path / "table"))["num_seeds"].tolist() == [1]
+    with pytest.raises(UserError, match="runs"):
+        finished_rows([tmp_path / "runs"], [page], {"three": plan})
