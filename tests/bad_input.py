@@ -342,7 +342,6 @@ WRONG: dict[str, str] = {
     "figures --runs": "--runs expected one argument",
     "figures foo": "KEY=VALUE[,VALUE] expected, got 'foo'; lists are separated by commas: A,B",
     "figures seed=": "a selection is KEY=VALUE or KEY=VALUE,VALUE, got 'seed='",
-    "figures --study gpt_rates --earlier folder": "--earlier is not for --study, which has no table of means",
     "figures --only foo": "--only must be one of ... got 'foo'",
     "figures --only": "--only expected one argument",
     "figures --only ,": "--only must be values separated by commas, got ','",
@@ -367,6 +366,8 @@ WRONG: dict[str, str] = {
     "advise --link-mbit 9 --evidence binary.json": "binary.json is no table of numbers: ",
     "advise --link-mbit 9 --task gpt-text": "--task must be one of  ... neumf-movielens100k ... , got 'gpt-text'",
     # experiments.staleness
+    "pages lnog": "page must be one of ... got 'lnog'",
+    "pages --runs nowhere": "nowhere holds no finished run",
     "staleness --steps 0": "--steps must be at least 1, got 0",
     "staleness --methods micr": "got 'micr'; did you mean 'micro'?",
     # experiments.simulate

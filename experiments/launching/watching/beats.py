@@ -175,9 +175,9 @@ def _write_beats(path: Path, rank: int, interval_s: float, end: threading.Event)
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return the innermost line that is not of a library, or the innermost of all."""
-    innermost = frame
-    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen")):
+    """Return the innermost line that is not of a library or of this watch, or the innermost of all."""
+    innermost, others = frame, (*_LIBRARIES, str(Path(__file__).parent), "<frozen")
+    while frame is not None and frame.f_code.co_filename.startswith(others):
         frame = frame.f_back
     found = frame or innermost
     if found is None:

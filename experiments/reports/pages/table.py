@@ -160,8 +160,9 @@ def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> str:
         }
     )
     within = steps.reindex(columns=["step", metric]).dropna().assign(step=lambda rows: rows["step"] + 1)
-    found = pd.concat([ends[["epoch", "step", metric]], within]).drop_duplicates("step").merge(until, on="step")
-    found = found.assign(epochs_done=found["epoch"] + 1, value=found[metric]).sort_values("step")
+    found = pd.concat([ends[["epoch", "step", metric]], within]).drop_duplicates("step").sort_values("step")
+    found = pd.merge_asof(found.astype({"step": float}), until.astype({"step": float}), on="step")
+    found = found.assign(epochs_done=found["epoch"] + 1, value=found[metric])
     return ";".join(",".join(map(_number, point)) for point in found[POINT].to_numpy(float))
 
 
