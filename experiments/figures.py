@@ -34,14 +34,9 @@ def _run(options: argparse.Namespace) -> int:
     from experiments.reports.tables import print_tables, write_summary
     from experiments.tracking.sources import read
 
-    if options.allow_torn and options.source:
-        raise UserError(f"--allow-torn is for run folders, not for --source {options.source[0]}: leave one out")
     selection = parse_selection(options.select)
     try:
-        if options.source:
-            frames = read(options.source, selection)
-        else:
-            frames = load(options.runs or [RUNS], selection, allow_torn=options.allow_torn)
+        frames = read(options.source, selection) if options.source else load(options.runs or [RUNS], selection)
     except OSError as error:
         raise UserError(f"{error.filename or 'the runs'}: {error.strerror or error}") from None
     if options.strict:
@@ -98,9 +93,6 @@ def parser() -> Parser:
         "--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default"
     )
     parser.add_argument("--table", action="store_true", help="only the table, no figures")
-    parser.add_argument(
-        "--allow-torn", action="store_true", help="draw what is left of damaged runs, and mark them; else none is drawn"
-    )
     parser.add_argument(
         "--strict",
         action="store_true",

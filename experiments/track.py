@@ -74,7 +74,7 @@ def _check_whole(folder: RunFolder) -> None:
     """Refuse a damaged run before anything is made; say where a run of an earlier version cannot be verified."""
     verdict = judge(folder)
     if verdict.problem:
-        raise UserError(f"{folder.path.name} is damaged: {verdict.problem}; run it again with from=scratch")
+        raise UserError(f"{folder.path.name} is damaged: {verdict.problem}; run it again with resume=scratch")
     if not verdict.is_verified:
         print(f"not verified, written by an earlier version: {folder.path.name}")
     for path in (folder.steps_path, folder.epochs_path):

@@ -153,7 +153,7 @@ WRONG: dict[str, str] = {
     "train start_from=empty": "no checkpoint in empty; give the folder of a run, or one of",
     "train start_from=folder": "no checkpoint in folder; give the folder of a run, or one",
     "train start_from=../..": "no checkpoint in ../..; give the folder of a run, or one of",
-    "train from=elsewhere": "from must be one of checkpoint, scratch, torn, got 'elsewhere'",
+    "train resume=elsewhere": "resume must be one of auto, scratch, got 'elsewhere'",
     "train resize=average": "resize=average needs start_from: name the run to start from",
     "train resize=maybe start_from=folder": "resize must be one of refuse, average, got 'maybe'",
     "train save_weights=5": "save_weights must be true or false, got 5",

@@ -24,7 +24,7 @@ SCALES = ("paper", "small")
 SHAPES = ("steps", "linear", "cosine")
 PRECISIONS = ("float32", "bfloat16")
 RESIZES = ("refuse", "average")
-BEGINNINGS = ("checkpoint", "scratch", "torn")  # of a damaged run
+RESUMES = ("auto", "scratch")
 TIMEOUTS_S = (5.0, 604_800.0)  # a beat every quarter of a second at the least; a week
 
 
@@ -185,7 +185,7 @@ def _check_numbers(config: TrainConfig) -> None:
         raise UserError(f"checkpoint.every_s must be at least 0, got {config.checkpoint.every_s}")
     for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():
         check_choice(key, known, getattr(config, key))
-    check_choice("from", BEGINNINGS, config.from_)
+    check_choice("resume", RESUMES, config.resume)
     _check_milestones(config.lr_milestones)
     if config.lr_shape != "steps" and config.lr_milestones:
         raise UserError(f"lr_milestones are for lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")

@@ -5,7 +5,7 @@ The help text and the pages of docs/ are made from it. Nothing here composes a c
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -75,7 +75,7 @@ class Documented:
 
 def train_keys() -> tuple[Key, ...]:
     """Return the keys of conf/train.yaml, which are in no group, by their names on the command line."""
-    return tuple(replace(key, name=key.name.removesuffix("_")) for key in read(CONF / "train.yaml").keys)
+    return read(CONF / "train.yaml").keys
 
 
 def default_choices() -> dict[str, str]:

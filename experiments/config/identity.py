@@ -17,7 +17,7 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
     {
         *("output", "dataset.root", "cluster.nproc_per_node", "cluster.nnodes", "cluster.rdzv_endpoint"),
         *("cluster.max_restarts", "cluster.slurm", "cluster.num_threads", "cluster.timeout_s"),
-        *("checkpoint", "save_weights", "tracking", "peak_tflops", "from_"),
+        *("checkpoint", "save_weights", "tracking", "peak_tflops", "resume"),
         *("measure_residual_every", "measure_test_every"),
         "scale",  # the values that it chooses are in the hash themselves
     }

@@ -26,12 +26,7 @@ _HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # a path with ~, which Hydra'
 
 def parse(words: Iterable[str]) -> list[Override]:
     """Return words as Hydra's grammar reads them. Raises: UserError: a word is not KEY=VALUE."""
-    return [_parsed(with_field_name(word)) for word in words]
-
-
-def with_field_name(word: str) -> str:
-    """Return a word with its key as the dataclass has it: ``from`` is ``from_`` there, as it is a word of Python."""
-    return f"from_={word[5:]}" if word.startswith("from=") else word
+    return [_parsed(word) for word in words]
 
 
 @lru_cache(maxsize=4096)

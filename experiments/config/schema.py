@@ -197,7 +197,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig
     start_from: str | None
     resize: str
-    from_: str = "checkpoint"  # 'from' on the command line; it is a word of Python
+    resume: str = "auto"
     save_weights: bool
     output: str
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

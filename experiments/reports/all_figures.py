@@ -183,7 +183,7 @@ def _save(figure: Figure, numbers: pd.DataFrame, stem: Path, runs: Iterable[str]
     """Write a figure; below it are those of its runs that are not whole, and in what their origins differ."""
     names = set(runs)
     unlike = differences(frames.origins, names)
-    return save(figure, numbers, stem, names, torn=names & set(frames.torn), notes=unlike)
+    return save(figure, numbers, stem, names, notes=unlike)
 
 
 def _part(frames: Frames, runs: pd.DataFrame) -> Frames:

@@ -3,7 +3,7 @@
 import io
 import math
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +98,19 @@ def save(
     stem: Path,
     runs: Iterable[str] = (),
     *,
-    torn: Collection[str] = (),
     notes: Sequence[str] = (),
 ) -> list[Path]:
     """Write ``stem``.pdf, .png and the drawn numbers as .csv; same input, same bytes. Returns the paths.
 
-    The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt. Those that are
-    ``torn``, so not whole, are marked there and named below the figure, where ``notes`` stand too.
+    The names of the runs that the numbers come from, where there are any, go to ``stem``.runs.txt. ``notes`` stand
+    below the figure.
 
     Raises:
         OSError: a file cannot be written; those written before are whole.
     """
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".pdf", ".png", ".csv")]
-    if lines := [*([f"not whole: {', '.join(sorted(torn))}"] if torn else []), *notes]:
-        text = "\n".join(textwrap.fill(plain(line), int(18 * figure.get_figwidth())) for line in lines)
+    if notes:
+        text = "\n".join(textwrap.fill(plain(line), int(18 * figure.get_figwidth())) for line in notes)
         figure.supxlabel(text, fontsize="x-small", color="firebrick")
     figure.draw_without_rendering()  # places the parts; once is enough for both files
     figure.set_layout_engine("none")
@@ -121,7 +120,7 @@ def save(
     names = sorted(set(runs))
     if names:
         paths.append(stem.with_name(f"{stem.name}.runs.txt"))
-        write_file(paths[-1], "".join(f"{name}{' (not whole)' if name in torn else ''}\n" for name in names))
+        write_file(paths[-1], "".join(f"{name}\n" for name in names))
     return paths
 
 

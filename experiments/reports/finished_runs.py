@@ -9,8 +9,8 @@ from typing import Protocol
 import yaml
 
 from experiments.config.errors import UserError, one_line
-from experiments.runs.atomic_files import RecordError, load_json
-from experiments.runs.json_lines import Row, read_records, read_remaining_records
+from experiments.runs.atomic_files import load_json
+from experiments.runs.json_lines import Row, read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, Verdict, judge
 
@@ -36,7 +36,7 @@ class FinishedRun(Protocol):
         """Return its manifest, empty where there is none that can be read."""
 
     def rows(self, kind: str) -> list[Row]:
-        """Return the rows of ``steps`` or ``epochs``, of a damaged run those that can be read. Raises: UserError."""
+        """Return the rows of ``steps`` or ``epochs``. Raises: UserError."""
 
     def place(self, kind: str) -> str:
         """Return what to call where its configuration, steps or epochs are."""
@@ -65,8 +65,7 @@ class _FolderRun:
         return load_json(self.path / "manifest.json")
 
     def rows(self, kind: str) -> list[Row]:
-        read = read_remaining_records if self.verdict.problem else read_records
-        return read(self.path / f"{kind}.jsonl")
+        return read_records(self.path / f"{kind}.jsonl")
 
     def place(self, kind: str) -> str:
         return str(self.path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl"))
@@ -85,39 +84,21 @@ def in_folders(root: Path) -> dict[str, FinishedRun]:
     return {folder.path.name: _FolderRun(folder.path, judge(folder)) for folder in done}
 
 
-def readable(found: Mapping[str, FinishedRun], *, allow_torn: bool) -> dict[str, FinishedRun]:
-    """Return the runs whose configurations can be read.
-
-    Raises:
-        UserError: one cannot be read, and ``allow_torn``, to leave it out, is not set.
-    """
-    problems = {name: problem for name, run in found.items() if (problem := _unreadable(run, allow_torn))}
-    if not allow_torn:
-        refuse(problems, len(found))
-    for name, problem in problems.items():
-        print(f"left out, cannot be read: {name}: {problem}", file=sys.stderr)
-    if len(problems) == len(found):
-        raise UserError("of none of the finished runs enough can be read; run them again")
-    return {name: run for name, run in found.items() if name not in problems}
+def refuse_unreadable(found: Mapping[str, FinishedRun]) -> None:
+    """Raise UserError where the configuration of a run cannot be read."""
+    refuse({name: problem for name, run in found.items() if (problem := _unreadable(run))}, len(found))
 
 
-def torn(found: Mapping[str, FinishedRun], names: Iterable[str], *, allow_torn: bool) -> dict[str, str]:
-    """Return the damaged ones among some runs, with what is wrong with each.
-
-    Raises:
-        UserError: there are some, and ``allow_torn`` is not set.
-    """
-    problems = {name: found[name].verdict.problem for name in names if found[name].verdict.problem}
-    if not allow_torn:
-        refuse(problems, len(found))
-    return problems
+def refuse_damaged(found: Mapping[str, FinishedRun], names: Iterable[str]) -> None:
+    """Raise UserError where one of some runs is damaged."""
+    refuse({name: found[name].verdict.problem for name in names if found[name].verdict.problem}, len(found))
 
 
 def refuse(problems: Mapping[str, str], num_runs: int) -> None:
     """Raise UserError where there is a damaged run; of several each has a line."""
     if not problems:
         return
-    choice = "run it again with from=scratch, or draw what can be read with --allow-torn"
+    choice = "run it again with resume=scratch"
     if len(problems) == 1:
         ((name, problem),) = problems.items()
         raise UserError(f"{name} is damaged: {problem}; {choice}")
@@ -131,14 +112,13 @@ def _marks(root: Path) -> Iterable[Path]:
     yield from root.glob("*/DONE")
 
 
-def _unreadable(run: FinishedRun, allow_torn: bool) -> str:
-    """Return why a run cannot be read at all, empty if it can."""
+def _unreadable(run: FinishedRun) -> str:
+    """Return why the configuration of a run cannot be read, empty if it can."""
     try:
         run.config()
-        empty = [kind for kind in ("steps", "epochs") if allow_torn and run.verdict.problem and not run.rows(kind)]
-    except (UserError, RecordError) as error:
+    except UserError as error:
         return run.verdict.problem or str(error)
-    return f"no row of {' and '.join(empty)} is left" if empty else ""
+    return ""
 
 
 def _unfinished_name(folder: RunFolder) -> str:

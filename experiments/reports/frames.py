@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.config.errors import UserError, one_line
-from experiments.reports.finished_runs import FinishedRun, in_folders, readable, torn
+from experiments.reports.finished_runs import FinishedRun, in_folders, refuse_damaged, refuse_unreadable
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.provenance import Origin, digest_of, origin_of, unlike
 from experiments.reports.run_configs import EXPERIMENT, Config, Selection, run_frame, selected_configs
@@ -43,34 +43,30 @@ class Frames:
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
 
-    ``torn`` has what is wrong with each run that is not whole; ``unverified`` are those of earlier versions, whose rows
-    have no sums. ``origins`` has the code, machine and company of each run; see provenance.py.
-    ``manifests`` has a digest of each run's manifest, where there is one; ``settings`` the keys of each configuration.
+    ``unverified`` are runs of earlier versions, whose rows have no sums. ``origins`` has the code, machine and company
+    of each run; see provenance.py. ``manifests`` has a digest of each run's manifest, where there is one; ``settings``
+    the keys of each configuration.
     """
 
     runs: pd.DataFrame
     steps: pd.DataFrame
     epochs: pd.DataFrame
-    torn: Mapping[str, str] = field(default_factory=dict)
     unverified: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)
     manifests: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Config] = field(default_factory=dict)
 
     def notes(self) -> list[str]:
-        """Return a line for each run that is not whole or skipped all steps, and lines for the rest."""
+        """Return a line for each run that skipped all steps, and lines for the rest."""
         lost = self.steps.groupby("run")["skipped"].all()
         skipped = [f"no step was applied, all were skipped: {run}" for run in lost.index[lost]]
         return [*self.damage(), *skipped, *unlike(self.studies(), self.origins)]
 
     def damage(self) -> list[str]:
-        """Return a line for each run that is not whole, and one for those not verified."""
-        lines = [f"not whole: {run}: {problem}" for run, problem in self.torn.items()]
-        if self.unverified:
-            lines.append(
-                f"not verified, written by an earlier version: {len(self.unverified)} of {len(self.runs)} runs"
-            )
-        return lines
+        """Return a line for the runs that are not verified."""
+        if not self.unverified:
+            return []
+        return [f"not verified, written by an earlier version: {len(self.unverified)} of {len(self.runs)} runs"]
 
     def studies(self) -> dict[str, list[str]]:
         """Return the runs that stand side by side in a table, by model, data set and number of workers."""
@@ -98,12 +94,11 @@ def epochs(root: Path | str) -> pd.DataFrame:
     return load(root).epochs
 
 
-def load(root: Path | str | Sequence[Path], selection: Selection | None = None, *, allow_torn: bool = False) -> Frames:
+def load(root: Path | str | Sequence[Path], selection: Selection | None = None) -> Frames:
     """Read every finished run under ``root`` whose configuration fits ``selection``.
 
     Args:
         root: a folder of run folders, or several; of a run that is in two of them the first is read.
-        allow_torn: read what is left of damaged runs, too.
 
     Raises:
         UserError: a folder without a finished run, a selection that fits none, a damaged run.
@@ -111,29 +106,28 @@ def load(root: Path | str | Sequence[Path], selection: Selection | None = None, 
     found: dict[str, FinishedRun] = {}
     for each in [root] if isinstance(root, Path | str) else root:
         found = in_folders(Path(each)) | found
-    return tidy(found, selection, allow_torn=allow_torn)
+    return tidy(found, selection)
 
 
-def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None, *, allow_torn: bool = False) -> Frames:
+def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -> Frames:
     """Read the runs, by their names, whose configuration fits ``selection``; one that is there twice is left out.
 
     A number of a configuration that is whole is an integer, whether 1 or 1.0 was written. The columns that are not
     known by name come last, in the order of the alphabet.
 
     Raises:
-        UserError: a selection that fits none, or a damaged run without ``allow_torn``.
+        UserError: a selection that fits none, or a damaged run.
     """
-    found = readable(found, allow_torn=allow_torn)
+    refuse_unreadable(found)
     configs = selected_configs(found, selection or {})
     table = run_frame(configs)
-    damaged = torn(found, table["run"], allow_torn=allow_torn)
+    refuse_damaged(found, table["run"])
     identity = table.drop(columns=["rule", "epochs", "accumulate"])
     manifests = {run: found[run].manifest() for run in table["run"]}
     return Frames(
         runs=table,
         steps=_records(found, identity, "steps", STEP_NUMBERS, _read).pipe(_complete_steps),
         epochs=_records(found, identity.assign(rule=table["rule"]), "epochs", EPOCH_NUMBERS, _read_epochs),
-        torn=damaged,
         unverified=tuple(run for run in table["run"] if not found[run].verdict.is_verified),
         origins={run: origin_of(manifests[run]) for run in table["run"]},
         manifests={run: digest_of(manifests[run]) for run in table["run"] if manifests[run]},

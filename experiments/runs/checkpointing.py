@@ -28,18 +28,16 @@ class NoWholeCheckpoint(UserError):
 
     Args:
         reasons: one line for each.
-        torn: those of which only the rows are damaged, newest first.
     """
 
-    def __init__(self, path: Path, reasons: Sequence[str], torn: Sequence[Checkpoint]) -> None:
-        super().__init__(path, reasons, torn)
-        self.path, self.reasons, self.torn = path, reasons, torn
+    def __init__(self, path: Path, reasons: Sequence[str]) -> None:
+        super().__init__(path, reasons)
+        self.path, self.reasons = path, reasons
 
     def __str__(self) -> str:
-        go_on = ", or from=torn to go on without these rows, as a run that is not whole" if self.torn else ""
         return (
             f"no checkpoint of {self.path} can be used: {'; '.join(self.reasons)}; "
-            f"add from=scratch to start again (what is there moves to attempts/){go_on}"
+            "add resume=scratch to start again (what is there moves to attempts/)"
         )
 
 
@@ -61,7 +59,7 @@ class Checkpointer:
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
         self._config, self._workers, self._store = _frequency(config), workers, store
         self._round, self._delay = max(1, config.rounds.every), config.rounds.delay
-        self._from = config.from_
+        self._resume = config.resume
         self._folder = folder
         self._files = own_checkpoints(config, folder, num_ranks=workers.num_ranks)
         self._saved_at = time.monotonic()
@@ -101,8 +99,7 @@ class Checkpointer:
     def beginning(self) -> tuple[Saved | None, Sequence[str]]:
         """Return the checkpoint that the run resumes from, None for a start from step 0, and why others are not used.
 
-        Where none can be used, the setting ``from`` decides: scratch puts all of them aside, torn takes the newest one
-        of which only the rows are damaged.
+        Where none can be used, ``resume=scratch`` puts all of them aside.
 
         Raises:
             NoWholeCheckpoint: none can be used, and nothing else was chosen.
@@ -110,13 +107,10 @@ class Checkpointer:
         try:
             saved = self.newest()
         except NoWholeCheckpoint as error:
-            if self._from == "scratch":
-                self._as_owner(self._folder.set_aside_checkpoints)
-                return None, error.reasons
-            saved = self._first_readable(error.torn) if self._from == "torn" else None
-            if saved is None:
+            if self._resume != "scratch":
                 raise
-            return replace(saved, is_torn=True), error.reasons
+            self._as_owner(self._folder.set_aside_checkpoints)
+            return None, error.reasons
         return saved, saved.passed_over if saved else ()
 
     def newest(self) -> Saved | None:
@@ -127,7 +121,7 @@ class Checkpointer:
         Raises:
             NoWholeCheckpoint: there are some, and none can be used.
         """
-        candidates, torn, passed_over = self._on_main(self._with_rows)
+        candidates, passed_over = self._on_main(self._with_rows)
         for checkpoint, ends in candidates:
             saved, problem = _attempt(lambda chosen=checkpoint: read_state(chosen, self._workers))  # type: ignore[misc]
             problems = [str(found) for found in self._workers.gather_items(problem) if found]
@@ -135,31 +129,22 @@ class Checkpointer:
                 return replace(saved, ends=ends, passed_over=tuple(passed_over))
             passed_over.append(problems[0])
         if passed_over:
-            raise NoWholeCheckpoint(self._folder.path, passed_over, torn)
+            raise NoWholeCheckpoint(self._folder.path, passed_over)
         return None
 
-    def _first_readable(self, checkpoints: Sequence[Checkpoint]) -> Saved | None:
-        for checkpoint in checkpoints:
-            saved, problem = _attempt(lambda chosen=checkpoint: read_state(chosen, self._workers))  # type: ignore[misc]
-            problems = [found for found in self._workers.gather_items(problem) if found]
-            if saved and not problems:
-                return saved
-        return None
-
-    def _with_rows(self) -> tuple[list[tuple[Checkpoint, dict[Path, int]]], list[Checkpoint], list[str]]:
-        """Return the checkpoints whose rows are whole, with the end of those rows; the others; why none of the others.
+    def _with_rows(self) -> tuple[list[tuple[Checkpoint, dict[Path, int]]], list[str]]:
+        """Return the checkpoints whose rows are whole, with the end of those rows, and why not the others.
 
         Newest first.
         """
-        found, torn, problems = [], [], self._files.problems()
+        found, problems = [], self._files.problems()
         for checkpoint in self._files.candidates():
             ends, problem = _attempt(lambda at=checkpoint: self._folder.check_rows(at.step, at.records))  # type: ignore[misc]
             if ends is None:
                 problems.append(f"{checkpoint.path.name}: {problem}")
-                torn.append(checkpoint)
             else:
                 found.append((checkpoint, ends))
-        return found, torn, problems
+        return found, problems
 
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints of steps after ``step``, from which the run resumes."""

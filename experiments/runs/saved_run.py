@@ -12,7 +12,6 @@ from yaml import YAMLError
 from experiments.config.compose import typed
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.identity import FORMER, NEUTRAL, is_neutral, newer_defaults
-from experiments.config.overrides import with_field_name
 from experiments.config.paths import ROOT
 from experiments.config.schema import TrainConfig
 from experiments.config.values import MISSING, defaults_of_schema, flat, shown
@@ -41,7 +40,6 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     Raises:
         UserError: this version cannot read the configuration, or an override would change the result.
     """
-    overrides = [with_field_name(override) for override in overrides]
     for override in overrides:
         key = override.partition("=")[0]
         if "=" not in override or not is_neutral(key):

@@ -71,7 +71,6 @@ class Saved:
         world_size: of the run that saved it.
         ends: where the rows that were recorded until then end in each file of records; empty for another run's.
         records: what was recorded until then.
-        is_torn: whether those rows are damaged.
         passed_over: for each newer checkpoint that could not be used, one line with the reason.
     """
 
@@ -82,7 +81,6 @@ class Saved:
     world_size: int
     ends: Mapping[Path, int] = field(default_factory=dict)
     records: Records | None = None
-    is_torn: bool = False
     passed_over: tuple[str, ...] = ()
 
 

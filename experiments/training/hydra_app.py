@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config.compose import compose_runs, typed
 from experiments.config.errors import UserError, one_line_of_hydra
-from experiments.config.overrides import each_value, expand, is_of_hydra, parse, with_field_name
+from experiments.config.overrides import each_value, expand, is_of_hydra, parse
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.meeting import check_master
@@ -53,7 +53,7 @@ def run_by_hydra(words: list[str], *, multirun: bool) -> int:
     if multirun and set(options) <= set(_MULTIRUN):  # --cfg only prints; --config-dir adds files that only Hydra reads
         folders = _checked_folders(own, has_own_sweeper=has_own_sweeper)
     files = _FILES if any(word.lstrip("+").startswith(_PLACES) for word in words) else []
-    sys.argv[1:] = [*options, *files, *map(with_field_name, words)]
+    sys.argv[1:] = [*options, *files, *words]
     Hydra.compose_config = _compose_whole  # type: ignore[method-assign]
     _failures.clear()
     lost: list[str] = []

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +16,6 @@ from experiments.runs.ending import check_ending
 from experiments.runs.rewinding import Records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
-from experiments.runs.whole_rows import DamagedRows
 from experiments.training.groups import groups_until_now, plain
 from experiments.training.recording import Recorder, step_row
 from experiments.training.steps import steps_of
@@ -35,7 +33,6 @@ class Trainer:
         position: the next step, and the epoch it is in.
         resumed_from: the checkpoint that the run resumed from, None for a run that starts from step 0.
         passed_over: why checkpoints were not used, a line for each.
-        missing: what is missing of the records at the end of a run that went on without; else empty.
         groups: of ranks in which the run was trained; none where it does not go on without lost workers.
 
     Raises:
@@ -52,14 +49,15 @@ class Trainer:
         own, self.passed_over = self._checkpointer.beginning()
         activity.begin("the warm-up before the first step")
         workers.warm_up()
-        self.missing = ""
         self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:
             self._load(self.resumed_from, of=folder.path if own else config.start_from)
         self.groups = groups_until_now(config, own, workers.num_ranks)
         self._throughput = Throughput(workers.task.config, workers.task)
         self._checkpointer.remove_after(self.position.step)
-        self._recorder = Recorder(folder, after_gap=self._rewind()) if workers.is_main else None
+        if workers.is_main:
+            folder.rewind(self.resumed_from.ends if self.resumed_from else None)
+        self._recorder = Recorder(folder) if workers.is_main else None
 
     def run(self, mark_done: Callable[[dict[str, Any]], None] = lambda row: None) -> bool:
         """Train to the end; return False if a signal stopped the run, after it was saved.
@@ -92,14 +90,6 @@ class Trainer:
         """What rank 0 has recorded; empty on other ranks."""
         return self._recorder.extents if self._recorder else {}
 
-    def _rewind(self) -> set[Path]:
-        """Rewind the records to where the run begins; return the files of which earlier rows are missing."""
-        saved = self.resumed_from
-        if saved and saved.is_torn:
-            return self._folder.keep_readable_rows(saved.position.step, saved.records)
-        self._folder.rewind(saved.ends if saved else None)
-        return set()
-
     def _finish(self, mark_done: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
         self._check_ending()
         activity.begin("the end, after the last step")
@@ -107,12 +97,7 @@ class Trainer:
 
     def _check_ending(self) -> None:
         activity.begin("the check of the records")
-        try:
-            check_ending(self._folder, self.records, step=self.position.step)
-        except DamagedRows as error:
-            if self._config.from_ != "torn":
-                raise
-            self.missing = str(error)
+        check_ending(self._folder, self.records, step=self.position.step)
 
     def close(self) -> None:
         """Close the files of records."""

@@ -66,7 +66,7 @@ def run_rank(
             if config.save_weights:
                 save_weights(weights, folder.weights_path)
             end = {"weights_sha256": weights_digest(weights), "wall_s": time.perf_counter() - started}
-            write_done(folder, last_row | end, trainer.records, missing=trainer.missing)
+            write_done(folder, last_row | end, trainer.records)
 
         return trainer.run(mark_done)
 

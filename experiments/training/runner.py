@@ -100,8 +100,8 @@ def _is_done(config: TrainConfig, folder: RunFolder) -> bool:
     if not folder.is_done():
         return False
     problem = judge(folder).problem
-    if problem and config.from_ != "scratch":
-        choice = "add from=scratch to start again (what is there moves to attempts/)"
+    if problem and config.resume != "scratch":
+        choice = "add resume=scratch to start again (what is there moves to attempts/)"
         raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
     if problem:
         folder.set_aside_ending()
@@ -229,17 +229,15 @@ def _manifest_time(folder: RunFolder) -> int | None:
 
 
 def _print_resume(config: TrainConfig, folder: RunFolder) -> None:
-    """Print the step from which a run resumed, the checkpoints that it could not use, and what it is without."""
+    """Print the step from which a run resumed, and the checkpoints that it could not use."""
     manifest = load_json(folder.manifest_path)
     for line in manifest.get("passed_over", ()):
         print(f"checkpoint not used: {line}", file=sys.stderr)
     if manifest.get("began_at_step"):
-        why = " (from=scratch is for damaged runs, this one is whole)" if config.from_ == "scratch" else ""
+        why = " (resume=scratch is for damaged runs, this one is whole)" if config.resume == "scratch" else ""
         print(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}", file=sys.stderr)
     for group in manifest.get("groups", ())[1:]:
         print(in_words(group, config.world_size), file=sys.stderr)
-    if missing := load_json(folder.done_path).get("missing"):
-        print(f"not whole: {missing}", file=sys.stderr)
 
 
 def _stopped(folder: RunFolder) -> SystemExit:

@@ -39,6 +39,6 @@ def _add(found: re.Match[str]) -> Words:
 
 _KNOWN: tuple[tuple[str, Callable[[re.Match[str]], Words]], ...] = (
     (r"(?P<path>/\S+), line (?P<number>\d+) .*remove the line", _remove_line),
-    (r"\b(?P<word>from=scratch)\b", _add),
+    (r"\b(?P<word>resume=scratch)\b", _add),
     (r"remove (?P<path>/\S+\w)", _remove),
 )

@@ -146,15 +146,6 @@ def test_a_finished_run_without_its_records_is_damaged_for_every_command(
     folder = copied(finished, tmp_path)
     spoilt(folder, damage, kind)
     assert_damaged(folder, expected(damage, kind, {"steps": NUM_STEPS, "epochs": 4}[kind]))
-    called = draw(tmp_path, "--allow-torn", "--table")
-    if damage in ("deleted", "emptied"):
-        assert called.code == 2
-        assert f"left out, cannot be read: {folder.path.name}: " in called.err
-        assert "of none of the finished runs enough can be read" in error_of(called)
-    else:
-        assert called.code == 0
-        assert f"not whole: {folder.path.name}: " in called.out
-        assert "not whole: " in (tmp_path / "figures" / "summary.md").read_text()
 
 
 def change_json(path: Path, **values: object) -> None:
@@ -225,14 +216,6 @@ def test_a_damaged_run_that_does_not_fit_the_selection_stops_no_figure(finished:
     (other / "config.yaml").write_text(config)
     assert_matches("other is damaged: .*config.yaml was changed", error_of(draw(tmp_path, "--table")))
     assert draw(tmp_path, "--table", "seed=0").code == 0
-
-
-def test_figures_name_the_runs_that_are_not_whole(finished: Path, tmp_path: Path) -> None:
-    folder = copied(finished, tmp_path)
-    lines_of(folder.steps_path, lambda rows: rows[:-1])
-    assert draw(tmp_path, "--allow-torn", "--only", "convergence").code == 0
-    (named,) = (tmp_path / "figures").glob("*.runs.txt")
-    assert named.read_text() == f"{folder.path.name} (not whole)\n"
 
 
 def test_a_run_of_an_earlier_version_is_read_and_said_to_be_not_verified(finished: Path, tmp_path: Path) -> None:
@@ -363,12 +346,12 @@ def test_a_run_without_a_whole_checkpoint_starts_anew_by_choice_alone(
     said = spoil(folder)
     refused = train(tmp_path / "runs")
     assert refused.code == 1
-    assert_matches(f"{said}.* add from=scratch to start again", error_of(refused))
+    assert_matches(f"{said}.* add resume=scratch to start again", error_of(refused))
     (rows, *_) = [len(read_records(folder.steps_path))]
     assert rows == STOP
     swept = study("status", tmp_path / "runs")
     assert any(state in swept.out for state in (" damaged ", " failed "))
-    began = train(tmp_path / "runs", "from=scratch")
+    began = train(tmp_path / "runs", "resume=scratch")
     assert began.code == 0
     assert_matches(f"checkpoint not used: .*{said}", began.err)
     assert weights(folder) == weights(copied(finished, tmp_path / "other"))
@@ -381,31 +364,12 @@ def weights(folder: RunFolder) -> str:
     return str(json.loads(folder.done_path.read_text())["weights_sha256"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("damage", ["deleted", "cut in a row", "first rows removed", "changed", "foreign line"])
-def test_a_run_goes_on_without_rows_by_choice_alone_and_is_not_whole(
-    unfinished: Path, finished: Path, tmp_path: Path, damage: str, kind: str
-) -> None:
-    folder = copied(unfinished, tmp_path)
-    spoilt(folder, damage, kind)
-    went_on = train(tmp_path / "runs", "from=torn")
-    assert went_on.code == 0
-    assert f"resumed from step {STOP}" in went_on.err
-    assert_matches("not whole: ", went_on.err)
-    assert weights(folder) == weights(copied(finished, tmp_path / "other"))
-    assert_matches(f"it went on without records that were lost: .*{kind}.jsonl", error_of(train(tmp_path / "runs")))
-    again = train(tmp_path / "runs", "from=scratch")
-    assert again.out.startswith("done: ")
-    assert weights(folder) == weights(RunFolder(tmp_path / "other" / "runs" / folder.path.name))
-    assert "already done" in train(tmp_path / "runs").out
-
-
-def test_a_whole_run_resumes_whatever_from_says(unfinished: Path, tmp_path: Path) -> None:
+def test_a_whole_run_resumes_whatever_resume_says(unfinished: Path, tmp_path: Path) -> None:
     copied(unfinished, tmp_path)
-    called = train(tmp_path / "runs", "from=scratch")
+    called = train(tmp_path / "runs", "resume=scratch")
     assert called.code == 0
     assert f"resumed from step {STOP}" in called.err
-    assert "from=scratch is for damaged runs" in called.err
+    assert "resume=scratch is for damaged runs" in called.err
 
 
 def test_a_sweep_reports_a_damaged_run_as_failed_and_takes_the_choice(finished: Path, tmp_path: Path) -> None:
@@ -417,7 +381,7 @@ def test_a_sweep_reports_a_damaged_run_as_failed_and_takes_the_choice(finished: 
     failed = call(words)
     assert failed.code == 1
     assert f"failed: {folder.path.name}: the run was finished, and is damaged: " in failed.err
-    assert call([*words, "from=scratch"]).code == 0
+    assert call([*words, "resume=scratch"]).code == 0
     assert folder.is_done()
     assert len(read_records(folder.steps_path)) == NUM_STEPS
 
@@ -460,4 +424,4 @@ def test_a_run_whose_folder_is_removed_stops_and_leaves_no_done(
     assert not folder.is_done()
     assert "done" not in called.out
     monkeypatch.undo()
-    assert "already done" not in train(tmp_path / "runs", "from=scratch").out
+    assert "already done" not in train(tmp_path / "runs", "resume=scratch").out

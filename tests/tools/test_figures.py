@@ -507,7 +507,7 @@ def test_an_empty_record_is_named(tmp_path: Path) -> None:
         (
             "steps.jsonl",
             0.5,
-            r"steps\.jsonl ends at step \d+, the run at 59; run it again with from=scratch, or .* --allow-torn$",
+            r"steps\.jsonl ends at step \d+, the run at 59; run it again with resume=scratch$",
         ),
         ("epochs.jsonl", 0.5, r"epochs\.jsonl ends at epoch 0, the run at 2; run it again"),
         ("DONE", 0.5, r"DONE is not whole; run it again"),

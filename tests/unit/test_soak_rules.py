@@ -48,7 +48,7 @@ def test_a_folder_or_a_word_that_an_error_advises_is_taken(tmp_path: Path) -> No
     draft.mkdir()
     assert advice.follow(f"error: run: no file that this program wrote: remove {draft} (log: a)") == []
     assert not draft.exists()
-    assert advice.follow(f"error: run: {NoWholeCheckpoint(tmp_path, ['damaged'], [])} (log: a)") == ["from=scratch"]
+    assert advice.follow(f"error: run: {NoWholeCheckpoint(tmp_path, ['damaged'])} (log: a)") == ["resume=scratch"]
     assert advice.follow("error: something else") is None
 
 
