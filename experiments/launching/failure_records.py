@@ -43,11 +43,7 @@ def record_failure(
         processes: The ranks of this node that ended with an exit code other than 0.
         watch: What watched over the ranks; it knows whom it ended, and why.
         spare: A folder of reports that the run folder could not take.
-
-    Raises:
-        LeaseLost: this process no longer owns the folder, so its failure is not that of the run.
     """
-    folder.check_owned()
     failures = with_consequences(_failures(folder, spare, processes, watch.killed))
     failures = [blame_disk(failure, folder.path) for failure in failures]
     if found := watch.found():
@@ -62,6 +58,8 @@ def record_failure(
         words = short_line(f"{missed.message()}; rank {cause.rank} waited for it: {cause.message}")
         cause = Failure(missed.rank, Kind.STALLED, words, cause.time, None, _log(folder, missed.rank))
         failures = [cause, *(one for one in failures if one.rank != cause.rank)]
+    if folder.is_locked():  # by a process of another launch, which goes on there
+        return cause
     with suppress(RecordError):  # the caller gets the cause, and a full disk may be that
         write_json(folder.failure_path, {**_to_row(cause), "failures": [_to_row(failure) for failure in failures]})
     return cause

@@ -21,7 +21,7 @@ from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import whole_number
 from experiments.launching.watching.beats import beating
 from experiments.runs.atomic_files import DiskError, RecordError, disk_errors, write_atomic, write_json
-from experiments.runs.lease import LeaseLost
+from experiments.runs.lock import FolderInUse, FolderLost
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
@@ -39,6 +39,8 @@ def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
     """
     try:
         yield
+    except (FolderInUse, FolderLost):
+        raise  # the folder is another process's
     except Exception as error:
         _write_report(run_dir, rank, _report(error, rank))
         raise
@@ -46,10 +48,6 @@ def recorded_errors(run_dir: Path, rank: int) -> Iterator[None]:
 
 def _write_report(run_dir: Path, rank: int, report: dict[str, object]) -> None:
     """Write a report into the run folder or, where its disk takes none, into the launcher's spare folder."""
-    try:
-        RunFolder(run_dir).check_owned()
-    except LeaseLost:
-        return  # the folder is another process's by now
     spare = os.environ.get(SPARE_REPORTS)
     for path in (report_path(run_dir, rank), *([Path(spare) / f"rank{rank}.json"] if spare else [])):
         with suppress(RecordError, OSError):  # the error itself matters more than its report

@@ -109,7 +109,7 @@ class Checkpointer:
         except NoWholeCheckpoint as error:
             if self._resume != "scratch":
                 raise
-            self._as_owner(self._folder.set_aside_checkpoints)
+            self._as_owner(lambda: self._folder.set_aside(self._folder.checkpoints_path))
             return None, error.reasons
         return saved, saved.passed_over if saved else ()
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from experiments.config.errors import UserError
 from experiments.runs.disks import reason
-from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, state_of
 
@@ -33,8 +33,7 @@ def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
     stayed = []
     for folder in folders:
         try:
-            with folder.locked() as lease:
-                lease.stop()  # its file is removed with the folder
+            with folder.locked():
                 _remove(folder)
         except FolderInUse:
             stayed.append(folder)

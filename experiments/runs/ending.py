@@ -51,7 +51,7 @@ def write_done(folder: RunFolder, summary: Mapping[str, Any], records: Records, 
 
     Raises:
         RecordError: DONE cannot be written, or a file that it names is missing.
-        LeaseLost: this process no longer owns the folder.
+        FolderLost: this process no longer owns the folder.
     """
     files = {path.name: _digest(path) for path in (folder.config_path, folder.manifest_path)}
     extents = {kind: extent._asdict() for kind, extent in records.items()}

@@ -11,8 +11,6 @@ from experiments.runs.whole_rows import (
     Extent,
     Span,
     check_rows,
-    complete_lines,
-    row_or_nothing,
     whole_rows,
 )
 
@@ -41,33 +39,6 @@ def rows_before(steps: Path, epochs: Path, step: int, records: Records | None) -
     return found, finished
 
 
-def whole_end(path: Path, last_step: int, expected: Extent | None, *, is_complete: bool) -> int | None:
-    """Return where the rows of one file until ``last_step`` end, in bytes; None if they are damaged.
-
-    Args:
-        expected: What a checkpoint holds of them; None for one of an earlier version.
-        is_complete: Whether there is a row of every step.
-
-    Raises:
-        RecordError: The file cannot be read.
-    """
-    try:
-        found = check_rows(path, expected) if expected else _until(path, lambda step: step > last_step)
-    except DamagedRows:
-        return None
-    is_short = is_complete and found.step < last_step
-    return None if found.problem or is_short else found.end
-
-
-def readable_lines(path: Path, *, last_step: int) -> str:
-    """Return the lines of a damaged file that are rows, until the row of a step. Raises: RecordError."""
-    if not path.exists():
-        return ""
-    rows = [(line, row_or_nothing(line)) for line in complete_lines(path)]
-    kept = [line for line, row in rows if row and isinstance(row.get("step"), int) and row["step"] <= last_step]
-    return "".join(f"{line.decode()}\n" for line in kept)
-
-
 def move_tail(path: Path, start: int, destination: Path) -> None:
     """Move the bytes from ``start`` on to another file; they are removed here after they are on the disk there.
 
@@ -81,19 +52,6 @@ def move_tail(path: Path, start: int, destination: Path) -> None:
                 shutil.copyfileobj(source, copy, 1 << 20)
             source.truncate(start)
             os.fsync(source.fileno())
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
-def replace_by_copy(path: Path) -> None:
-    """Replace a file by a copy of itself, which a process that has the file open does not write.
-
-    Raises:
-        RecordError: The file cannot be read or written.
-    """
-    try:
-        with path.open("rb") as source, atomic_file(path, one_writer=True) as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
     except OSError as error:
         raise cannot_write(path, error) from None
 

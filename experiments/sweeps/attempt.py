@@ -6,7 +6,7 @@ from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 from experiments.launching.failures import RankFailure
 from experiments.runs.atomic_files import DiskError
-from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import RunFolder
 from experiments.training.runner import Watcher, execute
 from micro import NonFiniteGradient

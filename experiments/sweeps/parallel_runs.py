@@ -16,7 +16,7 @@ from experiments.config.schema import TrainConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
 from experiments.launching.worker_process import WorkerFailure, WorkerProcess
 from experiments.runs.atomic_files import DiskError
-from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps.held_runs import HeldRuns

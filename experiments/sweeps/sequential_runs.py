@@ -8,7 +8,7 @@ from experiments.config.command_line import INTERRUPTED
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import exit_code, handled, raise_stop
 from experiments.runs.atomic_files import DiskError
-from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.runs.stop_signals import stop_signals

@@ -10,7 +10,7 @@ import torch
 
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import DiskError
-from experiments.runs.folder_lock import FolderInUse
+from experiments.runs.lock import FolderInUse
 from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import run_log

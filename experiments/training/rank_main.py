@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig, from_yaml
 from experiments.launching.rank_process import announce_saving
 from experiments.launching.store_server import serve_store
@@ -184,7 +185,12 @@ def main(run_dir: str) -> None:
     """Run the rank that the environment variables name, with the configuration in the run folder."""
     folder = RunFolder(Path(run_dir))
     command = (folder.path / "command.txt").read_text().splitlines()
-    with stop_signals.recorded(signal.SIGTERM):
+    with ExitStack() as owned:
+        owned.enter_context(stop_signals.recorded(signal.SIGTERM))
+        if os.environ["RANK"] == "0":
+            owned.enter_context(folder.claim())
+            if folder.is_done():
+                raise UserError(f"another process has just finished {folder.path}")
         run_rank(from_yaml(folder.config_path), folder, command, begin=partial(announce_saving, folder.path))
 
 

@@ -1,6 +1,5 @@
 """Carry out one run, from a checked configuration to its last file, with real or simulated workers."""
 
-import os
 import signal
 import sys
 import traceback
@@ -15,6 +14,7 @@ from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.config.stopping import NOTHING_SAVED, exit_code, name_of
+from experiments.launching.failures import RankFailure
 from experiments.launching.launch import launch
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
@@ -23,8 +23,7 @@ from experiments.launching.watching.joined_watch import watched_rank
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic
 from experiments.runs.checkpointing import own_checkpoints
 from experiments.runs.finished_requests import unmet_request
-from experiments.runs.folder_lock import FolderInUse
-from experiments.runs.lease import VARIABLE as LEASE
+from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import judge
 from experiments.runs.stop_signals import stop_signals
@@ -75,15 +74,23 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
     with ExitStack() as owned:
         owned.enter_context(disk_errors(folder.path))
         owned.enter_context(stop_signals.recorded())
-        if _claim_first(config, folder, owned):
-            if _is_done(config, folder):
-                return False
-            _prepare(config, folder)
-            _print_note(note_of_idle_gpus(config))
-            owned.enter_context(mirrored(config.tracking, folder))
-            owned.enter_context(watcher(config, folder))
+        if config.cluster.simulated:
+            owned.enter_context(folder.claim())
+        elif folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
+            raise FolderInUse(folder.path, folder.owner())
+        if _is_done(config, folder):
+            return False
+        _prepare(config, folder)
+        _print_note(note_of_idle_gpus(config))
+        owned.enter_context(mirrored(config.tracking, folder))
+        owned.enter_context(watcher(config, folder))
         before = _manifest_time(folder)
-        _start_workers(config, folder)
+        try:
+            _start_workers(config, folder)
+        except RankFailure:
+            if folder.is_locked():  # another process was first
+                raise FolderInUse(folder.path, folder.owner()) from None
+            raise
         if _manifest_time(folder) != before:  # else the run was stopped before its first step
             _print_resume(config, folder)
         if not folder.is_done():
@@ -110,33 +117,6 @@ def _is_done(config: TrainConfig, folder: RunFolder) -> bool:
     if not problem and (unmet := unmet_request(config, folder)):
         raise UserError(unmet)
     return not problem
-
-
-def _claim_first(config: TrainConfig, folder: RunFolder, owned: ExitStack) -> bool:
-    """Claim the folder; return False if another node of this run, which shares the disk, claimed it first.
-
-    That node prepares the folder before the ranks of all nodes meet, and shows the progress.
-    """
-    launch = _launch_name(config) if config.cluster.nnodes > 1 else None
-    try:
-        owned.enter_context(folder.claim(launch=launch))
-    except FolderInUse as error:
-        owner = error.entry.owner if error.entry else None
-        if launch is None or owner is None or owner.launch != launch:
-            raise
-        owned.enter_context(folder.follow(error))
-        return False
-    return True
-
-
-def _launch_name(config: TrainConfig) -> str:
-    """Return what all nodes of a launch have in common, and no other launch of the same run.
-
-    Nodes that meet at one address are one launch. SLURM may start a job again, with the same address, while processes
-    of its first start are still alive on a node that it cannot reach.
-    """
-    step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
-    return " ".join([config.cluster.rdzv_endpoint, *(step if step[1] else [])])
 
 
 def _start_workers(config: TrainConfig, folder: RunFolder) -> None:
@@ -205,16 +185,16 @@ def _claim_and_prepare(config: TrainConfig, folder: RunFolder, owned: ExitStack)
 
 
 def _from_rank_0(found: bool | Exception | None) -> bool:
-    """Return rank 0's value on all ranks, which then write under its lease; raise it if it is an error."""
-    answer, lease = gather_objects(found)[0], gather_objects(os.environ.get(LEASE))[0]
+    """Return rank 0's value on all ranks; raise it if it is an error."""
+    answer = gather_objects(found)[0]
     if isinstance(answer, Exception):
         raise answer
-    if lease:
-        os.environ[LEASE] = str(lease)
     return bool(answer)
 
 
 def _prepare(config: TrainConfig, folder: RunFolder) -> None:
+    folder.make()
+    folder.set_aside_reports()
     write_atomic(folder.config_path, to_yaml(config))
     write_atomic(folder.path / "command.txt", "\n".join(sys.argv) + "\n")
 

@@ -23,7 +23,6 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.runs.checkpoints import open_checkpoint
-from experiments.runs.owner import this_process
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import code_differences, other_code, saved_config
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
@@ -71,9 +70,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("failure.json", "errors/rank0.json"):
         (folder / "runs/run" / name).parent.mkdir(exist_ok=True)
         (folder / "runs/run" / name).write_text('{"rank": 1, "type": "ValueError", "message": "no", "log": "x"}')
-    lease = folder / "runs/run/.lease/1"
-    lease.parent.mkdir(exist_ok=True)
-    lease.write_text(this_process(has_flock=True, launch=None).to_json())
+    (folder / "runs/run/.owner.json").write_text(
+        json.dumps({"token": "0", "host": "here", "pid": 1, "job": "", "since": "now"})
+    )
     checkpoint = folder / "runs/run/checkpoints/step-00000006"
     checkpoint.mkdir(parents=True)
     parts = [{"sha256": "0" * 64, "size": 5}] * 3
@@ -119,7 +118,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "runs/run/epochs.jsonl": lambda folder: from_folders(folder / "runs"),
     "runs/run/DONE": lambda folder: (from_folders(folder / "runs"), read_status(folder)),
     "runs/run/manifest.json": read_status,
-    "runs/run/.lease/1": read_status,
+    "runs/run/.owner.json": read_status,
     "runs/run/failure.json": read_status,
     "runs/run/errors/rank0.json": read_status,
     "runs/run/checkpoints/step-00000006/CHECKPOINT.json": lambda folder: open_checkpoint(folder / "runs/run"),

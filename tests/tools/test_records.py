@@ -153,73 +153,29 @@ def test_done_is_the_last_word(tmp_path: Path) -> None:
     assert json.loads(run.done_path.read_text()) == {"accuracy": 0.5, "wall_s": 3.0}
 
 
-def test_only_one_process_owns_a_folder(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "a" / "b")
-    program = """
-import sys
-from pathlib import Path
-from experiments.runs.run_folder import RunFolder
-with RunFolder(Path(sys.argv[1])).claim():
-    print("mine", flush=True)
-    sys.stdin.read()
-"""
-    command = [sys.executable, "-c", program, str(run.path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=REPOSITORY) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "mine\n"
-        with pytest.raises(UserError) as caught, run.claim():
-            pytest.fail("two owners")
-        who = rf"pid {owner.pid} on \S+ since \S+"
-        message = f"run folder {run.path} is in use by {who}; wait for it, or choose another folder"
-        assert re.fullmatch(message, str(caught.value))
-        owner.kill()  # a killed owner owns nothing
-    with run.claim() as earlier:
-        assert earlier is None
-
-
-def test_two_claims_of_one_process_collide_too(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    with run.claim(), pytest.raises(UserError, match="is in use by pid"), run.claim():
-        pytest.fail("two owners")
-    with run.claim():
-        pass
-
-
-def test_what_an_attempt_recorded_is_kept_apart(tmp_path: Path) -> None:
+def test_what_an_attempt_left_is_kept_apart(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for name in ("steps.jsonl", "epochs.jsonl", "failure.json", "manifest.json", "config.yaml"):
         (tmp_path / name).write_text(name)
     for name in ("ranks/rank0", "errors", "figures", "checkpoints"):
         (tmp_path / name).mkdir(parents=True)
-    with run.claim() as earlier:
-        assert earlier == tmp_path / "attempts" / "1"
+    run.set_aside_reports()
+    with run.claim():
         run.steps_path.write_text("second")
-    with run.claim() as earlier:
-        assert earlier == tmp_path / "attempts" / "2"
-    with run.claim() as earlier:
-        assert earlier is None
-    kept = sorted(path.name for path in (tmp_path / "attempts" / "1").iterdir())
-    assert kept == ["epochs.jsonl", "errors", "failure.json", "manifest.json", "ranks", "steps.jsonl"]
+    with run.claim():
+        pass
+    assert names(tmp_path / "attempts/1") == [
+        *("epochs.jsonl", "errors", "failure.json", "manifest.json", "ranks", "steps.jsonl")
+    ]
     assert (tmp_path / "attempts/1/steps.jsonl").read_text() == "steps.jsonl"
     assert (tmp_path / "attempts/2/steps.jsonl").read_text() == "second"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lease",
-        ".lock",
-        "attempts",
-        "checkpoints",
-        "config.yaml",
-        "figures",
-    ]
+    assert names(tmp_path) == [".lock", "attempts", "checkpoints", "config.yaml", "figures"]
 
 
 def test_what_a_killed_process_drafted_is_removed(tmp_path: Path) -> None:
-    drafts = [
-        tmp_path / name for name in (".command.txt.4711.tmp", "errors/.rank0.json.4711.tmp", "ranks/rank0/.pid.1.tmp")
-    ]
-    for draft in drafts:
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        draft.touch()
+    for name in (".command.txt.4711.tmp", "errors/.rank0.json.4711.tmp"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
     with RunFolder(tmp_path).claim():
         assert not list(tmp_path.rglob("*.tmp"))
 
@@ -228,25 +184,19 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.steps_path.write_text('{"step": 0}\n')
     run.mark_done({})
-    with run.claim() as earlier:
-        assert earlier is None
-    assert run.steps_path.exists()
+    with run.claim():
+        assert run.steps_path.exists()
 
 
-@pytest.mark.parametrize("name", ["step-000000005", "step-000000005-2"])
-def test_rows_stay_where_the_run_can_go_on(tmp_path: Path, name: str) -> None:
+def test_rows_stay_where_the_run_can_go_on(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    for file in ("steps.jsonl", "epochs.jsonl", "failure.json", "manifest.json", "ranks/rank0/log", "errors/0.json"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(file)
-    (run.checkpoints_path / name).mkdir(parents=True)
-    (run.checkpoints_path / name / "CHECKPOINT.json").touch()
-    with run.claim() as earlier:
-        assert earlier == run.attempts_path / "1"
-    assert names(run.attempts_path / "1") == ["errors", "failure.json", "manifest.json", "ranks"]
-    assert names(tmp_path) == [".lease", ".lock", "attempts", "checkpoints", "epochs.jsonl", "steps.jsonl"]
-    with run.claim() as earlier:
-        assert earlier is None
+    for path in (run.steps_path, run.epochs_path, run.manifest_path):
+        path.touch()
+    (run.checkpoints_path / "step-000000005").mkdir(parents=True)
+    with run.claim():
+        pass
+    assert names(run.attempts_path / "1") == ["manifest.json"]
+    assert names(tmp_path) == [".lock", "attempts", "checkpoints", "epochs.jsonl", "steps.jsonl"]
 
 
 def test_a_draft_is_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
@@ -254,9 +204,8 @@ def test_a_draft_is_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     run.steps_path.touch()
     (run.checkpoints_path / ".draft-step-000000005").mkdir(parents=True)
     (run.checkpoints_path / ".draft-step-000000005" / "CHECKPOINT.json").touch()
-    with run.claim() as earlier:
-        assert earlier == run.attempts_path / "1"
-    assert not run.steps_path.exists()
+    with run.claim():
+        assert (run.attempts_path / "1/steps.jsonl").exists()
 
 
 STEPS = [f'{{"step": {step}, "epoch": {step // 3}, "loss": null}}\n' for step in range(8)]
@@ -332,8 +281,8 @@ def test_rows_join_what_was_put_aside_of_their_attempt(tmp_path: Path) -> None:
     (run.checkpoints_path / "step-6" / "CHECKPOINT.json").touch()
     for attempt in ("1", "2"):
         run.manifest_path.touch()
-        with run.claim() as earlier:
-            assert rewound(run, 6) == earlier == run.attempts_path / attempt
+        with run.claim():
+            assert rewound(run, 6) == run.attempts_path / attempt
         with RecordWriter(run.steps_path) as writer:
             writer.append({"step": 6})
     assert rewound(run, 6) == run.attempts_path / "3"  # not among the rows of another attempt

@@ -1,12 +1,8 @@
-"""Have Python take each node of a test's SLURM for a machine of its own, whose locks the other nodes do not see.
+"""Have the nodes of a test's SLURM not see each other's locks, as on a network disk where locks are local.
 
-Python imports this at its start from a folder on PYTHONPATH. The disk then is as NFS is where locks are local.
+Python imports this at its start from a folder on PYTHONPATH.
 """
 
 import fcntl
-import os
-
-from experiments.runs import owner
 
 fcntl.flock = lambda descriptor, operation: None
-owner.machine = lambda: os.environ["SLURMD_NODENAME"]

@@ -1,0 +1,202 @@
+"""One owner of a run folder at a time: a lock of the operating system, and a token that its owner leaves there.
+
+The lock is on ``.lock`` and ends with its process. On network disks it often holds for one machine only, and some have
+no locks at all. There a second job would take the folder over: the owner before reads the token in ``.owner.json``
+before each commit, finds another one, and stops.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from experiments.config.errors import UserError, one_line
+from experiments.runs.atomic_files import DiskError, from_json, write_json
+from experiments.runs.disks import explained, is_of_disk, remedy
+
+_WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # of some network disks
+_tokens: dict[Path, str] = {}  # of the folders that this process owns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The process that owns a run folder.
+
+    Attributes:
+        token: different for each time that a folder is taken.
+        host, pid, job, since: for the user; ``job`` is that of SLURM, empty outside of it.
+    """
+
+    token: str
+    host: str
+    pid: int
+    job: str
+    since: str
+
+    def __str__(self) -> str:
+        job = f" ({self.job})" if self.job else ""
+        return one_line(f"pid {self.pid} on {self.host}{job} since {self.since}")
+
+
+class FolderInUse(UserError):
+    """A run folder that another process owns.
+
+    Attributes:
+        holder: the owner, for the user.
+    """
+
+    def __init__(self, path: Path, owner: Owner | None) -> None:
+        super().__init__(path, owner)
+        self.path, self.holder = path, str(owner or "another process")
+
+    def __str__(self) -> str:
+        return f"run folder {self.path} is in use by {self.holder}; wait for it, or choose another folder"
+
+
+class FolderLost(UserError):
+    """A run folder that this process owned, and that another one has taken over or removed."""
+
+
+@contextmanager
+def lock_folder(path: Path) -> Iterator[None]:
+    """Own a folder while the context lasts; make it if it is missing.
+
+    Raises:
+        FolderInUse: another process owns it.
+        UserError: the folder cannot be made or written.
+    """
+    key = path.resolve()
+    made = make_folder(path)
+    # No soft lock: its file would remain after its owner was killed.
+    lock = FileLock(path / ".lock", timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
+    try:
+        with _locks_may_be_missing():
+            lock.acquire()
+        owner = _this_process()
+        write_json(owner_path(path), asdict(owner))
+    except Timeout:
+        raise FolderInUse(path, owner_of(path)) from None
+    except OSError as error:
+        lock.release()
+        _remove_folders(made)
+        raise cannot_use(path, error) from None
+    except UserError:
+        lock.release()
+        _remove_folders(made)
+        raise
+    _tokens[key] = owner.token
+    try:
+        yield
+    finally:
+        del _tokens[key]
+        found = owner_of(path)
+        if found and found.token == owner.token:
+            with suppress(OSError):
+                owner_path(path).unlink()
+        lock.release()
+
+
+@contextmanager
+def _locks_may_be_missing() -> Iterator[None]:
+    """Go on where a disk has no locks. Raises: OSError: another error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def check_owned(path: Path) -> None:
+    """Check that this process still owns a folder that it has taken; it does nothing in one that it has not.
+
+    Raises:
+        FolderLost: another process has taken it over, or it was removed.
+    """
+    token, owner = _tokens.get(path.resolve()), owner_of(path)
+    if token is None or (owner and owner.token == token):
+        return
+    what = f"was taken over by {owner}" if owner else "was removed"
+    raise FolderLost(f"run folder {path} {what}: this process stops and writes nothing more there")
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a folder at this moment.
+
+    Nothing is written, so this works for folders of other users too; and because this lock is shared, several processes
+    can look at once. filelock can do neither.
+    """
+    try:
+        descriptor = os.open(path / ".lock", os.O_RDONLY)
+    except OSError:
+        return False  # no process has ever owned the folder, or this user may not read the file
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def owner_of(path: Path) -> Owner | None:
+    """Return the last owner of a folder; None after it has given the folder back, or where it cannot be read."""
+    try:
+        return from_json(Owner, owner_path(path).read_bytes())
+    except OSError:
+        return None
+
+
+def owner_path(path: Path) -> Path:
+    """Return the file that names the owner of a folder."""
+    return path / ".owner.json"
+
+
+def cannot_use(path: Path, error: OSError) -> UserError:
+    """Return the error that a run folder cannot be used: one line with the reason and what to do."""
+    line = f"cannot use run folder {path}: {explained(error, path)}; {remedy(error)}"
+    return DiskError(f"{line} and start the run again") if is_of_disk(error) else UserError(line)
+
+
+def slurm_job(environ: Mapping[str, str]) -> str:
+    """Return the name of the SLURM job that this process belongs to, a requeued one apart; empty outside of SLURM."""
+    job, restart = environ.get("SLURM_JOB_ID"), environ.get("SLURM_RESTART_COUNT", "0")
+    return f"SLURM job {job}" + (f", restart {restart}" if restart != "0" else "") if job else ""
+
+
+def _this_process() -> Owner:
+    return Owner(
+        token=secrets.token_hex(8),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job=slurm_job(os.environ),
+        since=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder and its parents; return those that were missing, the deepest first."""
+    missing: list[Path] = []
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _remove_folders(missing)
+        raise cannot_use(path, error) from None
+    return missing
+
+
+def _remove_folders(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # never made, or not empty
+            folder.rmdir()
