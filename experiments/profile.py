@@ -21,10 +21,10 @@ from rich.console import Console
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
-from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.profiles import backward, link, select
 from experiments.profiles.measure_on_ranks import DEVICES, check_device, join, measure
+from experiments.ranks.group import RankFailure
 from experiments.reports.output import check_file, write_or_rescue
 
 

@@ -1,4 +1,4 @@
-"""What ``python -m experiments.bench`` measures, one file per benchmark.
+"""Measurements of what a step costs, each a folder or a file with the command of ``python -m experiments.bench``.
 
-May import: config to profiles. Begin reading at step.py.
+May import: config to studies, ranks, profiles. Begin reading at tables.py, then step/command.py.
 """

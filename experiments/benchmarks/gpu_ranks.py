@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from experiments.benchmarks.gpu_steps import DENSITY, step_of
-from experiments.launching.measurements import Row, Settings, own_device, ranks_of_measurement, slowest
+from experiments.ranks.group import measuring_ranks
+from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.studies.methods import build_methods
 from micro.comm import GroupComm
 
@@ -24,7 +25,7 @@ def report(methods: Sequence[str], numel: int, num_gpus: int) -> Iterator[str]:
     if num_gpus < 2:
         yield f"Not measured: two GPUs are needed, {num_gpus} is visible."
         return
-    with ranks_of_measurement(num_gpus) as ranks:
+    with measuring_ranks(num_gpus) as ranks:
         yield from table(methods, numel, lambda settings: ranks.call(work, settings)[0])
 
 

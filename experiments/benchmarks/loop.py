@@ -22,13 +22,14 @@ import torch.distributed as dist
 from rich.console import Console
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.benchmarks import tables
+from experiments.benchmarks.tables import Column, Columns
 from experiments.config.command_line import add_settings
 from experiments.config.option_types import whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.config.schema import TrainConfig
-from experiments.launching.measurements import Row, own_device, ranks_of_measurement
-from experiments.reports.csv_files import write_csv
-from experiments.reports.output import write_or_rescue
+from experiments.ranks.group import measuring_ranks
+from experiments.ranks.measures import Row, own_device
 from experiments.runs.run_folder import RunFolder
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.loop import Trainer
@@ -38,7 +39,7 @@ from experiments.training.tasks import load_task
 
 NAME = "loop"
 BLOCK = 5  # steps of one loop before the other's turn: caches are as warm as in a training, nearly
-FEWEST_PAIRS, WARMUP_PAIRS, PAIRS_BETWEEN_LINES = 2, 1, 5
+FEWEST_PAIRS = 2
 DEFAULTS = [  # images of CIFAR's size that need no file
     "model=resnet20",
     "dataset=synthetic",
@@ -46,7 +47,17 @@ DEFAULTS = [  # images of CIFAR's size that need no file
     "batch_size=32",
 ]
 FIXED = ["sparsifier=dense", "epochs=1000", "output=unused", "checkpoint.every_s=0", "checkpoint.every_steps=0"]
-Block = tuple[float, float]  # seconds and processor seconds of a step, as the mean over a block
+COLUMNS: Columns = {
+    "training": Column("run"),
+    "harness ms": Column("harness_s", "{:.2f}", 1e3),
+    "bare ms": Column("bare_s", "{:.2f}", 1e3),
+    "ratio": Column("ratio", "{:.3f}"),
+    "95 % from": Column("ratio_low", "{:.3f}"),
+    "to": Column("ratio_high", "{:.3f}"),
+    "processor, added ms": Column("added_cpu_s", "{:+.2f}", 1e3),
+    "pairs": Column("num_pairs", "{:.0f}"),
+}
+Times = tuple[float, float]  # seconds and processor seconds of a step, as the mean over a block
 Step = Callable[[int, int], float]
 
 
@@ -65,27 +76,19 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         [[*(arguments.overrides or DEFAULTS), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]]
     )
     num_pairs = max(FEWEST_PAIRS, math.ceil(arguments.steps / BLOCK))
-    pairs: list[tuple[Block, Block]] = []
-    with tempfile.TemporaryDirectory(prefix="micro-loop-") as folder, ranks_of_measurement(arguments.nproc) as ranks:
-        ranks.call(begin_loops, config, folder)
-        for number in range(num_pairs):
-            pairs.append(over_ranks(ranks.call(take_pair)))
-            if (number + 1) % PAIRS_BETWEEN_LINES == 0 and number + 1 < num_pairs:
-                row = summary(pairs)
-                console.print(f"{(number + 1) * BLOCK} of {num_pairs * BLOCK} steps: ratio {row['ratio']:.3f}")
-    row = summary(pairs)
+    with (
+        tempfile.TemporaryDirectory(prefix="micro-loop-") as folder,
+        measuring_ranks(arguments.nproc) as ranks,
+        console.status("measuring"),
+    ):
+        ranks.call(begin, config, folder)
+        pairs = [over_ranks(ranks.call(take_pair)) for _ in range(num_pairs)]
     name = f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks"
-    console.print(
-        f"{name}: harness {1e3 * row['harness_s']:.2f} ms, bare DDP {1e3 * row['bare_s']:.2f} ms a step; "
-        f"ratio {row['ratio']:.3f} (95 % between {row['ratio_low']:.3f} and {row['ratio_high']:.3f}; {num_pairs} pairs "
-        f"of {BLOCK} steps each)\nprocessor: {1e3 * row['harness_cpu_s']:.2f} and {1e3 * row['bare_cpu_s']:.2f} ms a "
-        f"step and rank, {1e3 * row['added_cpu_s']:+.2f} ms"
-    )
-    frame = pd.DataFrame([row]).assign(run=name)
-    write_or_rescue(lambda out: [write_csv(frame, out / "loop.csv")], arguments.out)
+    frame = pd.DataFrame([{"run": name, **summary(pairs)}])
+    tables.write(frame, "A step of the training loop", [tables.table(frame, COLUMNS)], arguments, console)
 
 
-def over_ranks(answers: Sequence[tuple[Block, Block]]) -> tuple[Block, Block]:
+def over_ranks(answers: Sequence[tuple[Times, Times]]) -> tuple[Times, Times]:
     """Return a pair of blocks over ranks: the seconds of the slowest, the mean of the processor's."""
     ours, theirs = (
         (max(seconds for seconds, _ in blocks), statistics.fmean(cpu for _, cpu in blocks))
@@ -94,21 +97,19 @@ def over_ranks(answers: Sequence[tuple[Block, Block]]) -> tuple[Block, Block]:
     return ours, theirs
 
 
-def summary(pairs: Sequence[tuple[Block, Block]]) -> Row:
+def summary(pairs: Sequence[tuple[Times, Times]]) -> Row:
     """Return medians over pairs, and between which ratios the true median is with 95 %, by their ranks."""
     ratios = sorted(ours[0] / theirs[0] for ours, theirs in pairs)
     reach = math.ceil(0.98 * math.sqrt(len(ratios)))  # 1.96 standard deviations of a fair coin's heads
     low, high = max(0, len(ratios) // 2 - reach), min(len(ratios) - 1, (len(ratios) - 1) // 2 + reach)
-    (ours_s, ours_cpu), (theirs_s, theirs_cpu) = (zip(*blocks, strict=True) for blocks in zip(*pairs, strict=True))
     return {
-        "harness_s": statistics.median(ours_s),
-        "bare_s": statistics.median(theirs_s),
+        "harness_s": statistics.median(ours[0] for ours, _ in pairs),
+        "bare_s": statistics.median(theirs[0] for _, theirs in pairs),
         "ratio": statistics.median(ratios),
         "ratio_low": ratios[low],
         "ratio_high": ratios[high],
-        "harness_cpu_s": statistics.median(ours_cpu),
-        "bare_cpu_s": statistics.median(theirs_cpu),
-        "added_cpu_s": statistics.median(mine - its for mine, its in zip(ours_cpu, theirs_cpu, strict=True)),
+        "added_cpu_s": statistics.median(ours[1] - theirs[1] for ours, theirs in pairs),
+        "num_pairs": len(pairs),
     }
 
 
@@ -122,7 +123,7 @@ class _Loops:
         self._bare = _BareLoop(config, self._device)
         self._num_pairs = self._num_steps = 0
 
-    def take_pair(self) -> tuple[Block, Block]:
+    def take_pair(self) -> tuple[Times, Times]:
         """Take a block of steps of each; return what the harness's took, then what the bare loop's took."""
         numbers = range(self._num_steps, self._num_steps + BLOCK)
         loops = [(self._harness.step, self._workers.start_epoch), (self._bare.step, self._bare.start_epoch)]
@@ -131,7 +132,7 @@ class _Loops:
         self._num_pairs, self._num_steps = self._num_pairs + 1, numbers.stop
         return found[0], found[1]
 
-    def _block(self, step: Step, start_epoch: Callable[[int], None], numbers: Sequence[int]) -> Block:
+    def _block(self, step: Step, start_epoch: Callable[[int], None], numbers: Sequence[int]) -> Times:
         dist.barrier()
         started, cpu = time.perf_counter(), time.process_time()
         for number in numbers:
@@ -142,23 +143,6 @@ class _Loops:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return (time.perf_counter() - started) / len(numbers), (time.process_time() - cpu) / len(numbers)
-
-
-_loops: _Loops | None = None  # of this rank: it lasts from one call to the next
-
-
-def begin_loops(config: TrainConfig, folder: str) -> None:
-    """Make both loops on this rank, and warm them up."""
-    global _loops
-    _loops = _Loops(config, folder)
-    for _ in range(WARMUP_PAIRS):
-        _loops.take_pair()
-
-
-def take_pair() -> tuple[Block, Block]:
-    """Take a block of steps of each loop on this rank."""
-    assert _loops
-    return _loops.take_pair()
 
 
 class _BareLoop:
@@ -181,3 +165,19 @@ class _BareLoop:
         loss.backward()
         self._optimizer.step()
         return float(loss.detach())
+
+
+_loops: _Loops | None = None  # of this rank: it lasts from one call to the next
+
+
+def begin(config: TrainConfig, folder: str) -> None:
+    """Make both loops on this rank, and warm them up."""
+    global _loops
+    _loops = _Loops(config, folder)
+    _loops.take_pair()
+
+
+def take_pair() -> tuple[Times, Times]:
+    """Take a block of steps of each loop on this rank."""
+    assert _loops
+    return _loops.take_pair()

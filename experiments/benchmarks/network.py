@@ -26,9 +26,9 @@ from experiments.benchmarks.network_tables import compared, draw, page, print_ta
 from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, begin_training, train_steps
 from experiments.config.command_line import add_settings, comma_list
 from experiments.config.option_types import to_density, to_path, to_positive, whole_number
-from experiments.launching.measurements import Row
-from experiments.launching.namespaces import Hosts, bits_per_s, burst_s
-from experiments.launching.rank_group import RankGroup
+from experiments.ranks.group import RankGroup
+from experiments.ranks.hosts import Hosts, bits_per_s, burst_s
+from experiments.ranks.measures import Row
 
 NAME = "network"
 WARMUP = 4  # DDP settles its buckets after the first step, PowerSGD starts after the second

@@ -19,8 +19,8 @@ from torch import Tensor
 
 import micro
 from experiments.benchmarks.network_training import CPU, FP16, config_of
-from experiments.launching.measurements import Row, slowest
 from experiments.profiles import link
+from experiments.ranks.measures import Row, slowest
 from experiments.studies.gradient_sources import layered
 from experiments.studies.methods import build_methods
 from experiments.training.tasks import load_task

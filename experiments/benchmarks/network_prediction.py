@@ -12,10 +12,10 @@ import micro
 from experiments.benchmarks.network_methods import MethodProfile, profile_methods
 from experiments.benchmarks.network_settings import NetworkSettings, Setup
 from experiments.benchmarks.network_training import CPU, FP16, POWERSGD
-from experiments.launching.measurements import Row, Settings
-from experiments.launching.namespaces import bits_per_s
-from experiments.launching.rank_group import RankGroup
 from experiments.profiles import backward, link
+from experiments.ranks.group import RankGroup
+from experiments.ranks.hosts import bits_per_s
+from experiments.ranks.measures import Row, Settings
 from experiments.studies.simulated_steps.trace_changes import rescaled
 from experiments.training.schedule_problem import one_round, problem_of
 from micro.planning.schedules.base import Problem, Schedule

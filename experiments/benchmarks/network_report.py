@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.launching.measurements import Row
-from experiments.launching.process_lifetime import exit_at_termination
+from experiments.ranks.measures import Row
 from experiments.reports.figure_parts import save
 from experiments.reports.output import check_folder, write_file, write_or_rescue
 
@@ -28,9 +27,8 @@ def collect(measured: Iterable[Row], arguments: argparse.Namespace, report: Call
         check_folder(arguments.page.parent, "--page")
     rows: list[Row] = []
     try:
-        with exit_at_termination():
-            for row in measured:
-                rows.append(row)
+        for row in measured:
+            rows.append(row)
     finally:
         if rows:
             report(pd.DataFrame(rows))

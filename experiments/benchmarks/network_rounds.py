@@ -25,9 +25,9 @@ from experiments.benchmarks.network_tables import draw
 from experiments.benchmarks.network_ways import RoundsSettings, Way
 from experiments.config.command_line import add_settings, comma_list
 from experiments.config.option_types import to_path, whole_number
-from experiments.launching.measurements import Row
-from experiments.launching.namespaces import Hosts, bits_per_s
-from experiments.launching.rank_group import RankGroup
+from experiments.ranks.group import RankGroup
+from experiments.ranks.hosts import Hosts, bits_per_s
+from experiments.ranks.measures import Row
 from experiments.reports.link_times import exchange_s
 
 NAME = "network_rounds"

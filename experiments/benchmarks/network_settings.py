@@ -8,7 +8,7 @@ from experiments.benchmarks.network_training import DDP, FP16, POWERSGD, config_
 from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError, suggestion
 from experiments.config.schema import TrainConfig
-from experiments.launching.namespaces import bits_per_s
+from experiments.ranks.hosts import bits_per_s
 from experiments.reports.names import label
 from micro.planning.schedules.base import Schedule
 

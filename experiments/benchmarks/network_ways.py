@@ -9,7 +9,7 @@ from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, suggestion
 from experiments.config.schema import TrainConfig
 from experiments.config.values import Flat, flat
-from experiments.launching.namespaces import bits_per_s
+from experiments.ranks.hosts import bits_per_s
 from experiments.reports.names import human, label
 from experiments.reports.rounds_in_words import exchanged, interval, outer, short
 from experiments.sweeps.study import jobs_of

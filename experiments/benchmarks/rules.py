@@ -4,18 +4,18 @@ Simulated ranks with error feedback, four kinds of gradients; at two thirds of t
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pandas as pd
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 import micro
+from experiments.benchmarks import tables
+from experiments.benchmarks.tables import Column, Columns
 from experiments.config.option_types import to_density, whole_number
-from experiments.reports.figure_parts import save
-from experiments.reports.output import write_or_rescue
+from experiments.ranks.measures import Row
 from experiments.reports.rule_figure import draw_rules
 from experiments.studies.gradient_sources import laplace, layers, normal, student
 from micro.randomness import generator
@@ -24,6 +24,19 @@ NAME = "rules"
 RULES = ("agreed", "repaired", "published")
 SETTLED = 20  # steps after which the repaired rule is held to its bound
 RECOVERED = 10  # steps after a jump that it is given
+STREAMS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+    "normal": normal,
+    "Laplace": laplace,
+    "Student t(3)": student,
+    "layers of different scale": layers,
+}
+COLUMNS: Columns = {
+    "rule": Column("rule"),
+    "gradients": Column("stream"),
+    "worst error from the first step": Column("worst", "{:.3f}"),
+    f"worst error after {SETTLED} steps *": Column("worst_settled", "{:.3f}"),
+    "mean count / k *": Column("count_share", "{:.3f}"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,80 +49,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Run all rules on all streams, print the errors, write figure and table."""
-    numel, density, world_size, steps = arguments.numel, arguments.density, arguments.world_size, arguments.steps
-    frames = []
+    jump = 2 * arguments.steps // 3
+    rows: list[Row] = []
     for rule in RULES:
-        for stream, draw in STREAMS.items():
+        for stream in STREAMS:
             with console.status(f"{rule} on {stream} gradients"):
-                frames.append(_trace(rule, stream, draw, numel, density, world_size, steps))
-    frame = pd.concat(frames, ignore_index=True)
-    table = _table(frame, steps)
-    title = f"MiCRO's rules: d = {numel:,}, density {density:g}, {world_size} ranks, scale x 10 at step {_jump(steps)}"
-    console.print(table)
-    for path in write_or_rescue(lambda out: save(draw_rules(frame, title), frame, out / "rules"), arguments.out):
-        console.print(f"wrote {path}")
+                rows += _trace(rule, stream, arguments, jump)
+    frame = pd.DataFrame(rows)
+    what = f"d = {arguments.numel:,}, density {arguments.density:g}, {arguments.world_size} simulated ranks"
+    when = f"the scale of the gradients rises tenfold at step {jump} of {arguments.steps}"
+    note = f"{what}; {when}. * without the {RECOVERED} steps from there on."
+    figure = draw_rules(frame, f"MiCRO's rules: {what}, scale x 10 at step {jump}")
+    blocks = [note, tables.table(errors(frame, jump), COLUMNS)]
+    tables.write(frame, "MiCRO's three rules on synthetic gradients", blocks, arguments, console, figure)
 
 
-STREAMS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    "normal": normal,
-    "Laplace": laplace,
-    "Student t(3)": student,
-    "layers of different scale": layers,
-}
+def errors(frame: pd.DataFrame, jump: int) -> pd.DataFrame:
+    """Return for each rule and stream the worst errors of the density, and the mean count by the target's."""
+    settled = frame[(frame["step"] >= SETTLED) & ~frame["step"].between(jump, jump + RECOVERED - 1)]
+    keys = ["rule", "stream"]
+    shares = (settled["count"] / settled["target_count"]).groupby([settled[key] for key in keys]).mean()
+    worst = frame.groupby(keys, sort=False)["error"].max().rename("worst")
+    late = settled.groupby(keys)["error"].max().rename("worst_settled")
+    return pd.concat([worst, late, shares.rename("count_share")], axis="columns").reset_index()
 
 
-def _jump(steps: int) -> int:
-    return 2 * steps // 3
-
-
-def _trace(
-    rule: str,
-    stream: str,
-    draw: Callable[[int, torch.Generator], Tensor],
-    numel: int,
-    density: float,
-    n: int,
-    steps: int,
-) -> pd.DataFrame:
-    reducer = micro.SparseReducer(micro.build(micro.Selector, {"name": "micro", "rule": rule}), density)
-    simulation = micro.Simulation(reducer, micro.Layout.flat(numel), n)
-    rows = []
-    for step in range(steps):
-        scale = 1e-3 * (10 if step >= _jump(steps) else 1)
-        gradients = torch.stack([scale * draw(numel, generator(0, step, rank)) for rank in range(n)])
-        (stats, *_) = simulation.step_(gradients)
-        rows.append(
-            {
-                "rule": rule,
-                "stream": stream,
-                "step": step,
-                "density": stats.global_density,
-                "target_density": stats.target_density,
-                "threshold": stats.threshold,
-                "error": stats.density_error,
-                "count": stats.global_count,
-                "target_count": stats.target_count,
-            }
-        )
+def _trace(rule: str, stream: str, arguments: argparse.Namespace, jump: int) -> Iterator[Row]:
+    selector = micro.build(micro.Selector, {"name": "micro", "rule": rule})
+    reducer = micro.SparseReducer(selector, arguments.density)
+    simulation = micro.Simulation(reducer, micro.Layout.flat(arguments.numel), arguments.world_size)
+    for step in range(arguments.steps):
+        scale = 1e-3 * (10 if step >= jump else 1)
+        draws = [STREAMS[stream](arguments.numel, generator(0, step, rank)) for rank in range(arguments.world_size)]
+        (stats, *_) = simulation.step_(scale * torch.stack(draws))
+        yield {
+            "rule": rule,
+            "stream": stream,
+            "step": step,
+            "density": stats.global_density,
+            "target_density": stats.target_density,
+            "threshold": stats.threshold,
+            "error": stats.density_error,
+            "count": stats.global_count,
+            "target_count": stats.target_count,
+        }
     simulation.close()
-    return pd.DataFrame(rows)
-
-
-def _table(frame: pd.DataFrame, steps: int) -> Table:
-    k = int(frame["target_count"].iloc[0])
-    jump = _jump(steps)
-    settled = (frame["step"] >= SETTLED) & ~frame["step"].between(jump, jump + RECOVERED - 1)
-    table = Table(title=f"density error, k = {k} (3 / sqrt(k) = {3 / k**0.5:.3f})")
-    for column in ("rule", "stream", "worst from the first step", f"worst after {SETTLED} steps *", "mean count / k *"):
-        table.add_column(column, justify="left" if column in ("rule", "stream") else "right")
-    for (rule, stream), rows in frame.groupby(["rule", "stream"], sort=False):
-        later = rows[settled.loc[rows.index]]
-        table.add_row(
-            str(rule),
-            str(stream),
-            f"{rows['error'].max():.3f}",
-            f"{later['error'].max():.3f}",
-            f"{later['count'].mean() / k:.3f}",
-        )
-    table.caption = f"* without the {RECOVERED} steps from the jump at {jump}"
-    return table

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import exit_at_termination
-from experiments.launching.rank_group import RankGroup
+from experiments.ranks.group import RankFailure, RankGroup
 
 WORLD_SIZE = 2
 TIMEOUT_S = 100  # if kernels are not compiled yet, their compilation takes most of this

@@ -23,8 +23,8 @@ from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
 from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
-from experiments.launching.measurements import Row, Settings
 from experiments.profiles.measure_on_ranks import Report, device_name
+from experiments.ranks.measures import Row, Settings
 from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.seeding import seed_step

@@ -21,9 +21,9 @@ from rich.table import Table
 from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_positive, whole_number
-from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.measure_on_ranks import Report
+from experiments.ranks.measures import Row, Settings, slowest
 from experiments.reports.figure_parts import save
 from micro.comm import GroupComm
 from micro.operations import OPS, Op

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from rich.console import Console
 
 from experiments.config.errors import UserError
-from experiments.launching.measurements import Row, Settings, own_device
 from experiments.launching.process_lifetime import die_with_parent, exit_at_termination
 from experiments.launching.rank_environment import RankEnvironment, is_rank
-from experiments.launching.rank_group import RankGroup
+from experiments.ranks.group import RankGroup
+from experiments.ranks.measures import Row, Settings, own_device
 from experiments.runs.json_lines import RecordWriter
 from experiments.runs.manifest import collect_manifest
 from experiments.runs.run_folder import RunFolder

@@ -18,9 +18,9 @@ import micro
 from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_density, whole_number
-from experiments.launching.measurements import Row, Settings, slowest
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.measure_on_ranks import Report, device_name
+from experiments.ranks.measures import Row, Settings, slowest
 from experiments.reports.figure_parts import save
 from experiments.reports.names import label
 from experiments.studies.gradient_sources import fitting_scale, layered

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from experiments.launching.failures import RankFailure
-from experiments.launching.rank_group import RankGroup
+from experiments.ranks.group import RankFailure, RankGroup
 from tests.ports import free_port
 from tests.waiting import LIMIT_S
 
@@ -87,7 +86,7 @@ class Ranks:
         except RankFailure as error:
             self._group.__exit__(None, None, None)
             self._group = None
-            raise RankError(f"{error}\n{error.failure.traceback or ''}") from None
+            raise RankError(f"{error}\n{error.traceback}") from None
 
 
 @functools.cache

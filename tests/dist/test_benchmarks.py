@@ -1,34 +1,16 @@
 """The benchmarks whose tables stand on the pages run, small, through their entry point."""
 
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 
 from experiments.bench import main
-from experiments.benchmarks import (
-    against,
-    bare_training,
-    goals,
-    gpu_ranks,
-    loop,
-    network,
-    start,
-    step_rows,
-    step_turns,
-)
-from experiments.benchmarks import step as step_benchmark
+from experiments.benchmarks import gpu_ranks, loop, network
 from experiments.benchmarks.network_methods import MethodProfile, joined
-from experiments.benchmarks.passes import count_passes
-from experiments.config.paths import ROOT
-from experiments.launching import measurements
-from experiments.launching.namespaces import unavailable
-from experiments.studies.methods import known_methods
-from micro import kernels
+from experiments.ranks.hosts import unavailable
 from micro.planning.tables import Curve, LinkTable
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import both_ways, largest_messages
@@ -46,125 +28,16 @@ def bench(folder: Path, *words: str) -> pd.DataFrame:
 def test_loop(tmp_path: Path) -> None:
     table = bench(tmp_path, "loop", "--steps", "2", *MLP)
     assert len(table) == 1
-    assert (table[["harness_s", "bare_s", "ratio", "harness_cpu_s", "bare_cpu_s"]] > 0).all(axis=None)
+    assert (table[["harness_s", "bare_s", "ratio"]] > 0).all(axis=None)
 
 
-def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"experiments.train": iter([9.0, 3.0, 8.0]), "torch.distributed.run": iter([9.0, 2.0, 2.0])}
-    monkeypatch.setattr(start, "timed", lambda words: (next(seconds[words[1]]), 1.0))
-    table = bench(tmp_path, "start", "--pairs", "2")
-    assert table["ratio"].tolist() == [1.5, 4.0]  # the first pair does not count
-    assert table["processor_ratio"].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.xdist_group("ranks")
-def test_the_bare_training_learns_as_long_as_ours(tmp_path: Path) -> None:
-    ranks(2).run_apart(bare_training.main, str(tmp_path / "weights.pt"))
-    trained = torch.load(tmp_path / "weights.pt")
-    assert sum(values.numel() for values in trained.values()) == 8970
-    assert all(values.isfinite().all() for values in trained.values())
-
-
-class SharedRanks:
-    """Stands for a RankGroup: the ranks that tests share."""
-
-    def __init__(self, world_size: int, *, backend: str, code: Path | None = None) -> None:
-        self._ranks = ranks(world_size, backend)
-        self.code = code
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return self._ranks.run(function, *arguments)
-
-    def send(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._sent = function, *arguments
-
-    def receive(self) -> list[Any]:
-        return self.call(*self._sent)
-
-
-STEP = ("--numel", "2000", "--density", "0.05", "--methods", "micro,topk", "--steps", "2", "--limit", "0.01")
-
-
-@pytest.mark.xdist_group("ranks")
-def test_step_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(measurements, "RankGroup", SharedRanks)  # test_loop starts ranks of its own
-    measure, measured = step_benchmark._measure, []
-
-    def stopped_once(group: Any, settings: dict[str, Any]) -> dict[str, Any]:
-        measured.append(settings["method"])
-        if measured == ["micro", "topk"]:
-            raise KeyboardInterrupt
-        return measure(group, settings)
-
-    monkeypatch.setattr(step_benchmark, "_measure", stopped_once)
-    with pytest.raises(SystemExit, match="130"):
-        bench(tmp_path, "step", *STEP)
-    assert "1 of 3: micro, d = 2,000, density 0.05: " in capsys.readouterr().out
-    table = bench(tmp_path, "step", *STEP)
-    assert measured == ["micro", "topk", "topk", "(torch.topk alone)"]
-    assert "(kept from before)" in capsys.readouterr().out.splitlines()[0]
-    assert [path.name for path in (tmp_path / "new" / "out").iterdir()] == [
-        "step.csv"
-    ]  # the next measurement begins anew
-    assert table["method"].tolist()[:2] == ["micro", "topk"]
-    assert (table[["total_s", "floor_s"]] > 0).all(axis=None)
-    assert set(table["numel"]) == {2000}
-    assert table["goal_floors"].tolist()[:2] == [1.5, 2.5]
-    assert (table["passes"][:2] >= 1).all()
-    assert (table["bytes_per_element"][:2] >= 16).all()
-    assert ((table["floors_q1"] <= table["floors"]) & (table["floors"] <= table["floors_q3"])).all()
-
-
-@pytest.mark.xdist_group("ranks")
-def test_steps_of_an_older_revision_and_of_this_code_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    took: list[tuple[bool, str]] = []
-
-    class Side(SharedRanks):
-        def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-            if self.code:  # what measures there is this code's
-                older = self.code / "experiments/benchmarks/step_turns.py"
-                assert older.read_text() == Path(step_turns.__file__).read_text()
-            took.append((self.code is not None, function.__name__))
-            if len(took) == 12:  # amid the second method
-                raise KeyboardInterrupt
-            found = super().call(function, *arguments)
-            return [{**found[0], "floors": 4.0 if self.code else 2.0}] if function is step_turns.turn else found
-
-    monkeypatch.setattr(measurements, "RankGroup", Side)
-    words = ("step", *STEP, "--against", "HEAD", "--pairs", "2", "--out", str(tmp_path))
-    with pytest.raises(SystemExit, match="130"):
-        main(words)
-    first = [(True, "turn"), (False, "turn")]  # to warm up
-    assert took[4:10] == [*first, *reversed(first), *first]
-    capsys.readouterr()
-    main(words)
-    assert "(kept from before)" in capsys.readouterr().out.splitlines()[0]
-    table = pd.read_csv(tmp_path / "step-against.csv")
-    assert table["method"].tolist() == ["micro", "topk"]
-    assert table[["floors", "old_floors", "new_floors"]].to_numpy().tolist() == [[0.5, 4.0, 2.0]] * 2
-    assert table["bytes_sent"].tolist() == pytest.approx([1.0, 1.0], abs=0.1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-against.csv"]
-
-
-def test_rows_of_other_settings_or_other_code_are_measured_again(tmp_path: Path) -> None:
-    kept = step_rows.KeptRows(tmp_path / "rows.jsonl")
-    settings = {"method": "micro", "numel": 2000, "density": 0.01}
-    kept.keep(settings, {"floors": 1.5})
-    again = step_rows.KeptRows(tmp_path / "rows.jsonl")
-    assert again.find(settings) == {"floors": 1.5}
-    assert again.find({**settings, "density": 0.001}) is None
-    again._code["revision"] = "another"
-    assert again.find(settings) is None
+def test_the_loop_takes_medians_over_pairs_and_the_slowest_rank() -> None:
+    assert loop.over_ranks([((2.0, 1.0), (1.0, 1.0)), ((3.0, 2.0), (0.5, 3.0))]) == ((3.0, 1.5), (1.0, 2.0))
+    found = loop.summary([((ratio, 4.0), (1.0, 3.5)) for ratio in (1.0, 9.0, 1.1, 1.2, 0.1)])
+    assert (found["ratio"], found["ratio_low"], found["ratio_high"]) == (1.1, 0.1, 9.0)
+    assert (found["harness_s"], found["bare_s"], found["added_cpu_s"]) == (1.1, 1.0, 0.5)
+    many = loop.summary([((float(ratio), 1.0), (1.0, 1.0)) for ratio in range(101)])
+    assert (many["ratio_low"], many["ratio_high"]) == (40.0, 60.0)
 
 
 @pytest.mark.xdist_group("ranks")
@@ -179,84 +52,6 @@ def test_steps_of_several_ranks_stand_beside_an_all_reduce() -> None:
     assert [name for name, *_ in cells] == ["topk", "dense"]
     assert all(int(each[1]) == 2 and float(each[2]) > 0 and float(each[3]) > 0 for each in cells)
     assert float(cells[1][-1]) == 0.004  # of 1000 numbers, twice a half
-
-
-def test_a_slow_method_takes_fewer_steps() -> None:
-    assert step_turns.counts(0.01, steps=15, limit_s=7.0) == (40, 15)
-    assert step_turns.counts(0.2, steps=15, limit_s=7.0) == (27, 8)
-    assert step_turns.counts(9.0, steps=15, limit_s=7.0) == (10, 5)
-    assert step_turns.counts(9.0, steps=2, limit_s=7.0) == (10, 2)
-
-
-def test_passes_count_operations_and_compiled_loops() -> None:
-    x, residual = torch.ones(5000), torch.zeros(5000)
-
-    def step() -> None:
-        kernels.absorb_(residual, x)  # one
-        residual[:2500].abs().sum()  # two halves
-        residual.view(50, 100)[0, :10].sum()  # next to nothing
-        torch.empty_like(x)
-        x.index_select(0, torch.arange(10))
-
-    passes, bytes_per_element = count_passes(step, 5000)
-    assert passes == 2
-    assert bytes_per_element == pytest.approx(16 + (4 + 4 + 4) / 2, abs=0.01)
-
-
-def test_every_method_has_a_goal_or_is_held_against_something_else() -> None:
-    methods = {name.split("_")[0] for name in known_methods()}
-    assert methods == set(goals.FLOORS) | goals.NOT_IN_FLOORS
-    assert goals.verdict("qsgd_published", 4.0) == "yes"
-    assert goals.verdict("qsgd_published", 4.1) == "no"
-    assert goals.verdict("qsgd_published", 4.1, bytes_in_floors=4.05) == "no: bytes"
-    assert goals.verdict("powersgd", 9.0) == ""
-
-
-def test_ranks(tmp_path: Path) -> None:
-    table = bench(
-        tmp_path, "ranks", *("--numel", "4096", "--ranks", "2,64", "--methods", "micro,cltk,dsa", "--steps", "2")
-    )
-    assert table["method"].tolist() == ["micro", "micro", "cltk", "cltk", "dsa", "dsa"]
-    assert table["ranks"].tolist() == [2, 64] * 3
-    assert (table[["ms", "ratio"]] > 0).all(axis=None)
-
-
-def test_an_older_revision_and_this_code_measure_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Path] = []
-
-    def run(command: list[str], *, cwd: Path, **others: object) -> subprocess.CompletedProcess[str]:
-        assert (cwd / "experiments/bench.py").exists()
-        assert command[3:-2] == ["ranks", "--numel", "4096", "--methods", "micro"]
-        ran.append(cwd)
-        ms = {"ranks": [4, 64], "ms": [1.0, 2.0 * len(ran)]} if cwd != ROOT else {"ranks": [64, 4], "ms": [6.0, 0.5]}
-        Path(command[-1]).mkdir()
-        pd.DataFrame({"method": "micro", "numel": 4096, **ms}).to_csv(Path(command[-1]) / "ranks.csv")
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(against, "_run", run)
-    words = ["ranks", "--numel", "4096", "--against=HEAD", "--methods", "micro", "--pairs", "2"]
-    main([*words, "--out", str(tmp_path)])
-    table = pd.read_csv(tmp_path / "ranks-against.csv")
-    old = ran[0]
-    assert ran == [old, ROOT, old, ROOT]
-    assert not old.exists()
-    assert table["ranks"].tolist() == [4, 64]
-    assert table["ms"].tolist() == [0.5, 2.0]  # 64 ranks: 6 / 2 and 6 / 6
-    assert table[["ms_least", "ms_most"]].to_numpy().tolist() == [[0.5, 0.5], [1.0, 3.0]]
-
-
-def test_a_revision_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["step", "--against", "--help-me", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="2"):
-        main(["step", "--against", "no/such/revision", "--out", str(tmp_path)])
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: --against must be a revision of the repository")
-
-
-def test_loading(tmp_path: Path) -> None:
-    table = bench(tmp_path, "loading", "--steps", "2", *MLP)
-    assert table["batch_size"].tolist() == [4]
-    assert 0 < table["share"][0] < 1
 
 
 def test_rules(tmp_path: Path) -> None:
@@ -287,16 +82,6 @@ def test_a_method_takes_its_own_messages_over_a_link() -> None:
 @pytest.mark.xdist_group("ranks")
 def test_a_scatter_counts_by_the_busier_direction_of_a_link() -> None:
     assert ranks(2).run(both_ways) == [[("scatter", 20)]] * 2
-
-
-def test_the_loop_takes_medians_over_pairs_and_the_slowest_rank() -> None:
-    assert loop.over_ranks([((2.0, 1.0), (1.0, 1.0)), ((3.0, 2.0), (0.5, 3.0))]) == ((3.0, 1.5), (1.0, 2.0))
-    pairs = [((ratio, 4.0), (1.0, 3.5)) for ratio in (1.0, 9.0, 1.1, 1.2, 0.1)]
-    found = loop.summary(pairs)
-    assert (found["ratio"], found["ratio_low"], found["ratio_high"]) == (1.1, 0.1, 9.0)
-    assert (found["harness_s"], found["bare_s"], found["added_cpu_s"]) == (1.1, 1.0, 0.5)
-    many = [((float(ratio), 1.0), (1.0, 1.0)) for ratio in range(101)]
-    assert (loop.summary(many)["ratio_low"], loop.summary(many)["ratio_high"]) == (40.0, 60.0)
 
 
 def test_a_network_run_that_is_stopped_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

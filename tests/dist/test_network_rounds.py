@@ -14,7 +14,7 @@ from experiments.benchmarks.network_rounds import batch_seconds, of_steps
 from experiments.benchmarks.network_rounds_page import compared, page
 from experiments.benchmarks.network_ways import RoundsSettings
 from experiments.config.errors import UserError
-from experiments.launching.namespaces import unavailable
+from experiments.ranks.hosts import unavailable
 from experiments.reports.pages.forms import seconds_on_link
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]

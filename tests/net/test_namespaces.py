@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.launching.namespaces import Counter, Exit, Hosts, bits_per_s, unavailable
+from experiments.ranks.hosts import Counter, Hosts, bits_per_s, unavailable
+from tests.net.on_hosts import Exit, run
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def everywhere(hosts: Hosts, *command: str, timeout_s: float = LIMIT_S, **more: 
     common = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(len(hosts.names)), **more}
     meeting = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
     environments = [{**common, **meeting, "RANK": str(rank)} for rank in range(len(hosts.names))]
-    return hosts.run([[sys.executable, *command]] * len(hosts.names), environments, timeout_s=timeout_s)
+    return run(hosts, [[sys.executable, *command]] * len(hosts.names), environments, timeout_s=timeout_s)
 
 
 def spaces_of(pid: int) -> set[str]:
@@ -46,7 +47,7 @@ def spaces_of(pid: int) -> set[str]:
 @needs_hosts
 def test_hosts_have_names_of_their_own_and_look_up_each_other(hosts: Hosts) -> None:
     program = "import socket; print(socket.gethostname(), *map(socket.gethostbyname, ['node1', 'node4']))"
-    ended = hosts.run([[sys.executable, "-c", program]] * 4, timeout_s=LIMIT_S)
+    ended = run(hosts, [[sys.executable, "-c", program]] * 4, timeout_s=LIMIT_S)
     assert ended == [Exit(0, f"node{i} 10.77.0.1 10.77.0.4\n") for i in (1, 2, 3, 4)]
 
 
@@ -93,7 +94,7 @@ def test_one_slow_link_is_not_shared(hosts: Hosts) -> None:
         "print(min(seconds() for _ in range(3)))"
     )
     idle = [sys.executable, "-c", ""]
-    ended = hosts.run([[sys.executable, "-c", receive], idle, [sys.executable, "-c", send], idle], timeout_s=LIMIT_S)
+    ended = run(hosts, [[sys.executable, "-c", receive], idle, [sys.executable, "-c", send], idle], timeout_s=LIMIT_S)
     assert [one.code for one in ended] == [0] * 4, ended
     wire = 8 * 4e6 * 1514 / 1448 / 100e6
     assert 0.9 * wire < float(ended[2].output) < 1.2 * wire
@@ -103,7 +104,7 @@ def test_one_slow_link_is_not_shared(hosts: Hosts) -> None:
 @needs_hosts
 def test_who_takes_too_long_is_killed(hosts: Hosts) -> None:
     started = time.monotonic()
-    ended = hosts.run([["true"], ["sleep", "600"], ["sh", "-c", "echo no; exit 3"], ["true"]], timeout_s=1)
+    ended = run(hosts, [["true"], ["sleep", "600"], ["sh", "-c", "echo no; exit 3"], ["true"]], timeout_s=1)
     assert time.monotonic() - started < LIMIT_S
     assert ended == [Exit(0, ""), Exit(-9, ""), Exit(3, "no\n"), Exit(0, "")]
 
@@ -132,7 +133,7 @@ def break_down(started: list[subprocess.Popen[str]]) -> None:
 def test_a_signal_leaves_nothing_for_long(number: signal.Signals) -> None:
     """A killed process cannot tidy up: the next hosts do."""
     program = (
-        "import time\nfrom experiments.launching.namespaces import Hosts\n"
+        "import time\nfrom experiments.ranks.hosts import Hosts\n"
         "with Hosts(2) as hosts:\n"
         "    print(hosts.start(0, ['sleep', '600']).pid, flush=True)\n"
         "    time.sleep(600)"

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launching.failures import RankFailure
-from experiments.launching.namespaces import Exit, Hosts, unavailable
 from experiments.launching.process_lifetime import kill_all
-from experiments.launching.rank_group import RankGroup
+from experiments.ranks.group import RankFailure, RankGroup
+from experiments.ranks.hosts import Hosts, unavailable
 from tests.dist.rank_functions import add, add_but_one
+from tests.net import on_hosts
+from tests.net.on_hosts import Exit
 from tests.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +39,8 @@ def hosts() -> Iterator[Hosts]:
 
 
 def run(hosts: Hosts, commands: list[list[str]]) -> list[Exit]:
-    return hosts.run(
-        [[sys.executable, *command] for command in commands], [ENVIRONMENT] * len(commands), timeout_s=LIMIT_S
-    )
+    words = [[sys.executable, *command] for command in commands]
+    return on_hosts.run(hosts, words, [ENVIRONMENT] * len(commands), timeout_s=LIMIT_S)
 
 
 def the_run(output: Path) -> Path:
@@ -100,7 +100,7 @@ def test_a_host_that_vanishes_is_named_and_each_host_prints_one_line(hosts: Host
         ]
         closing.callback(kill_all, started)
         wait_until(lambda: any((tmp_path / "runs").glob("*/steps.jsonl")), "the first step")
-        closing.enter_context(hosts.cut(cut))
+        closing.enter_context(on_hosts.cut(hosts, cut))
         for process in started:
             assert process.wait(limit_s + LIMIT_S) == 1  # the limit, and the time for an overloaded machine to end
     reported = [(tmp_path / f"log{host}").read_text().splitlines() for host in range(NUM_TRAINING)]

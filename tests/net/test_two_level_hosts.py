@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launching.namespaces import Hosts, unavailable
+from experiments.ranks.hosts import Hosts, unavailable
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]

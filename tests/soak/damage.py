@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.launching.namespaces import Hosts
+from experiments.ranks.hosts import Hosts
 from tests.soak.attempt import Attempt
 from tests.soak.case import Fault
 

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from experiments.config.command_line import INTERRUPTED
 from experiments.config.errors import UserError
-from experiments.launching.namespaces import Hosts, unavailable
+from experiments.ranks.hosts import Hosts, unavailable
 from tests.soak import orphans
 from tests.soak.case import FAULTS, KINDS, Setup, draw_setup, methods
 from tests.soak.damage import can_mount

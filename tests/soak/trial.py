@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.launching.namespaces import Hosts
+from experiments.ranks.hosts import Hosts
 from tests.soak import advice, points
 from tests.soak.attempt import Attempt, Command, Ended
 from tests.soak.case import TIME, Fault, Setup, draw_plan

@@ -1,7 +1,5 @@
 """The comparison measures what it says: against closed forms on tiny gradients, and for every yaml there is."""
 
-import argparse
-import io
 import math
 import os
 import re
@@ -15,11 +13,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from rich.console import Console
 
 import micro
 from experiments import compare
-from experiments.benchmarks import bare, select, transform
 from experiments.config.errors import UserError
 from experiments.reports.names import in_order, label
 from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic, wide_sum
@@ -389,35 +385,3 @@ def test_panels_are_one_per_method() -> None:
     figure = draw_density_steps(pd.DataFrame(steps, columns=["method", "stream", "step", "build_up"]), "Title")
     assert [axes.get_title() for axes in figure.axes] == ["Top-k", "MiCRO"]
     assert all(len(axes.get_lines()) == 1 + len(TITLES) for axes in figure.axes)
-
-
-def test_selection_benchmark_times_ways_that_find_the_same() -> None:
-    x = torch.randn(5000)
-    found = {name: way() for name, way in select.ways(x, 2.0).items() if name != "torch.sum"}
-    assert all(torch.equal(indices.long(), found[select.OURS].long()) for indices in found.values())  # type: ignore[attr-defined]
-
-
-def test_selection_benchmark_writes_its_ratios(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    select.add_arguments(parser)
-    options = parser.parse_args(["--numel", "1000", "--density", "0.1", "--pairs", "3"])
-    options.out = tmp_path
-    select.run(options, Console(file=io.StringIO(), width=140))
-    (row,) = pd.read_csv(tmp_path / "select.csv").to_dict("records")
-    assert row["ours / torch.where"] > 0
-    assert row["ours / torch.sum"] > 0
-
-
-def test_packing_transforms_and_products_are_compared_with_the_bare_work() -> None:
-    rows = bare.measure(5000, [0.1, 0.01], rounds=1)
-    assert {row["name"] for row in rows} >= {"fft", "powersgd", "indices bitmap, density 0.1"}
-    assert "indices bitmap, density 0.01" not in {row["name"] for row in rows}, "a bitmap is refused there"
-    assert all(float(row["ratio"]) > 0 and float(row["goal"]) > 1 for row in rows)
-
-
-def test_transforms_are_timed_at_their_own_lengths() -> None:
-    frame = transform.measure([64, 67, 97], rounds=2)
-    assert frame["numel"].tolist() == [64, 67, 97]
-    assert frame["padded"].tolist() == [64, 72, 100]
-    assert (frame[["ours_ms", "rfft_ms"]] > 0).all(axis=None)
-    assert frame["ours_share"].iloc[0] == 1.0

@@ -15,7 +15,7 @@ PACKAGES = ("micro", "models", "data", "experiments")
 LEVELS = (  # the packages of experiments/: each imports from the levels above it in this list; entry points import all
     ("config",),
     ("runs",),
-    ("launching", "reports"),
+    ("launching", "ranks", "reports"),
     ("tracking",),
     ("training",),
     ("sweeps", "studies"),

@@ -13,17 +13,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
 
 from experiments.config.errors import UserError
-from experiments.launching.process_lifetime import exit_at_termination, kill_all
 
 MAX_HOSTS = 200
 _TOOLS = ("ip", "tc", "unshare", "setpriv", "hostname")
@@ -40,14 +39,6 @@ _EXIT_S = 5.0
 # $PPID differs if the parent died before setpriv set the signal for that case.
 _OWNED_START = 'hostname "$0" && [ "$PPID" = "$1" ] && shift && exec "$@"'
 _serial = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The exit code of a process on a host (negative for a signal), and its output."""
-
-    code: int
-    output: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +64,11 @@ def unavailable() -> str | None:
     """Try to make a host; return in one line why this machine cannot, None if it can."""
     try:
         with Hosts(1, "1gbit") as hosts:
-            (done,) = hosts.run([["hostname"]], timeout_s=_EXIT_S)
-    except (UserError, OSError) as error:
+            output = hosts.start(0, ["hostname"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            name = output.communicate(timeout=_EXIT_S)[0].strip()
+    except (UserError, OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return None if done.output.strip() == hosts.names[0] else f"a process on a host failed: {done.output.strip()}"
+    return None if name == hosts.names[0] else f"a process on a host failed: {name}"
 
 
 def bits_per_s(rate: str) -> float:
@@ -134,7 +126,7 @@ class Hosts:
         _remove_leftovers()
         with ExitStack() as undo:
             undo.callback(self._remove)
-            undo.enter_context(exit_at_termination())
+            undo.enter_context(_exit_at_termination())
             self._build()
             if self._rate:
                 self.shape(self._rate)
@@ -161,16 +153,6 @@ class Hosts:
                     _tool("tc", "-n", where, "qdisc", "delete", "dev", link, "root")
         self._rate = rate
 
-    @contextmanager
-    def cut(self, host: int) -> Iterator[None]:
-        """Cut a host off from the others while the context lasts: packets are lost, and nobody is told."""
-        link = (*_ip(self._bridge), "link", "set", f"port{host}")
-        _tool(*link, "down")
-        try:
-            yield
-        finally:
-            _tool(*link, "up")
-
     def start(
         self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any
     ) -> subprocess.Popen[Any]:
@@ -196,28 +178,6 @@ class Hosts:
             ["ip", "netns", "exec", space, *end, name, str(os.getpid())]
             for space, name in zip(self._spaces, self.names, strict=True)
         ]
-
-    def run(
-        self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]] = (), *, timeout_s: float
-    ) -> list[Exit]:
-        """Run one process on each host and return how they ended; those that take longer are killed.
-
-        Args:
-            commands, environments: one per host.
-        """
-        given = environments or [{}] * len(commands)
-        with ExitStack() as closing:
-            logs = [closing.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
-            started: list[subprocess.Popen[Any]] = []
-            closing.callback(kill_all, started)
-            for host, (command, more, log) in enumerate(zip(commands, given, logs, strict=True)):
-                started.append(self.start(host, command, more, stdout=log, stderr=log))
-            end = time.monotonic() + timeout_s
-            for process in started:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end - time.monotonic()))
-            kill_all(started)
-            return [Exit(process.returncode, _content(log)) for process, log in zip(started, logs, strict=True)]
 
     def counters(self) -> list[Counter]:
         """Return what each host has sent since its start; call it when the hosts send nothing."""
@@ -252,9 +212,30 @@ class Hosts:
         _tool(*_ip(space), "route", "change", *route)
 
     def _remove(self) -> None:
-        kill_all(self._started)  # those too that have not entered their namespace yet
+        for process in self._started:  # those too that have not entered their namespace yet
+            process.kill()
+        for process in self._started:
+            process.wait()
         for space in (*self._spaces, self._bridge):
             _remove_space(space)
+
+
+@contextmanager
+def _exit_at_termination() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP, where nothing handles them, raise SystemExit, so that hosts are removed."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+        before = {number: signal.signal(number, _exit) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _check_machine() -> None:
@@ -285,11 +266,6 @@ def _tool(*words: str) -> str:
     if done.returncode:
         raise UserError(f"this machine can have no hosts: '{' '.join(words)}' failed: {' '.join(done.stderr.split())}")
     return done.stdout
-
-
-def _content(log: Any) -> str:
-    log.seek(0)
-    return str(log.read())
 
 
 def _remove_leftovers() -> None:

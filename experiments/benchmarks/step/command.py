@@ -1,0 +1,192 @@
+"""Every method's reduction against its floor, or against another revision of this code.
+
+Methods are those of conf/sparsifier. The floor is what a sparse step has to move whatever it selects:
+``residual.add_(grad)``, one read of the rank's own slice, ``grad.zero_()``. It is timed beside every single step, so
+that a machine that slows down slows both. *floors* is what a step takes beside the wire, select + rest, by that time:
+its median over steps with the middle half of them. *bytes an element* are those that one more step, which is not timed,
+reads and writes; *in floors* by a floor's: what the step would take at the floor's speed. A goal that is missed with
+more bytes than it allows is marked so.
+
+With --against ranks of both revisions are there for the whole comparison. For each method they take turns of a few
+steps, and what is compared is the ratio of a pair of turns, new over old. Loops of the other revision are compiled
+first, which takes up to a minute. A command that is stopped writes what it has.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import product
+
+import pandas as pd
+from rich.console import Console
+
+from experiments.benchmarks import tables
+from experiments.benchmarks.step import traffic, turns
+from experiments.benchmarks.step.goals import goal, verdict
+from experiments.benchmarks.step.measure import Case, Sides, Turn, measure
+from experiments.benchmarks.step.older import checked_out
+from experiments.benchmarks.tables import Column, Columns
+from experiments.config.command_line import comma_list
+from experiments.config.errors import UserError
+from experiments.config.option_types import to_density, to_positive, whole_number
+from experiments.config.ranges import MOST_ON_A_MACHINE
+from experiments.ranks.group import RankFailure, measuring_ranks
+from experiments.ranks.measures import Row
+from experiments.studies.methods import build_methods, known_methods, select_names
+
+NAME = "step"
+OLD, NEW = "the other revision", "this code"
+MEDIANS = ("select_s", "rest_s", "exchange_s", "total_s", "floor_s", "floors", "bytes_sent", "build_up")
+RATIOS = ("floors", "own_s", "total_s", "bytes_sent")
+CASE: Columns = {
+    "method": Column("method"),
+    "d": Column("numel", "{:,.0f}"),
+    "density": Column("density", "{:g}"),
+}
+STEP: Columns = {
+    **CASE,
+    "select ms": Column("select_s", "{:.2f}", 1e3),
+    "rest ms": Column("rest_s", "{:.2f}", 1e3),
+    "exchange ms": Column("exchange_s", "{:.2f}", 1e3),
+    "total ms": Column("total_s", "{:.2f}", 1e3),
+    "floor ms": Column("floor_s", "{:.2f}", 1e3),
+    "floors": Column("floors", "{:.2f}"),
+    "middle half": Column("floors_half"),
+    "goal": Column("goal_floors", "{:g}"),
+    "met": Column("met"),
+    "bytes an element": Column("bytes_per_element", "{:.1f}"),
+    "in floors": Column("bytes_in_floors", "{:.2f}"),
+    "MB sent": Column("bytes_sent", "{:.3f}", 1e-6),
+    "density / target": Column("build_up", "{:.2f}"),
+    "steps": Column("steps", "{:.0f}"),
+}
+AGAINST: Columns = {
+    **CASE,
+    "floors before": Column("old_floors", "{:.2f}"),
+    "floors now": Column("new_floors", "{:.2f}"),
+    "floors": Column("floors", "{:.3f}"),
+    "middle half": Column("floors_half"),
+    "select + rest": Column("own_s", "{:.3f}"),
+    "whole step": Column("total_s", "{:.3f}"),
+    "middle half of it": Column("total_s_half"),
+    "bytes sent": Column("bytes_sent", "{:.3f}"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this benchmark."""
+    add = parser.add_argument
+    lengths, densities = comma_list(whole_number()), comma_list(to_density)
+    add("--numel", type=lengths, default="11181642", metavar="D,D", help="lengths d (%(default)s: ResNet-18)")
+    add("--density", type=densities, default="0.01", metavar="P,P", help="(%(default)s)")
+    add("--methods", type=comma_list(str), default=[], metavar="A,B", help="names of conf/sparsifier; all by default")
+    add("--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks")
+    add("--steps", type=whole_number(), default=15, help="steps that count, after a warm-up")
+    add(
+        "--limit",
+        type=to_positive,
+        default=7.0,
+        metavar="SECONDS",
+        help="about the longest that a method may take, by fewer steps, though never fewer than 15 (%(default)s)",
+    )
+    add("--against", metavar="REVISION", help="compare with another revision of the code, in turn")
+    add(
+        "--pairs", type=whole_number(), default=7, help="with --against: turns of each, of --steps in all (%(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Measure, print each method and then all, and write the table.
+
+    Raises:
+        UserError: no such method or revision, or one of the two cannot measure.
+        RankFailure: a rank failed.
+    """
+    methods = select_names(arguments.methods, known_methods(), "methods")
+    build_methods(methods, arguments.density[0])  # a mistake shows here, not on the ranks
+    if arguments.against is None:
+        columns, title = STEP, "What a step costs"
+        methods = [*methods, turns.TOPK]
+    else:
+        columns, title = AGAINST, f"What a step costs: this code over {arguments.against}"
+    cases = [Case(method, *place) for *place, method in product(arguments.numel, arguments.density, methods)]
+
+    def report(frame: pd.DataFrame) -> None:
+        ranks = f"{arguments.nproc} ranks; medians of steps"
+        blocks = [ranks, tables.table(frame, columns), *([] if arguments.against else [_goals(frame)])]
+        arguments.benchmark = NAME if arguments.against is None else f"{NAME}-against"
+        tables.write(frame, title, blocks, arguments, console)
+
+    tables.report_rows(_measured(arguments, cases, console), report)
+
+
+def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console) -> Iterator[Row]:
+    """Yield the row of each case, and print a line for it."""
+    settings = {"steps": arguments.steps, "limit_s": arguments.limit}
+    with ExitStack() as stack:
+        sides: Sides = {}
+        if arguments.against is not None:
+            tree = stack.enter_context(checked_out(arguments.against))
+            sides |= {OLD: stack.enter_context(measuring_ranks(arguments.nproc, tree))}
+        sides |= {NEW: stack.enter_context(measuring_ranks(arguments.nproc))}
+        for number, case in enumerate(cases):
+            if arguments.against is None:
+                (taken,) = measure(sides, case, **settings, num_turns=1)
+                row = _row(case, taken, sides)
+            else:
+                row = compared(case, _pairs(sides, case, arguments.pairs, settings))
+            line = (
+                f"{row['floors']:.3g} floors" if arguments.against is None else f"ratio {row['floors']:.3f} of floors"
+            )
+            half = f"middle half {row['floors_half']}"
+            console.print(f"{number + 1} of {len(cases)}: {case.method}: {line}, {half}", highlight=False, markup=False)
+            yield row
+
+
+def _pairs(sides: Sides, case: Case, num_turns: int, settings: dict[str, float]) -> list[Turn]:
+    try:
+        return measure(sides, case, **settings, num_turns=num_turns)  # type: ignore[arg-type]
+    except RankFailure as error:
+        raise UserError(f"the two revisions cannot both measure {case.method}: {error}") from error
+
+
+def _row(case: Case, taken: Turn, sides: Sides) -> Row:
+    """Return the medians over steps, with the bytes that a step moves, and whether it meets its goal."""
+    steps = taken[NEW]
+    row: Row = {key: statistics.median(step[key] for step in steps) for key in MEDIANS}
+    moved = sides[NEW].call(traffic.of_this_rank)
+    step_bytes, floor_bytes = (max(each) for each in zip(*moved, strict=True))
+    row |= {"bytes_per_element": step_bytes, "bytes_in_floors": step_bytes / floor_bytes}
+    met = verdict(case.method, row["floors"], row["bytes_in_floors"])
+    half = middle_half([step["floors"] for step in steps])
+    own = {"goal_floors": goal(case.method), "met": met, "floors_half": half, "steps": len(steps)}
+    return {"method": case.method, "numel": case.numel, "density": case.density, **row, **own}
+
+
+def compared(case: Case, pairs: list[Turn]) -> Row:
+    """Return the medians over pairs of turns of new / old, with the middle half, and of both sides' floors."""
+    medians = [
+        {side: {key: statistics.median(step[key] for step in steps) for key in RATIOS} for side, steps in turn.items()}
+        for turn in pairs
+    ]
+    row: Row = {"method": case.method, "numel": case.numel, "density": case.density}
+    for key in RATIOS:
+        found = [turn[NEW][key] / turn[OLD][key] if turn[OLD][key] else 1.0 for turn in medians]
+        row |= {key: statistics.median(found), f"{key}_half": middle_half(found)}
+    for side, name in ((OLD, "old_floors"), (NEW, "new_floors")):
+        row[name] = statistics.median(turn[side]["floors"] for turn in medians)
+    return row
+
+
+def middle_half(values: list[float]) -> str:
+    """Return the first and the third quartile in words."""
+    first, third = pd.Series(values).quantile([0.25, 0.75])
+    return f"{first:.2f}-{third:.2f}"
+
+
+def _goals(frame: pd.DataFrame) -> str:
+    """Say how many methods meet their goals, and name the others."""
+    held = frame[frame["goal_floors"].notna()]
+    missed = held.loc[held["met"] != "yes", "method"]
+    return f"{len(held) - len(missed)} of {len(held)} meet their goals; not: {', '.join(missed) or 'none'}."

@@ -1,0 +1,64 @@
+"""Steps of one method by one revision, or by two that take turns."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from experiments.benchmarks.step import turns
+from experiments.benchmarks.step.turns import Times
+from experiments.ranks.group import RankGroup
+
+WARMUP = 40  # MiCRO's repaired rule searches while residuals fill up, and steers after
+LEAST_WARMUP = 10
+LEAST_STEPS = 5
+
+Sides = Mapping[str, RankGroup]  # ranks of each revision, by its name
+Turn = dict[str, list[Times]]  # steps of each side, as the slowest rank took them
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A method at one length and density."""
+
+    method: str
+    numel: int
+    density: float
+
+
+class Counts(NamedTuple):
+    """How many steps of a method are taken."""
+
+    warmup: int
+    counted: int
+
+
+def counts(step_s: float, steps: int, limit_s: float) -> Counts:
+    """Return how many steps fit into ``limit_s``, at most ``WARMUP`` and ``steps``; a slow method gets fewer."""
+    affordable = int(limit_s / step_s)
+    counted = min(steps, max(LEAST_STEPS, affordable // 4))
+    return Counts(min(WARMUP, max(LEAST_WARMUP, affordable - counted)), counted)
+
+
+def measure(sides: Sides, case: Case, *, steps: int, limit_s: float, num_turns: int) -> list[Turn]:
+    """Return the turns of a case: in each, every side takes as many steps; which comes first changes.
+
+    Args:
+        steps: of a side in all turns together, after a warm-up.
+        limit_s: about the longest that all of them may take.
+    """
+    step_s = max(max(ranks.call(turns.begin, case.method, case.numel, case.density)) for ranks in sides.values())
+    warmup, counted = counts(step_s, steps, limit_s / len(sides))
+    for ranks in sides.values():
+        ranks.call(turns.turn, warmup - turns.NUM_TRIED)
+    found, size = [], math.ceil(counted / num_turns)
+    for number in range(num_turns):
+        order = list(sides) if number % 2 else list(reversed(sides))
+        found.append({side: slowest(sides[side].call(turns.turn, size)) for side in order})
+    return found
+
+
+def slowest(ranks: Sequence[Sequence[Times]]) -> list[Times]:
+    """Return for each step the largest of all ranks, key by key, with ``floors``: own time in floors."""
+    steps = [{key: max(row[key] for row in together) for key in together[0]} for together in zip(*ranks, strict=True)]
+    return [{**row, "floors": row["own_s"] / row["floor_s"]} for row in steps]

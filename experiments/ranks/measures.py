@@ -1,0 +1,24 @@
+"""What functions that measure on a rank share: the rank's device, and the time of the slowest rank."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from micro.comm import GroupComm
+
+Row = dict[str, Any]
+Settings = dict[str, Any]
+
+
+def own_device() -> torch.device:
+    """Return the device on which this rank measures: its own GPU with the backend nccl, else the CPU."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def slowest(value: float, device: torch.device) -> float:
+    """Return the largest value of all ranks: a step lasts until its slowest rank is done."""
+    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    return float(GroupComm(timed=False).gather_rows(mine).max())

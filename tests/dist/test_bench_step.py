@@ -1,0 +1,110 @@
+"""`bench step`: every method beside its floor, or beside an older revision of this code."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from experiments.bench import main
+from experiments.benchmarks.step import command, goals, measure, older
+from experiments.benchmarks.step.traffic import bytes_per_element
+from experiments.config.paths import ROOT
+from experiments.studies.methods import known_methods
+from micro import kernels
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
+WORDS = ("step", "--numel", "2000", "--density", "0.05", "--steps", "2", "--limit", "0.01", "--methods", "micro,topk")
+FIRST_WITHOUT_LIBRARY = "3501483"
+
+
+def test_methods_stand_beside_their_floors_and_goals(tmp_path: Path) -> None:
+    main([*WORDS, "--out", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "step.csv")
+    assert table["method"].tolist() == ["micro", "topk", "(torch.topk alone)"]
+    assert (table[["total_s", "floor_s", "floors"]] > 0).all(axis=None)
+    assert table["goal_floors"].tolist()[:2] == [1.5, 2.5]
+    assert (table["bytes_per_element"][:2] >= 16).all()
+    assert (tmp_path / "step.md").exists()
+
+
+def test_an_older_revision_and_this_code_take_turns(tmp_path: Path) -> None:
+    if older._git("cat-file", "-e", FIRST_WITHOUT_LIBRARY) is None:
+        pytest.skip("a clone without history has no older revision")
+    main([*WORDS, "--against", FIRST_WITHOUT_LIBRARY, "--pairs", "2", "--out", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "step-against.csv")
+    assert table["method"].tolist() == ["micro", "topk"]
+    assert (table[["floors", "old_floors", "new_floors", "total_s"]] > 0).all(axis=None)
+    assert table["bytes_sent"].tolist() == pytest.approx([1.0, 1.0], abs=0.1)
+
+
+def test_ratios_are_of_pairs_of_turns() -> None:
+    def steps(*floors: float) -> list[dict[str, float]]:
+        return [{"floors": each, "own_s": each, "total_s": 2 * each, "bytes_sent": 8.0} for each in floors]
+
+    pairs = [{command.OLD: steps(2, 9, 2), command.NEW: steps(1)}, {command.OLD: steps(4), command.NEW: steps(2)}]
+    row = command.compared(measure.Case("micro", 10, 0.1), pairs)
+    assert (row["floors"], row["total_s"], row["bytes_sent"]) == (0.5, 0.5, 1.0)
+    assert (row["old_floors"], row["new_floors"]) == (3.0, 1.5)
+
+
+def test_a_step_lasts_as_long_as_on_its_slowest_rank() -> None:
+    first, second = [{"own_s": 1.0, "floor_s": 2.0}], [{"own_s": 3.0, "floor_s": 1.0}]
+    assert measure.slowest([first, second]) == [{"own_s": 3.0, "floor_s": 2.0, "floors": 1.5}]
+
+
+def test_a_command_that_is_stopped_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = measure.Case("micro", 2000, 0.05)
+    row = dict.fromkeys(command.RATIOS, 0.5) | {"floors_half": "0.50-0.50", "goal_floors": 1.5, "met": "yes"}
+
+    def stopped(*_: Any) -> Any:
+        yield {"method": case.method, "numel": case.numel, "density": case.density, **row}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_measured", stopped)
+    with pytest.raises(SystemExit, match="130"):
+        main([*WORDS, "--out", str(tmp_path)])
+    assert pd.read_csv(tmp_path / "step.csv")["method"].tolist() == ["micro"]
+
+
+def test_a_revision_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["step", "--against", "no/such/revision", "--out", str(tmp_path)])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--against" in line
+    assert "no/such/revision" in line
+
+
+def test_a_slow_method_takes_fewer_steps() -> None:
+    assert measure.counts(0.01, steps=15, limit_s=7.0) == (40, 15)
+    assert measure.counts(0.2, steps=15, limit_s=7.0) == (27, 8)
+    assert measure.counts(9.0, steps=15, limit_s=7.0) == (10, 5)
+
+
+def test_bytes_are_those_of_operations_and_compiled_loops() -> None:
+    x, residual = torch.ones(5000), torch.zeros(5000)
+
+    def step() -> None:
+        kernels.absorb_(residual, x)  # 16 bytes an element
+        residual[:2500].abs().sum()  # reads 4, writes 4, reads 4 of a half
+        residual.view(50, 100)[0, :10].sum()  # next to nothing
+        torch.empty_like(x)
+        x.index_select(0, torch.arange(10))
+
+    assert bytes_per_element(step, 5000) == pytest.approx(16 + (4 + 4 + 4) / 2, abs=0.01)
+
+
+def test_every_method_has_a_goal_or_is_held_against_something_else() -> None:
+    assert {name.split("_")[0] for name in known_methods()} == set(goals.FLOORS) | goals.NOT_IN_FLOORS
+    assert goals.verdict("qsgd_published", 4.0) == "yes"
+    assert goals.verdict("qsgd_published", 4.1) == "no"
+    assert goals.verdict("qsgd_published", 4.1, bytes_in_floors=4.05) == "no: bytes"
+    assert goals.verdict("powersgd", 9.0) == ""
+
+
+def test_the_other_revision_takes_what_measures_from_this_one() -> None:
+    with older.checked_out("HEAD") as tree:
+        for name in ("benchmarks/step/turns.py", "ranks/worker.py"):
+            assert (tree / "experiments" / name).read_text() == (ROOT / "experiments" / name).read_text()
+    assert not tree.exists()

@@ -1,0 +1,54 @@
+"""What tests do on hosts beside what the benchmarks need: run a command on each, and cut one off."""
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
+
+from experiments.ranks.hosts import Hosts
+
+
+class Exit(NamedTuple):
+    """The exit code of a process on a host (negative for a signal), and its output."""
+
+    code: int
+    output: str
+
+
+def run(
+    hosts: Hosts,
+    commands: Sequence[Sequence[str]],
+    environments: Sequence[Mapping[str, str]] = (),
+    *,
+    timeout_s: float,
+) -> list[Exit]:
+    """Run one process on each host and return how they ended; those that take longer are killed."""
+    given = environments or [{}] * len(commands)
+    with ExitStack() as closing:
+        logs = [closing.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        started = [
+            hosts.start(host, command, more, stdout=log, stderr=log)
+            for host, (command, more, log) in enumerate(zip(commands, given, logs, strict=True))
+        ]
+        end = time.monotonic() + timeout_s
+        for process in started:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+            process.kill()
+            process.wait()
+        for log in logs:
+            log.seek(0)
+        return [Exit(process.returncode, log.read()) for process, log in zip(started, logs, strict=True)]
+
+
+@contextmanager
+def cut(hosts: Hosts, host: int) -> Iterator[None]:
+    """Cut a host off from the others while the context lasts: packets are lost, and nobody is told."""
+    link = ("ip", "-n", hosts._bridge, "link", "set", f"port{host}")
+    subprocess.run((*link, "down"), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run((*link, "up"), check=True)
