@@ -14,8 +14,6 @@ TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes lo
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadgroup --no-loadscope-reorder
 STUDIES = $(basename $(notdir $(wildcard $(patsubst %,conf/sweep/%.yaml,$(STUDY)))))
-DEMO_HEAD := `make demo` and `make demo-page` on a machine with two cores, which four workers share. `make demo-hosts` measures links, as root.
-DEMO_RUNS ?= results/runs
 ADVICE := results/figures/advice
 MODEL ?= resnet18
 COVERAGE := results/coverage
@@ -23,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-hosts demo-page figures reproduce study pages advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
+.PHONY: help setup demo demo-hosts figures reproduce study pages advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
   docs dist format bench lock clean clean-runs
 
 help: ## list the targets
@@ -54,11 +52,6 @@ demo: $(READY_FOR_DEMO) ## train a small ResNet with five methods on four worker
 demo-hosts: $(READY) ## the demo's methods on four hosts with links of 100 Mbit/s and 1 Gbit/s: measured (root on Linux)
 	@$(RUN) -m experiments.bench network --hosts 4 --steps 40 --methods ddp,topk,cltk,threshold,micro --page results/figures/demo_hosts.md \
 	  experiment=digits
-
-demo-page: $(READY) ## write results/published/demo.md from the demo's runs: DEMO_RUNS=DIR
-	@$(RUN) -m experiments.figures --table --runs $(DEMO_RUNS) --out results/figures/demo model=resnet8 dataset=digits cluster=local world_size=4 epochs=10
-	@{ printf '%s\n\n%s\n\n' '# The demo: five methods, four workers, density 0.01' '$(DEMO_HEAD)'; \
-	  cat results/figures/demo/summary.md; } >results/published/demo.md
 
 figures: $(READY) ## redraw tables and figures from the run folders alone
 	@$(RUN) -m experiments.figures

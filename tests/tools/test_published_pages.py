@@ -18,7 +18,7 @@ from experiments.reports.pages.curves import curves
 from experiments.reports.pages.finished import finished_rows
 from experiments.reports.pages.forms import forms
 from experiments.reports.pages.page import Page, load_page, page_names, write_page
-from experiments.reports.pages.table import COLUMNS, FOLDER, add, read
+from experiments.reports.pages.table import COLUMNS, FOLDER, STAGES, add, read
 from experiments.reports.pages.tables import KINDS
 from experiments.reports.rounds_in_words import exchanged, short
 from tests.waiting import LIMIT_S
@@ -32,7 +32,7 @@ def run(value: float, seed: int = 0, **columns: Any) -> dict[str, Any]:
     """Return a run of four steps and one epoch, with two evaluations."""
     given = dict.fromkeys(COLUMNS, "") | TRAINING | USUAL | {"studies": "study", "schema": "1", "num_seeds": 1}
     given |= {"seed": seed, "measured_density": 0.01, "compute_s": 0.1, "code": "ab12", **columns}
-    for column in ("low", "high", "at_100mbit_s", "at_1gbit_s"):
+    for column in ("low", "high", "at_100mbit_s", "at_1gbit_s", *STAGES):
         given[column] = columns.get(column, float("nan"))
     sent = 1000 if given["sparsifier"] == "dense" else 20
     config = {"batch_size": 4, "accumulate": 1, "dataset.sequence_length": 64}

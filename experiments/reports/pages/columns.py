@@ -48,6 +48,18 @@ def _reached_at(share: str) -> Show:
     return show
 
 
+def _of_sparse(show: Show) -> Show:
+    return lambda row: "-" if row["sparsifier"] == "dense" else show(row)
+
+
+def _milliseconds(column: str) -> Show:
+    return lambda row: f"{1e3 * row[column]:.3g}"
+
+
+def _step_on_link(column: str) -> Show:
+    return lambda row: f"{1e3 * row[column] / row['step']:.3g}"
+
+
 def _seconds(column: str) -> Show:
     return lambda row: "" if pd.isna(row[column]) else f"{row[column]:.3g}"
 
@@ -56,7 +68,7 @@ COLUMNS: dict[str, Show] = {
     "method": lambda row: label(row["sparsifier"]),
     "form": lambda row: label(row["sparsifier"], row["form"]),
     "what is exchanged": lambda row: str(row["form"]),
-    "target": lambda row: "-" if row["sparsifier"] == "dense" else f"{row['density']:.3g}",
+    "target": _of_sparse(lambda row: f"{row['density']:.3g}"),
     "rate": lambda row: f"{row['rate']:g}",
     "rates tried": lambda row: f"{row['trials']}",
     "epochs": lambda row: f"{row['epochs']}",
@@ -67,6 +79,12 @@ COLUMNS: dict[str, Show] = {
     "to dense": _to_dense,
     "density": lambda row: f"{row['measured_density']:.3g}",
     "sent": lambda row: human_bytes(row["total_bytes"]),
+    "error, %": _of_sparse(lambda row: f"{100 * row['density_error']:.3g}"),
+    "build-up": _of_sparse(lambda row: f"{row['measured_density'] / row['density']:.3g}"),
+    "sent a step": lambda row: human_bytes(row["batch_bytes"]),
+    **{f"{stage}, ms": _milliseconds(f"{stage}_s") for stage in ("compute", "select", "exchange", "rest", "total")},
+    "1 Gbit/s, ms": _step_on_link("at_1gbit_s"),
+    "100 Mbit/s, ms": _step_on_link("at_100mbit_s"),
     "of dense": lambda row: f"{100 * row['of_dense']:.3g} %",
     "sent, kB": _kilobytes,
     **{f"{100 * share:g} %": _reached_at(f"{100 * share:g}") for share in SHARES},

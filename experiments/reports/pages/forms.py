@@ -11,7 +11,7 @@ from experiments.config.errors import UserError
 from experiments.reports.link_times import RATES, exchange_s
 from experiments.reports.measures import metric_of
 from experiments.reports.names import in_order
-from experiments.reports.pages.table import FORM, TRAINING, configs, points
+from experiments.reports.pages.table import FORM, STAGES, TRAINING, configs, points
 
 KEYS = [*TRAINING, *FORM, "metric"]
 SHARES = (0.9, 0.95, 0.99)  # of what dense training ends with
@@ -75,7 +75,7 @@ def _of_runs(last: pd.DataFrame) -> pd.DataFrame:
     rows = last.groupby(KEYS, dropna=False).agg(
         num_seeds=("run", "size"),
         **{column: ("value", how) for column, how in (("value", "mean"), ("low", "min"), ("high", "max"))},
-        **{column: (column, "mean") for column in ("measured_density", "total_bytes", *SECONDS)},
+        **{column: (column, "mean") for column in ("measured_density", "total_bytes", "compute_s", *SECONDS, *STAGES)},
         **{column: (column, "first") for column in ("step", "batches", "batch_size")},
         code=("code", _distinct),
         machine=("machine", _distinct),

@@ -13,6 +13,7 @@ from experiments.reports.csv_files import write_csv
 from experiments.reports.frames import Frames
 from experiments.reports.provenance import UNKNOWN, Origin
 from experiments.reports.run_configs import Config
+from experiments.reports.summary import stage_times
 
 FOLDER = ROOT / "results" / "published" / "runs"
 SCHEMA = 1
@@ -25,10 +26,12 @@ ORIGIN = {  # column -> what an origin calls it
     "runs_at_once": "runs at once",
 }
 POINT = ["epochs_done", "step", "value", "total_bytes", "num_collectives"]  # of a curve, at each evaluation
-NUMBERS = ["seed", "num_seeds", "measured_density", "low", "high", "compute_s", "at_100mbit_s", "at_1gbit_s"]
+STAGES = ["density_error", "select_s", "exchange_s", "rest_s", "total_s"]  # only in files of runs with real workers
+NUMBERS = ["seed", "num_seeds", "measured_density", "low", "high", "compute_s", "at_100mbit_s", "at_1gbit_s", *STAGES]
 COLUMNS = [
     *("run", "kind", "studies", *TRAINING, *FORM, "seed", "num_seeds", "metric", "measured_density", "low", "high"),
-    *("reached", "compute_s", "at_100mbit_s", "at_1gbit_s", *ORIGIN, "manifest", "schema", "config", "curve"),
+    *("reached", "compute_s", "at_100mbit_s", "at_1gbit_s", *STAGES),
+    *(*ORIGIN, "manifest", "schema", "config", "curve"),
 ]
 """Columns of the table.
 
@@ -36,7 +39,8 @@ kind: ``run``, or ``mean``: what is known of several runs of which no record is 
 ends of their range; ``reached``, for 90, 95 and 99 % of dense's end the share, how many of them came there, and the
 means of their bytes and epochs; and the seconds of the whole run on links. studies: those of conf/sweep that have the
 run. form: in what it differs from the usual settings of its study. measured_density: a mean over steps. compute_s:
-seconds in which a worker computes for one batch, a median. config: its settings as JSON, without those that change no
+seconds in which a worker computes for one batch, a median; of real workers also STAGES, means of the density's error
+and medians of the seconds of a step. config: its settings as JSON, without those that change no
 number. curve: POINT at each evaluation, commas within and semicolons between; what is not known is empty.
 """
 
@@ -80,7 +84,8 @@ def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
         path = folder / f"{study}.csv"
         before = _read(path) if path.exists() else own.iloc[:0]
         after = pd.concat([before[~before["run"].isin(own["run"])], own]).sort_values(["kind", "run"])
-        written.append(write_csv(after[COLUMNS], path))
+        known = [column for column in COLUMNS if column not in STAGES or after[column].notna().any()]
+        written.append(write_csv(after[known], path))
     return written
 
 
@@ -94,11 +99,12 @@ def _read(path: Path) -> pd.DataFrame:
     texts = [column for column in COLUMNS if column not in {*NUMBERS, "density", "rate", "world_size", "epochs"}]
     try:
         rows = pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=_empty(NUMBERS))
-        missing = [column for column in COLUMNS if column not in rows]
+        missing = [column for column in COLUMNS if column not in rows and column not in STAGES]
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(rows["schema"]) - {str(SCHEMA)}:
             raise ValueError(f"its schema is {', '.join(sorted(set(rows['schema'])))}, not {SCHEMA}")
+        rows = rows.reindex(columns=COLUMNS)
         points(rows), configs(rows)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
@@ -130,6 +136,7 @@ def _row(frames: Frames, run: str, form: str, metric: str) -> dict[str, object]:
         "measured_density": steps.loc[~steps["skipped"], "density"].mean(),
         "reached": "",
         "compute_s": _compute_s(steps, config),
+        **_stages(steps, config),
         "manifest": frames.manifests.get(run, "")[:16],
         "schema": SCHEMA,
         "config": _as_json(config),
@@ -147,6 +154,15 @@ def _compute_s(steps: pd.DataFrame, config: Config) -> float:
     workers = int(str(config["cluster.world_size"])) if config.get("cluster.name") == "simulated" else 1
     seconds = steps["compute_s"] if "compute_s" in steps else pd.Series(dtype=float)
     return float(seconds.median()) / (workers * int(str(config.get("accumulate", 1))))
+
+
+def _stages(steps: pd.DataFrame, config: Config) -> dict[str, float]:
+    """Return STAGES of one run; NaN where workers were simulated, which share their time."""
+    if config.get("cluster.name") == "simulated":
+        return dict.fromkeys(STAGES, float("nan"))
+    times = stage_times(steps).iloc[0] / 1000
+    error = steps.loc[~steps["skipped"], "density_error"].mean()
+    return {"density_error": error} | {column: times[f"{column.removesuffix('_s')}_ms"] for column in STAGES[1:]}
 
 
 def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> str:
