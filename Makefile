@@ -50,7 +50,7 @@ demo: $(READY_FOR_DEMO) ## train a small ResNet with five methods on four worker
 	@$(RUN) -m experiments.figures
 
 demo-hosts: $(READY) ## the demo's methods on four hosts with links of 100 Mbit/s and 1 Gbit/s: measured (root on Linux)
-	@$(RUN) -m experiments.bench network --hosts 4 --steps 40 --methods ddp,topk,cltk,threshold,micro --page results/figures/demo_hosts.md \
+	@$(RUN) -m experiments.bench network --hosts 4 --steps 40 --methods ddp,topk,cltk,threshold,micro --out results/figures/demo_hosts \
 	  experiment=digits
 
 figures: $(READY) ## redraw tables and figures from the run folders alone

@@ -23,7 +23,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import gpu, loop, network, network_rounds, rules
+from experiments.benchmarks import gpu, loop, rules
+from experiments.benchmarks.network import command as network
+from experiments.benchmarks.network import rounds as network_rounds
 from experiments.benchmarks.step import command as step
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path

@@ -23,7 +23,7 @@ from experiments.config.option_types import to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.profiles import backward, link, select
-from experiments.profiles.measure_on_ranks import DEVICES, check_device, join, measure
+from experiments.profiles.on_ranks import DEVICES, check_device, join, start
 from experiments.ranks.group import RankFailure
 from experiments.reports.output import check_file, write_or_rescue
 
@@ -45,13 +45,16 @@ def _measure(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
     command = options.command
     check_device(options.device, options.nproc)
-    settings = {"nproc": options.nproc, "device": options.device}
-    settings |= command.prepare(options, ranks.world_size if ranks else options.nproc)
+    settings = command.prepare(options, ranks.world_size if ranks else options.nproc)
     check_file(options.out, prefix="micro-")
-    rows = join(command.work, settings, ranks) if ranks else measure(command.work, settings)
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    if ranks:
+        rows = join(command.work, settings, ranks, device=options.device)
+    else:
+        with console.status(f"measuring on {options.nproc} ranks"):
+            rows = start(command.work, settings, nproc=options.nproc, device=options.device)
     if rows is None:
         return
-    console = Console() if sys.stdout.isatty() else Console(width=140)
 
     def write(folder: Path) -> list[Path]:
         where = argparse.Namespace(**{**vars(options), "out": folder / options.out.name})

@@ -1,4 +1,4 @@
 """What ``python -m experiments.profile`` measures, one file per command.
 
-May import: config to studies. Begin reading at measure_on_ranks.py, then backward.py.
+May import: config to studies, ranks. Begin reading at on_ranks.py, then backward.py.
 """

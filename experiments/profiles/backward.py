@@ -11,20 +11,20 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
 from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
-from experiments.profiles.measure_on_ranks import Report, device_name
-from experiments.ranks.measures import Row, Settings
+from experiments.profiles.on_ranks import device_name
+from experiments.ranks.measures import Row, Settings, own_device
+from experiments.reports.markdown import table
 from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.seeding import seed_step
@@ -63,30 +63,24 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     for word in options.overrides:
         if word.split("=")[0].split(".")[0] in SETTLED:
             raise UserError(f"'{word}': nothing is communicated or written as a run here, leave it out")
-    config = _config(options.overrides or DEFAULTS, world_size)
-    return {
-        "overrides": options.overrides or DEFAULTS,
-        "steps": options.steps,
-        "num_parts": WARMUP + options.steps,
-        "label": f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}",
-    }
+    overrides = options.overrides or DEFAULTS
+    _config(overrides, world_size)
+    return {"overrides": overrides, "steps": options.steps}
 
 
-def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
+def work(settings: Settings) -> list[Row]:
     """Time the steps of this rank; return a row for each rank: the stamps of its steps, and facts of the model."""
-    config = _config(settings["overrides"], dist.get_world_size())
+    config, device = _config(settings["overrides"], dist.get_world_size()), own_device()
     task = load_task(config, device)
-    batches = _endless(task)
+    batches = endless_batches(task)
     optimizer = build_optimizer(config.optimizer, task.model, config.lr)
-    stopwatch = _DeviceStopwatch(device) if device.type == "cuda" else _HostStopwatch()
-    watched = Watched(task.model, stopwatch)
+    watched = Watched(task.model, Stopwatch(device))
     steps = []
     for step in range(WARMUP + settings["steps"]):
         batch = next(batches)
         seed_step(config.seed, step, dist.get_rank(), device)
         dist.barrier()  # ranks contend for the machine as they do in training, where every step joins them
         steps.append(watched.step(partial(_loss, task, batch=batch), optimizer))
-        report()
     row = {
         "model": config.model.name,
         "batch_size": config.batch_size,
@@ -107,7 +101,7 @@ def write(rows: list[Row], options: argparse.Namespace, console: Console) -> lis
     """
     trace = merge(rows)
     trace.save(options.out)
-    console.print(_table(trace))
+    console.print(_table(trace), soft_wrap=True, highlight=False)
     return [options.out]
 
 
@@ -167,46 +161,31 @@ def _median_or_none(rows: Sequence[Row], kind: str, name: str) -> float | None:
     return _median(rows, kind, name) if everywhere else None
 
 
-class Stopwatch(Protocol):
-    """Stamps whose distances are known after the step."""
+class Stopwatch:
+    """Stamps of moments, whose distances are known after ``finish``: the clock's, or events of a GPU's stream.
 
-    def stamp(self) -> Any:
-        """Return a stamp of this moment of the work, without waiting for it."""
-
-    def finish(self) -> None:
-        """Wait until all stamped work is done."""
-
-    def seconds(self, first: Any, second: Any) -> float:
-        """Return the seconds between two stamps, after ``finish``."""
-
-
-class _HostStopwatch:
-    def stamp(self) -> float:
-        return time.perf_counter()
-
-    def finish(self) -> None:
-        """Nothing is queued on a CPU."""
-
-    def seconds(self, first: float, second: float) -> float:
-        return second - first
-
-
-class _DeviceStopwatch:
-    """Events of the stream that is current where the stamp is taken; hooks run with that of the forward pass."""
+    A hook runs with the stream that was current in the forward pass.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def stamp(self) -> torch.cuda.Event:
+    def stamp(self) -> Any:
+        """Return a stamp of this moment of the work, without waiting for it."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def finish(self) -> None:
-        torch.cuda.synchronize(self._device)
+        """Wait until all stamped work is done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
-    def seconds(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        return first.elapsed_time(second) / 1e3
+    def seconds(self, first: Any, second: Any) -> float:
+        """Return the seconds between two stamps."""
+        return first.elapsed_time(second) / 1e3 if self._device.type == "cuda" else second - first
 
 
 class Watched:
@@ -268,7 +247,8 @@ def _loss(task: Task, model: nn.Module, batch: Batch) -> Tensor:
     return task.loss(model, batch)[0]
 
 
-def _endless(task: Task) -> Iterator[Batch]:
+def endless_batches(task: Task) -> Iterator[Batch]:
+    """Yield this rank's batches, epoch after epoch."""
     batches = task.batches(dist.get_rank())
     return itertools.chain.from_iterable(batches.epoch(epoch) for epoch in itertools.count())
 
@@ -279,11 +259,9 @@ def _config(overrides: list[str], world_size: int) -> TrainConfig:
     return config
 
 
-def _table(trace: Trace) -> Table:
+def _table(trace: Trace) -> str:
     title = f"{trace.model}, batch {trace.batch_size}, ranks: {trace.world_size}, medians of {trace.num_steps} steps"
-    table = Table(title=title)
-    for column in ("tensors", "parameters", "MB", "forward ms", "backward ms", "update ms"):
-        table.add_column(column, justify="right")
-    times = (f"{1e3 * seconds:.2f}" for seconds in (trace.forward_s, trace.backward_s, trace.update_s))
-    table.add_row(f"{len(trace.layers)}", f"{trace.numel:,}", f"{trace.num_bytes / 1e6:.2f}", *times)
-    return table
+    columns = ["tensors", "parameters", "MB", "forward ms", "backward ms", "update ms"]
+    times = [f"{1e3 * seconds:.2f}" for seconds in (trace.forward_s, trace.backward_s, trace.update_s)]
+    cells = [f"{len(trace.layers)}", f"{trace.numel:,}", f"{trace.num_bytes / 1e6:.2f}", *times]
+    return f"{title}\n\n{table(columns, [cells])}"

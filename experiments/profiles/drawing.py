@@ -1,6 +1,6 @@
 """Curves that were measured: points and the line that fits them, both axes logarithmic."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -12,14 +12,12 @@ from experiments.reports.figure_parts import head, new_figure, plain_log
 from experiments.reports.plot_style import MARKERS, PALETTE, style
 from micro.planning.tables import Curve
 
-WIDTH_INCHES = 4.0
 
-
-def numbers_of(curves: Iterable[tuple[str, Curve]], key: str, size: str) -> pd.DataFrame:
+def numbers_of(curves: Mapping[str, Curve], key: str, size: str) -> pd.DataFrame:
     """Return the points of all curves; columns ``key``, ``size``, seconds and fit_s."""
     rows = [
         {key: name, size: x, "seconds": y, "fit_s": curve.alpha_s + curve.beta_s * x}
-        for name, curve in curves
+        for name, curve in curves.items()
         for x, y in zip(curve.sizes, curve.seconds, strict=True)
     ]
     return pd.DataFrame(rows)
@@ -29,7 +27,7 @@ def numbers_of(curves: Iterable[tuple[str, Curve]], key: str, size: str) -> pd.D
 def draw_curves(numbers: pd.DataFrame, labels: Mapping[str, str], title: str, x_name: str) -> Figure:
     """Milliseconds over size, a colour per curve; columns as ``numbers_of`` returns them, in this order."""
     key, size = numbers.columns[:2]
-    figure = new_figure(WIDTH_INCHES, 3.4)
+    figure = new_figure(4.0, 3.4)
     axes = figure.subplots()
     handles = []
     for place, (name, rows) in enumerate(numbers.groupby(key, sort=False)):
@@ -37,7 +35,7 @@ def draw_curves(numbers: pd.DataFrame, labels: Mapping[str, str], title: str, x_
         axes.plot(rows[size], 1e3 * rows["seconds"], color=color, marker=marker, linestyle="none")
         along = np.geomspace(rows[size].min(), rows[size].max(), 200)
         axes.plot(along, 1e3 * np.interp(along, rows[size], rows["fit_s"]), color=color)  # a straight line bends here
-        handles.append(Line2D([], [], color=color, marker=marker, label=labels.get(str(name), str(name))))
+        handles.append(Line2D([], [], color=color, marker=marker, label=labels[str(name)]))
     axes.set(xlabel=x_name, ylabel="time (ms)")
     axes.set_xscale("log")
     axes.xaxis.set_minor_formatter(NullFormatter())

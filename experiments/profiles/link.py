@@ -9,22 +9,20 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 
 from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_positive, whole_number
 from experiments.profiles.drawing import draw_curves, numbers_of
-from experiments.profiles.measure_on_ranks import Report
-from experiments.ranks.measures import Row, Settings, slowest
+from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.figure_parts import save
+from experiments.reports.markdown import table
 from micro.comm import GroupComm
 from micro.operations import OPS, Op
 from micro.planning.tables import Curve, LinkTable
@@ -77,13 +75,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     if len(sizes) < FEWEST_SIZES or sizes[0] < ELEMENT_BYTES or any(size % ELEMENT_BYTES for size in sizes):
         given = ",".join(map(str, options.sizes))
         raise UserError(f"--sizes must be {FEWEST_SIZES} or more multiples of {ELEMENT_BYTES} bytes, got {given}")
-    return {
-        "sizes": sizes,
-        "repeats": options.repeats,
-        "seconds": options.seconds,
-        "num_parts": sum(len(sizes_of(op, sizes, world_size)) for op in OPS),
-        "label": f"link of {world_size} ranks",
-    }
+    return {"sizes": sizes, "repeats": options.repeats, "seconds": options.seconds}
 
 
 def sizes_of(op: Op, sizes: Sequence[int], world_size: int) -> list[int]:
@@ -92,45 +84,14 @@ def sizes_of(op: Op, sizes: Sequence[int], world_size: int) -> list[int]:
     return [size for place, size in enumerate(sizes) if place < FEWEST_SIZES or size * received <= sizes[-1]]
 
 
-@dataclass(slots=True)
-class Budget:
-    """Seconds to spend on points that are still to come; the same on all ranks, as what they spend is.
-
-    Attributes:
-        left_s: seconds left for them all.
-        num_points: how many they are.
-        most: repeats of a point that costs little.
-    """
-
-    left_s: float
-    num_points: int
-    most: int
-
-    def repeats(self, once_s: float) -> int:
-        """Return how often to repeat a point that took ``once_s``: what its equal share has time for, within bounds."""
-        share_s = self.left_s / max(1, self.num_points)
-        return max(FEWEST_REPEATS, min(self.most, int(share_s / once_s)))
-
-    def affords(self, once_s: float) -> bool:
-        """Tell whether a warm-up and the fewest repeats of a point that takes ``once_s`` fit into what is left."""
-        return (1 + FEWEST_REPEATS) * once_s <= self.left_s
-
-    def spend(self, seconds: float) -> None:
-        """Count a point that was measured."""
-        self.left_s -= seconds
-        self.num_points -= 1
-
-
-def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
+def work(settings: Settings) -> list[Row]:
     """Time all collectives; return a row for each, of sizes and seconds."""
-    comm = GroupComm()
-    left_s, rows = settings["seconds"], []
+    comm, device, rows = GroupComm(), own_device(), []
+    ends_at = time.perf_counter() + settings["seconds"]
     for place, op in enumerate(OPS):
         sizes = sizes_of(op, settings["sizes"], comm.world_size)
-        budget = Budget(max(0.0, left_s) / (len(OPS) - place), len(sizes), settings["repeats"])
-        given_s = budget.left_s
-        points = measure_op(op, sizes, comm, device, budget, report)
-        left_s -= given_s - budget.left_s  # what an operation saved is for those after it
+        left_s = slowest(max(0.0, ends_at - time.perf_counter()), device)  # what an operation saved is for the others
+        points = measure_op(op, sizes, comm, device, settings["repeats"], left_s / (len(OPS) - place))
         rows.append(
             {
                 "op": op,
@@ -145,26 +106,26 @@ def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
 
 
 def measure_op(
-    op: Op, sizes: Sequence[int], comm: GroupComm, device: torch.device, budget: Budget, report: Report
+    op: Op, sizes: Sequence[int], comm: GroupComm, device: torch.device, repeats: int, left_s: float
 ) -> list[tuple[float, float]]:
     """Return the points (size, median seconds) of a collective over rising sizes.
 
-    A large size that the budget does not afford is left out, and with it all beyond.
+    A point is repeated as often as its share of ``left_s``, the seconds for all of them, allows. A large size for which
+    they do not suffice is left out, and with it all beyond.
     """
     points: list[tuple[float, float]] = []
-    for size in sizes:
-        report()
-        if len(points) >= FEWEST_SIZES and not budget.affords(points[-1][1] * size / points[-1][0]):
-            continue
-        began = time.perf_counter()
+    for place, size in enumerate(sizes):
+        expected_s = points[-1][1] * size / points[-1][0] if points else 0.0
+        if len(points) >= FEWEST_SIZES and (1 + FEWEST_REPEATS) * expected_s > left_s:
+            break
         call = calls(op, size, comm, device)
-        _timed(call, comm, device)  # connections are made here; it does not count
-        once_s = slowest(time.perf_counter() - began, device)
-        seconds = [_timed(call, comm, device) for _ in range(budget.repeats(once_s))]
+        first_s = _timed(call, comm, device)  # connections are made here; it does not count
+        affordable = int(left_s / (len(sizes) - place) / first_s)
+        seconds = [_timed(call, comm, device) for _ in range(max(FEWEST_REPEATS, min(repeats, affordable)))]
         sent = float(comm.traffic.calls[-1][1])  # pieces of whole elements: not always as many bytes as ``size``
         if not points or sent > points[-1][0]:
             points.append((sent, statistics.median(seconds)))
-        budget.spend(slowest(time.perf_counter() - began, device))
+        left_s -= first_s + sum(seconds)
     return points
 
 
@@ -185,23 +146,28 @@ def calls(op: Op, num_bytes: int, comm: GroupComm, device: torch.device) -> Call
     return partial(comm.all_reduce_, x)
 
 
+def merge(rows: list[Row], link: str) -> LinkTable:
+    """Return the table of a link of that name."""
+    curves: dict[Op, Curve] = {
+        row["op"]: Curve(sizes=tuple(row["sizes"]), seconds=tuple(row["seconds"])) for row in rows
+    }
+    return LinkTable(world_size=rows[0]["world_size"], backend=rows[0]["backend"], link=link, collectives=curves)
+
+
 def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
     """Write the table of the link, print it, draw it beside the file; returns the paths."""
-    curves: dict[Op, Curve] = {row["op"]: Curve(sizes=row["sizes"], seconds=row["seconds"]) for row in rows}
-    world_size, backend = rows[0]["world_size"], rows[0]["backend"]
-    link = options.link or f"{backend}, {world_size} ranks"
-    found = LinkTable(world_size=world_size, backend=backend, link=link, collectives=curves)
+    found = merge(rows, options.link or f"{rows[0]['backend']}, {rows[0]['world_size']} ranks")
     found.save(options.out)
-    console.print(_table(found))
+    console.print(f"{found.link}\n\n{_table(found)}", soft_wrap=True, highlight=False)
     for row in rows:
         if row["sizes"][-1] < 0.9 * row["largest_asked"]:
             console.print(
                 f"{row['op']}: nothing above {row['sizes'][-1]:,.0f} of {row['largest_asked']:,} bytes was measured "
                 f"within its share of {options.seconds:g} s; raise --seconds for more"
             )
-    numbers = numbers_of(curves.items(), "op", "bytes")
-    labels: dict[str, str] = {op: f"{op} ({BYTES_OF[op]})" for op in curves}
-    figure = draw_curves(numbers, labels, f"Collectives: {link}; lines are fits", "bytes")
+    numbers = numbers_of(found.collectives, "op", "bytes")  # type: ignore[arg-type]
+    labels: dict[str, str] = {op: f"{op} ({BYTES_OF[op]})" for op in found.collectives}
+    figure = draw_curves(numbers, labels, f"Collectives: {found.link}; lines are fits", "bytes")
     return [options.out, *save(figure, numbers, options.out.with_suffix(""))]
 
 
@@ -213,24 +179,11 @@ def _timed(call: Callable[[], object], comm: GroupComm, device: torch.device) ->
     return slowest(float(comm.now(device) - started), device)
 
 
-def _table(found: LinkTable) -> Table:
-    table = Table(title=f"{found.link}: alpha + beta x bytes, and the measured ends")
-    for column in (
-        "collective",
-        "alpha ms",
-        "beta ns/B",
-        "largest error",
-        "least ms",
-        "at bytes",
-        "most ms",
-        "at bytes",
-    ):
-        table.add_column(column, justify="left" if column == "collective" else "right")
+def _table(found: LinkTable) -> str:
+    columns = ["collective", "alpha ms", "beta ns/B", "largest error", "least ms", "at bytes", "most ms", "at bytes "]
+    rows = []
     for op, curve in found.collectives.items():
-        ends = [
-            text
-            for size, seconds in ((curve.sizes[0], curve.seconds[0]), (curve.sizes[-1], curve.seconds[-1]))
-            for text in (f"{1e3 * seconds:.4g}", f"{size:,.0f}")
-        ]
-        table.add_row(op, f"{1e3 * curve.alpha_s:.4g}", f"{1e9 * curve.beta_s:.4g}", f"{curve.error:.0%}", *ends)
-    return table
+        fit = [f"{1e3 * curve.alpha_s:.4g}", f"{1e9 * curve.beta_s:.4g}", f"{curve.error:.0%}"]
+        ends = [[f"{1e3 * curve.seconds[end]:.4g}", f"{curve.sizes[end]:,.0f}"] for end in (0, -1)]
+        rows.append([op, *fit, *itertools.chain(*ends)])
+    return table(columns, rows)

@@ -12,16 +12,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 
 import micro
 from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_density, whole_number
 from experiments.profiles.drawing import draw_curves, numbers_of
-from experiments.profiles.measure_on_ranks import Report, device_name
-from experiments.ranks.measures import Row, Settings, slowest
+from experiments.profiles.on_ranks import device_name
+from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.figure_parts import save
+from experiments.reports.markdown import table
 from experiments.reports.names import label
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
@@ -38,20 +38,11 @@ NUMEL = [2**power for power in range(10, 25, 2)]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    parser.add_argument(
-        "--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)"
-    )
-    parser.add_argument("--density", type=to_density, default=0.01, help="target density, in (0, 1] (%(default)s)")
-    parser.add_argument(
-        "--numel",
-        type=comma_list(whole_number()),
-        default=NUMEL,
-        metavar="D,D",
-        help="lengths; 2^10 to 2^24 when none is given",
-    )
-    parser.add_argument(
-        "--steps", type=whole_number(), default=9, help="steps that count, after a warm-up (%(default)s)"
-    )
+    add, lengths = parser.add_argument, comma_list(whole_number())
+    add("--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="of conf/sparsifier (%(default)s)")
+    add("--density", type=to_density, default=0.01, help="target density, in (0, 1] (%(default)s)")
+    add("--numel", type=lengths, default=NUMEL, metavar="D,D", help="lengths; 2^10 to 2^24 when none is given")
+    add("--steps", type=whole_number(), default=9, help="steps that count, after a warm-up (%(default)s)")
 
 
 def prepare(options: argparse.Namespace, world_size: int) -> Settings:
@@ -65,42 +56,29 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     lengths = sorted(set(options.numel))
     if len(lengths) < 2 or lengths[0] < 1:
         raise UserError(f"--numel must be two or more lengths of at least 1, got {','.join(map(str, options.numel))}")
-    return {
-        "methods": methods,
-        "density": options.density,
-        "numel": lengths,
-        "steps": options.steps,
-        "num_parts": len(methods) * len(lengths),
-        "label": f"methods on {world_size} ranks, density {options.density:g}",
-    }
+    return {"methods": methods, "density": options.density, "numel": lengths, "steps": options.steps}
 
 
-def work(settings: Settings, device: torch.device, report: Report) -> list[Row]:
+def work(settings: Settings) -> list[Row]:
     """Time all methods at all lengths; return a row for each method, of lengths and seconds."""
     kernels.prepare()
+    device, density = own_device(), settings["density"]
     seconds: dict[str, list[float]] = {method: [] for method in settings["methods"]}
     for numel in settings["numel"]:
         draw = torch.randn(numel, generator=generator(0, numel, dist.get_rank()))
-        gradient = (fitting_scale(settings["density"], numel) * draw).to(device)
-        for method, reducer in build_methods(settings["methods"], settings["density"]).items():
+        gradient = (fitting_scale(density, numel) * draw).to(device)
+        for method, reducer in build_methods(settings["methods"], density).items():
             seconds[method].append(time_reduction(reducer, gradient, settings["steps"]))
-            report()
-    common = {"device": device_name(device), "world_size": dist.get_world_size()}
+    facts = {"device": device_name(device), "world_size": dist.get_world_size(), "numel": settings["numel"]}
     return [
-        {
-            "method": method,
-            "numel": settings["numel"],
-            "seconds": list(itertools.accumulate(found, max)),
-            **common,
-        }
+        {"method": method, "seconds": list(itertools.accumulate(found, max)), **facts}
         for method, found in seconds.items()
     ]
 
 
 def time_reduction(reducer: micro.Reducer, gradient: torch.Tensor, steps: int) -> float:
     """Return the median seconds that the slowest rank spends outside collectives in a reduction of (numel,)."""
-    comm, device = GroupComm(), gradient.device
-    numel = gradient.numel()
+    comm, device, numel = GroupComm(), gradient.device, gradient.numel()
     state = reducer.start(layered(numel), gradient.dtype, device)
     grad, taken = torch.empty_like(gradient), []
     for step in range(WARMUP + steps):
@@ -113,25 +91,26 @@ def time_reduction(reducer: micro.Reducer, gradient: torch.Tensor, steps: int) -
     return statistics.median(taken[WARMUP:])
 
 
+def merge(rows: list[Row], density: float) -> SelectTable:
+    """Return the table of selections."""
+    curves = {row["method"]: Curve(sizes=row["numel"], seconds=row["seconds"]) for row in rows}
+    first = rows[0]
+    return SelectTable(world_size=first["world_size"], density=density, device=first["device"], methods=curves)
+
+
 def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
     """Write the table of selections, print it, draw it beside the file; returns the paths."""
-    curves = {row["method"]: Curve(sizes=row["numel"], seconds=row["seconds"]) for row in rows}
-    world_size, device = rows[0]["world_size"], rows[0]["device"]
-    found = SelectTable(world_size=world_size, density=options.density, device=device, methods=curves)
+    found = merge(rows, options.density)
     found.save(options.out)
-    console.print(_table(found))
-    numbers = numbers_of(curves.items(), "method", "numel")
-    title = f"Reduction without its collectives, density {options.density:g}, {world_size} ranks; lines are fits"
-    figure = draw_curves(numbers, {method: label(method) for method in curves}, title, "elements d")
+    curves = found.methods
+    lengths = next(iter(curves.values())).sizes
+    cells = [
+        [f"{size:,}", *(f"{1e3 * c.seconds[place]:.4g}" for c in curves.values())] for place, size in enumerate(lengths)
+    ]
+    title = f"Reduction without its collectives, density {found.density:g}, {found.world_size} ranks"
+    console.print(f"{title}, ms\n\n{table(['elements', *curves], cells)}", soft_wrap=True, highlight=False)
+    numbers = numbers_of(curves, "method", "numel")
+    figure = draw_curves(
+        numbers, {method: label(method) for method in curves}, f"{title}; lines are fits", "elements d"
+    )
     return [options.out, *save(figure, numbers, options.out.with_suffix(""))]
-
-
-def _table(found: SelectTable) -> Table:
-    table = Table(title=f"ms beside the collectives, density {found.density:g}, {found.world_size} ranks")
-    table.add_column("elements", justify="right")
-    for method in found.methods:
-        table.add_column(method, justify="right")
-    curves = list(found.methods.values())
-    for place, size in enumerate(curves[0].sizes):
-        table.add_row(f"{size:,}", *(f"{1e3 * curve.seconds[place]:.4g}" for curve in curves))
-    return table

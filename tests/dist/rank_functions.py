@@ -83,23 +83,3 @@ def add_but_one(failing: int, how: str) -> float:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1000)
     return 0.0
-
-
-def both_ways() -> list[tuple[str, int]]:
-    """Return what `network_methods.BothWays` counts where rank 1 sends five numbers to rank 0, which sends it one."""
-    from experiments.benchmarks.network_methods import BothWays
-
-    comm = BothWays()
-    sizes = [5, 1] if dist.get_rank() else [0, 1]  # to rank 0 and to rank 1
-    received = [0, 5] if not dist.get_rank() else [1, 1]
-    comm.scatter_lists(torch.zeros(sum(sizes)), sizes, received, "values")
-    return list(comm.traffic.calls)
-
-
-def largest_messages() -> list[tuple[str, float]]:
-    """Return what `network_methods.largest` finds where each rank sends other bytes, and the first step searched."""
-    from experiments.benchmarks.network_methods import largest
-
-    own = 10.0 * (1 + dist.get_rank())
-    searched = [("gather_rows", 4.0), ("scatter", 1000.0)]
-    return largest([searched, [("scatter", own)], [("scatter", own + 4)]])  # type: ignore[list-item,arg-type]

@@ -1,7 +1,6 @@
 """What the profiler makes of measured stamps, and what it refuses before anything starts."""
 
 import re
-from argparse import Namespace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ class Turning(nn.Module):
 
 
 def step_of(model: nn.Module) -> dict[str, Any]:
-    watched = backward.Watched(model, Counting())
+    watched = backward.Watched(model, Counting())  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return watched.step(lambda module: module(torch.ones(2, 3)).square().sum(), optimizer)
 
@@ -130,26 +129,9 @@ def test_no_rank_receives_more_than_the_largest_size() -> None:
     assert link.sizes_of("gather_lists", sizes, 4096) == [64, 256]  # a curve needs two
 
 
-def test_a_budget_is_shared_among_the_points_to_come() -> None:
-    budget = link.Budget(left_s=40.0, num_points=4, most=10)
-    assert budget.repeats(1e-6) == 10
-    assert budget.repeats(2.0) == 5
-    assert budget.repeats(9.0) == link.FEWEST_REPEATS
-    assert budget.affords(10.0)
-    assert not budget.affords(10.1)
-    budget.spend(1.0)
-    assert (budget.left_s, budget.num_points) == (39, 3)
-
-
-def test_a_budget_that_is_spent_leaves_the_fewest_repeats() -> None:
-    budget = link.Budget(left_s=0.0, num_points=0, most=10)
-    assert budget.repeats(1.0) == link.FEWEST_REPEATS
-    assert not budget.affords(1e-9)
-
-
 def test_a_curve_is_drawn_with_its_line() -> None:
     curve = Curve(sizes=(10.0, 100.0, 1000.0), seconds=(2.0, 2.9, 11.9))
-    numbers = numbers_of([("x", curve)], "op", "bytes")
+    numbers = numbers_of({"x": curve}, "op", "bytes")
     assert list(numbers.columns) == ["op", "bytes", "seconds", "fit_s"]
     assert numbers["fit_s"].tolist() == pytest.approx([2.0, 2.9, 11.9])  # the points lie on 1.9 + 0.01 x
     points, line = draw_curves(numbers, {"x": "an operation"}, "title", "bytes").axes[0].lines
@@ -189,8 +171,3 @@ def test_a_mistake_is_told_in_one_line_before_a_rank_starts(
 def test_out_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["link", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: --out must be a file, got the folder {tmp_path}\n"
-
-
-def test_options_of_a_command_have_defaults_that_are_accepted() -> None:
-    options = Namespace(steps=1, overrides=[])
-    assert backward.prepare(options, 2)["label"] == "resnet20 on synthetic, batch 32"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from experiments.benchmarks.network_training import CPU
+from experiments.benchmarks.network.training import CPU
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.preflight import prepare_runs
 from experiments.training.recording import step_row

@@ -1,9 +1,8 @@
-"""Training by one method after another on a rank of ``experiments.bench network``."""
+"""Training by one method after another on a rank of ``bench network``, beside the same step without communication."""
 
-import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,25 +10,35 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
+from experiments.profiles.backward import endless_batches
 from experiments.training.bucketing import bucket_caps
 from experiments.training.optimizers import zero_gradients_
 from experiments.training.preflight import prepare_runs
-from experiments.training.tasks import Batch, Task, load_task
+from experiments.training.tasks import load_task
 from micro import kernels
 from micro.planning.schedules.base import Plan
 
-DDP, FP16, POWERSGD = "ddp", "torch_fp16", "torch_powersgd"  # torch's own; everything else is ours
-POWERSGD_RANK, POWERSGD_STARTS, POWERSGD_LEAST = 4, 2, 2  # as in micro's; the first step that hook may start at
+DDP, FP16 = "ddp", "torch_fp16"  # torch's own; everything else is ours
 CPU = torch.device("cpu")
-BytesSent = Callable[[], float]  # by this rank in the last step
 Parts = dict[str, float]  # of a step, by name: seconds
-Wrapped = tuple[DistributedDataParallel, BytesSent, micro.Attachment | None]
+Wrapped = tuple[DistributedDataParallel, Callable[[], float], micro.Attachment | None]
+
+
+def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig:
+    """Return the configuration of a training by a method: torch's own take dense's.
+
+    Raises:
+        UserError: words that describe no training.
+    """
+    sparsifier = "dense" if method in (DDP, FP16) else method
+    settled = ["cluster=local", f"cluster.nproc_per_node={world_size}", "output=unused", "optimizer.momentum=0"]
+    (config,) = prepare_runs([[*overrides, f"sparsifier={sparsifier}", *settled]], joined_world_size=world_size)
+    return config
 
 
 class Training:
@@ -38,12 +47,10 @@ class Training:
     def __init__(self, method: str, overrides: list[str], plan: Plan | None) -> None:
         config = config_of(method, overrides, dist.get_world_size())
         self._task = load_task(config, CPU)
-        self._batches = _endless(self._task)
+        self._batches = endless_batches(self._task)
         model = self._task.model
         self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
-        # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
-        wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
-        self._ddp, self._bytes_sent, self._attachment = _wrapped(method, config, model, wrap, plan)
+        self._ddp, self._bytes_sent, self._attachment = _wrapped(method, config, model, plan)
 
     def step(self) -> tuple[Parts, float]:
         """Train one step; return its parts and the bytes that this rank sent, as its method counts them."""
@@ -64,8 +71,7 @@ class Training:
             self._attachment.close()
 
     def _step(self) -> Parts:
-        kernel_s, started = os.times().system, time.perf_counter()
-        cpu_s = time.process_time()
+        kernel_s, cpu_s, started = os.times().system, time.process_time(), time.perf_counter()
         zero_gradients_(self._optimizer)
         loss = self._task.loss(self._ddp, next(self._batches))[0]
         forwarded = time.perf_counter()
@@ -91,66 +97,28 @@ class Training:
         return {**sums, "exposed_s": self._attachment.exposed_s}
 
 
-def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig:
-    """Return the configuration of a training by a method: torch's own take dense's.
-
-    Raises:
-        UserError: words that describe no training.
-    """
-    sparsifier = "dense" if method in (DDP, FP16, POWERSGD) else method
-    settled = ["cluster=local", f"cluster.nproc_per_node={world_size}", "output=unused", "optimizer.momentum=0"]
-    words = [*overrides, f"sparsifier={sparsifier}", *settled]
-    (config,) = prepare_runs([words], joined_world_size=world_size)
-    return config
-
-
-def _wrapped(
-    method: str,
-    config: TrainConfig,
-    model: nn.Module,
-    wrap: Callable[..., DistributedDataParallel],
-    plan: Plan | None,
-) -> Wrapped:
-    ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
-    numel = sum(parameter.numel() for parameter in model.parameters())
-    if method == DDP:
-        return wrap(), lambda: ring * 4 * numel, None
-    if method == FP16:
-        ddp = wrap()
-        ddp.register_comm_hook(None, fp16_compress_hook)
-        return ddp, lambda: ring * 2 * numel, None
-    if method == POWERSGD:
-        # One bucket: on gloo, two of this hook's in flight wait for each other for ever.
-        ddp = wrap(bucket_cap_mb=4 * numel / 2**20 + 1)
-        state = PowerSGDState(None, POWERSGD_RANK, POWERSGD_STARTS, min_compression_rate=POWERSGD_LEAST)
-        ddp.register_comm_hook(state, powerSGD_hook)
-        return ddp, lambda: ring * 4 * powersgd_numel(model), None
+def _wrapped(method: str, config: TrainConfig, model: nn.Module, plan: Plan | None) -> Wrapped:
+    """Return the model in DDP with a method, what counts the bytes of a step, and what is attached."""
+    # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
+    wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    if method in (DDP, FP16):
+        ddp, element_bytes = wrap(), 4
+        if method == FP16:
+            ddp.register_comm_hook(None, fp16_compress_hook)
+            element_bytes = 2
+        ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+        numel = sum(parameter.numel() for parameter in model.parameters())
+        return ddp, lambda: ring * element_bytes * numel, None
     kernels.prepare()
     ddp = wrap(**bucket_caps(config, model, plan))
     attachment = micro.attach(ddp, build_reducer(config), timed=config.timed)
     return ddp, lambda: sum(stats.bytes_sent for stats in attachment.stats), attachment
 
 
-def powersgd_numel(model: nn.Module) -> int:
-    """Return how many numbers torch's PowerSGD hook reduces for a model, once it has started."""
-    total = 0
-    for parameter in model.parameters():
-        rows, columns = parameter.shape[0], parameter[0].numel()
-        thin = (rows + columns) * min(rows, columns, POWERSGD_RANK)
-        compressed = parameter.dim() > 1 and thin * POWERSGD_LEAST < parameter.numel()
-        total += thin if compressed else parameter.numel()
-    return total
-
-
-def _endless(task: Task) -> Iterator[Batch]:
-    batches = task.batches(dist.get_rank())
-    return itertools.chain.from_iterable(batches.epoch(epoch) for epoch in itertools.count())
-
-
 _training: Training | None = None  # of this rank: it lasts from one call to the next
 
 
-def begin_training(method: str, overrides: list[str], plan: Plan | None) -> None:
+def begin(method: str, overrides: list[str], plan: Plan | None) -> None:
     """Begin to train by a method on this rank, instead of the one before."""
     global _training
     if _training:
@@ -159,7 +127,7 @@ def begin_training(method: str, overrides: list[str], plan: Plan | None) -> None
     _training = Training(method, overrides, plan)
 
 
-def train_steps(number: int) -> dict[str, list[Any]]:
+def take(number: int) -> dict[str, list[Any]]:
     """Train some steps, beside each one without communication; return the parts of both, and the bytes sent."""
     assert _training
     steps, sent, compute = [], [], []

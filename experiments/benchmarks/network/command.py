@@ -1,0 +1,236 @@
+"""Training over links of a known rate: hosts on this machine, methods and schedules in turn, measured and predicted.
+
+Reports a step's time beside what no step can be faster than (the larger of its computation, measured without
+communication on the same hosts, and of its bytes at the rate of the link), what the kernel counted on the links beside
+what each method counts itself, and the time that is predicted from profiles taken on the same hosts in the same run;
+and where a step goes that is longer than its bound. Needs root on Linux.
+
+Each rate takes --link-seconds, and each method there at most about --seconds and two steps; profiles of the model and
+of the methods take about a minute before. With the defaults a run ends within twelve minutes on two idle cores, one for
+each host. A line tells each method as it is done. A run that is stopped writes what it has.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+import micro
+from experiments.benchmarks import tables
+from experiments.benchmarks.network import training
+from experiments.benchmarks.network.page import blocks, compared, draw
+from experiments.benchmarks.network.prediction import (
+    UNKNOWN,
+    Prediction,
+    measure_link,
+    profile_methods,
+    profile_model,
+)
+from experiments.benchmarks.network.training import DDP, FP16, config_of
+from experiments.config.builders import build_reducer
+from experiments.config.command_line import add_settings, comma_list
+from experiments.config.errors import UserError, suggestion
+from experiments.config.option_types import to_density, to_positive, whole_number
+from experiments.config.schema import TrainConfig
+from experiments.ranks.group import RankGroup
+from experiments.ranks.hosts import Hosts, bits_per_s, burst_s
+from experiments.ranks.measures import Row
+from experiments.reports.link_times import FRAME
+from experiments.reports.names import label
+from micro.planning.schedules.base import Schedule
+
+NAME = "network"
+WARMUP = 4  # DDP settles its buckets after the first step
+FEWEST_STEPS = 3
+CHOICES = "ddp,dense:mgwfbp,micro,micro:sparse_exact,cltk,topk,oktopk,gaussiank,powersgd,torch_fp16"
+OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook"}
+DEFAULTS = [
+    "model=resnet18",
+    "dataset=synthetic",
+    "dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}",
+    "batch_size=16",
+]
+SETTLED = ("sparsifier", "schedule", "cluster", "output", "density")
+PARTS = ("forward_s", "backward_s", "update_s", "cpu_s", "kernel_s", "select_s", "exchange_s", "rest_s", "exposed_s")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of this benchmark."""
+    add, names = parser.add_argument, comma_list(str)
+    add("--rates", type=names, default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)")
+    add("--hosts", type=whole_number(2), default=2, help="with one rank each (%(default)s)")
+    add("--steps", type=whole_number(), default=12, help="that count, after a warm-up (%(default)s)")
+    add(
+        "--seconds",
+        type=to_positive,
+        default=20.0,
+        help=f"time of each method at each rate, kept to by fewer steps, at least {FEWEST_STEPS} (%(default)s)",
+    )
+    add("--density", type=to_density, default=0.01, help="target of the sparse methods (%(default)s)")
+    add(
+        "--methods",
+        type=names,
+        default=CHOICES,
+        metavar="A,B",
+        help=f"names of conf/sparsifier, with :SCHEDULE where DDP shall make its buckets by one, and {DDP}, {FP16}: "
+        "torch's own (%(default)s)",
+    )
+    add("--link-seconds", type=to_positive, default=8.0, help="to measure each rate for (%(default)s)")
+    add_settings(
+        parser, help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One way to train.
+
+    Attributes:
+        method: one of torch's own, or a name of conf/sparsifier.
+        schedule: that makes its buckets; None where the method brings its own.
+        config, overrides: of the training, as the ranks have it.
+    """
+
+    name: str
+    method: str
+    schedule: Schedule | None
+    config: TrainConfig
+    overrides: list[str]
+
+    @property
+    def title(self) -> str:
+        """How it is called in tables and figures."""
+        base = OF_TORCH.get(self.method) or label(self.method)
+        return f"{base}, {self.schedule.name}" if self.schedule else base
+
+    @property
+    def reducer(self) -> micro.Reducer:
+        """What reduces the gradients; dense stands for torch's own."""
+        return build_reducer(self.config)
+
+
+def setups_of(arguments: argparse.Namespace) -> list[Setup]:
+    """Return the ways to train. Raises: UserError: a mistake."""
+    for rate in arguments.rates:
+        bits_per_s(rate)
+    if arguments.link_seconds < 1:
+        raise UserError(f"--link-seconds must be at least 1, got {arguments.link_seconds:g}")
+    overrides = arguments.overrides or DEFAULTS
+    for word in overrides:
+        if word.split("=")[0].split(".")[0] in SETTLED:
+            raise UserError(f"'{word}': this benchmark sets it itself; see --methods and --density")
+    words = [*overrides, f"density={arguments.density!r}"]
+    return [_setup(word, words, arguments.hosts) for word in dict.fromkeys(arguments.methods)]
+
+
+def _setup(word: str, overrides: list[str], num_hosts: int) -> Setup:
+    method, _, wanted = word.partition(":")
+    if wanted and method in OF_TORCH:
+        raise UserError(f"{method} makes its own buckets, got '{word}': leave :{wanted} out")
+    schedule = _schedule(wanted) if wanted else None
+    words = [*overrides, f"schedule={wanted}"] if schedule and not schedule.is_planned else overrides
+    return Setup(word, method, schedule, config_of(method, words, num_hosts), words)
+
+
+def _schedule(name: str) -> Schedule:
+    runnable = [name for name in micro.known(Schedule) if micro.build(Schedule, name).runs]
+    if name not in runnable:
+        raise UserError(f"a schedule must be one of {', '.join(runnable)}, got '{name}'{suggestion(name, runnable)}")
+    return micro.build(Schedule, name)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Measure, print and write the tables and the figure; a run that is stopped writes what is finished.
+
+    Raises:
+        UserError: a mistake, or a machine that can have no hosts; nothing is started then.
+        RankFailure: a rank failed.
+    """
+    setups = setups_of(arguments)
+    config = setups[0].config
+    where = f"batch {config.batch_size} on each of {arguments.hosts} hosts"
+    title = f"{config.model.name} on {config.dataset.name}, {where}, density {arguments.density:g}"
+
+    def report(rows: pd.DataFrame) -> None:
+        frame = compared(rows, DDP)
+        page, figure = blocks(frame, title), draw(frame, title)
+        tables.write(frame, "Training over links of a known rate", page, arguments, console, figure)
+
+    tables.report_rows(_measured(arguments, setups, console), report)
+
+
+def _measured(arguments: argparse.Namespace, setups: Sequence[Setup], console: Console) -> Iterator[Row]:
+    """Yield the row of each method at each rate, and print a line for it."""
+    sparse = [s.method for s in setups if s.method not in OF_TORCH and not s.config.sparsifier.is_dense]
+    started = time.monotonic()
+    with Hosts(arguments.hosts) as hosts, RankGroup(arguments.hosts, prefixes=hosts.prefixes()) as ranks:
+        console.print("profiling the model and the methods")
+        trace = profile_model(ranks, arguments.overrides or DEFAULTS)
+        select = profile_methods(ranks, list(dict.fromkeys(sparse)), trace.numel, arguments.density)
+        for rate in arguments.rates:
+            hosts.shape(rate)
+            console.print(f"{time.monotonic() - started:.0f} s: {rate}: measuring the link")
+            link = measure_link(ranks, rate, arguments.link_seconds)
+            prediction = Prediction(trace, select, link, ahead_s=burst_s(rate))
+            for setup in setups:
+                row = _measure(setup, prediction, hosts, ranks, rate, arguments)
+                yield row
+                times = f"{row['step_s']:.4g} s a step, {row['predicted_s']:.4g} s predicted"
+                console.print(f"{time.monotonic() - started:.0f} s: {rate}: {setup.title}: {times}")
+
+
+def _measure(
+    setup: Setup, prediction: Prediction, hosts: Hosts, ranks: RankGroup, rate: str, arguments: argparse.Namespace
+) -> Row:
+    """Train some steps over the links as they are shaped now, and return what was seen."""
+    schedule, plan = setup.schedule, None
+    if schedule and schedule.is_planned:
+        plan = prediction.plan(setup.method, setup.reducer, schedule)
+    started = time.monotonic()
+    ranks.call(training.begin, setup.method, setup.overrides, plan)
+    warm = ranks.call(training.take, WARMUP)
+    pair_s = sum(max(answer[kind][-1]["step_s"] for answer in warm) for kind in ("steps", "compute"))
+    affordable = int((arguments.seconds - (time.monotonic() - started)) / pair_s)
+    num_steps = max(FEWEST_STEPS, min(arguments.steps, affordable))
+    before = hosts.counters()
+    answers = ranks.call(training.take, num_steps)
+    sent = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
+    step_s, compute_s = (_slowest([answer[kind] for answer in answers]) for kind in ("steps", "compute"))
+    link_bytes = statistics.fmean(one.payload_bytes for one in sent) / num_steps
+    middle_s = statistics.median(compute_s)
+    is_hook = setup.method == FP16
+    return {
+        "rate": rate,
+        "method": setup.name,
+        "title": setup.title,
+        "num_steps": num_steps,
+        "step_s": statistics.median(step_s),
+        "least_s": min(step_s),
+        "most_s": max(step_s),
+        "samples_per_s": arguments.hosts * setup.config.batch_size / statistics.median(step_s),
+        "link_bytes": link_bytes,
+        "counted_bytes": statistics.fmean(statistics.fmean(answer["bytes"]) for answer in answers),
+        **(UNKNOWN if is_hook else prediction.step(setup.method, setup.reducer, schedule, middle_s)),
+        "compute_s": middle_s,
+        "wire_s": FRAME * 8 * link_bytes / bits_per_s(rate),
+        **_parts("", [answer["steps"] for answer in answers]),
+        **_parts("alone_", [answer["compute"] for answer in answers]),
+    }
+
+
+def _slowest(steps: Sequence[Sequence[dict[str, float]]]) -> list[float]:
+    """Return the seconds of each step on its slowest rank."""
+    return [max(parts["step_s"] for parts in together) for together in zip(*steps, strict=True)]
+
+
+def _parts(prefix: str, steps: Sequence[Sequence[dict[str, float]]]) -> dict[str, Any]:
+    """Return the seconds of each part that is known, as the median over steps and ranks; of the kernel's the mean."""
+    taken = [parts for of_rank in steps for parts in of_rank]
+    known = [part for part in PARTS if part in taken[0]]
+    middle = {part: statistics.fmean if part == "kernel_s" else statistics.median for part in known}
+    return {prefix + part: middle[part]([parts[part] for parts in taken]) for part in known}

@@ -1,0 +1,131 @@
+"""The tables and the figure of ``bench network``."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from experiments.benchmarks.tables import Column, Columns, table
+from experiments.reports.figure_parts import head, new_figure
+from experiments.reports.plot_style import BLUE, PAGE_INCHES, VERMILLION, style
+
+TICKS = [digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)]
+GOAL = 1.15  # of a step over its bound
+AGREES = 0.1  # a prediction that is off by no more
+HOSTS = "hosts are network namespaces of one machine with one rank each, links shaped in both directions"
+STEPS: Columns = {
+    "method": Column("title"),
+    "step s": Column("step_s", "{:.4g}"),
+    "least": Column("least_s", "{:.3g}"),
+    "most": Column("most_s", "{:.3g}"),
+    "steps": Column("num_steps", "{:.0f}"),
+    "compute s": Column("compute_s", "{:.3g}"),
+    "wire s": Column("wire_s", "{:.3g}"),
+    "step / max": Column("over_bound", "{:.2f}"),
+    "samples/s": Column("samples_per_s", "{:.4g}"),
+    "times DDP": Column("times_ddp", "{:.2f}"),
+    "link MB": Column("link_bytes", "{:.4g}", 1e-6),
+    "counted MB": Column("counted_bytes", "{:.4g}", 1e-6),
+    "link / counted": Column("link_share", "{:.3f}"),
+    "predicted s": Column("predicted_s", "{:.4g}"),
+    "predicted / step": Column("predicted_share", "{:.2f}"),
+}
+PARTS: Columns = {
+    "method": Column("title"),
+    "over max ms": Column("over_ms", "{:.1f}"),
+    "forward and update": Column("ends_ms", "{:+.1f}"),
+    "backward": Column("slowed_ms", "{:+.1f}"),
+    "after backward": Column("exposed_s", "{:.1f}", 1e3),
+    "predicted": Column("predicted_exposed_s", "{:.1f}", 1e3),
+    "select": Column("select_s", "{:.1f}", 1e3),
+    "rest": Column("rest_s", "{:.1f}", 1e3),
+    "predicted both": Column("predicted_select_s", "{:.1f}", 1e3),
+    "in collectives": Column("exchange_s", "{:.1f}", 1e3),
+    "processor": Column("added_cpu_ms", "{:+.1f}"),
+    "of it in the kernel": Column("added_kernel_ms", "{:+.1f}"),
+}
+NOTES = """\
+- *step s*: median over steps of the slowest rank's, with the *least* and the *most*. *compute s*: the same step without
+  communication, taken beside each of them. *wire s*: bytes on the link with headers of full segments at the link's
+  rate. *step / max*: over the larger of the two, which no step can beat.
+- *link MB*: payload per host and step by the kernel's counters (headers taken off); *counted MB*: what the method
+  counts itself; torch's own have closed forms.
+- *predicted s*: by what `experiments.profile` measures on the same hosts in the same run, gradients' times scaled to
+  the computation beside the steps, less what a link that has rested is ahead of its rate."""
+NOTES_OF_PARTS = """\
+Where a step goes, in ms, as medians over steps and ranks: by how much *forward and update*, and *backward* up to its
+last gradient, take longer than in the step without communication; how long the step waits *after backward*, and what is
+*predicted* of that; what a reduction takes to *select*, for the *rest* of its computation (*predicted both* together),
+and *in collectives*, waits included, hidden or not; the *processor*'s time that a rank's process uses more than without
+communication, and *of it in the kernel*, as TCP does (a mean: it is counted coarsely). For DDP and torch's hooks
+*backward* includes the wait."""
+
+
+def compared(frame: pd.DataFrame, dense_method: str) -> pd.DataFrame:
+    """Add what follows from the numbers: how much faster than DDP, how well bytes and predictions agree, the parts."""
+    dense = frame[frame["method"] == dense_method].set_index("rate")["step_s"]
+    parts = {name: pd.Series(math.nan, frame.index) for name in ("exposed_s", "select_s", "rest_s", "exchange_s")}
+    frame = frame.assign(**{name: column for name, column in parts.items() if name not in frame})
+    bound = frame[["compute_s", "wire_s"]].max(axis="columns")
+    ends, alone_ends = (frame[f"{p}forward_s"] + frame[f"{p}update_s"] for p in ("", "alone_"))
+    return frame.assign(
+        times_ddp=frame["rate"].map(dense) / frame["step_s"],
+        link_share=frame["link_bytes"] / frame["counted_bytes"],
+        predicted_share=frame["predicted_s"] / frame["step_s"],
+        over_bound=frame["step_s"] / bound,
+        over_ms=1e3 * (frame["step_s"] - bound),
+        ends_ms=1e3 * (ends - alone_ends),
+        slowed_ms=1e3 * (frame["backward_s"] - frame["exposed_s"].fillna(0.0) - frame["alone_backward_s"]),
+        added_cpu_ms=1e3 * (frame["cpu_s"] - frame["alone_cpu_s"]),
+        added_kernel_ms=1e3 * (frame["kernel_s"] - frame["alone_kernel_s"]),
+    )
+
+
+def blocks(frame: pd.DataFrame, title: str) -> Iterator[str]:
+    """Yield the page's paragraphs and tables, for each rate what misses its goal last."""
+    yield f"{title}; {HOSTS}."
+    yield NOTES
+    for rate, rows in frame.groupby("rate", sort=False):
+        yield from (f"## {rate}", table(rows, STEPS), NOTES_OF_PARTS, table(rows, PARTS))
+        slow = named(rows, "over_bound", rows["over_bound"] > GOAL)
+        yield (
+            f"More than {GOAL - 1:.0%} above the larger of computation and wire: {slow}. "
+            f"Predictions {off(rows, 'predicted_share')}."
+        )
+
+
+def off(rows: pd.DataFrame, share: str) -> str:
+    """Name the rows whose share is not near 1."""
+    return f"off by more than {AGREES:.0%}: {named(rows, share, (rows[share] - 1).abs() > AGREES)}"
+
+
+def named(rows: pd.DataFrame, key: str, chosen: "pd.Series[bool]") -> str:
+    """Return the titles of chosen rows with a value of each."""
+    return "; ".join(f"{row['title']} {row[key]:.2f}" for _, row in rows[chosen].iterrows()) or "none"
+
+
+@style()
+def draw(frame: pd.DataFrame, title: str) -> Figure:
+    """A step's time by method, measured (from the fastest to the slowest step) and predicted, a panel per rate."""
+    rates, names = list(dict.fromkeys(frame["rate"])), list(dict.fromkeys(frame["title"]))
+    figure = new_figure(PAGE_INCHES, 1.2 + 0.26 * len(names))
+    panels: Sequence[Any] = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
+    first, last = 0.8 * min(frame["least_s"].min(), frame["predicted_s"].min()), 1.25 * frame["most_s"].max()
+    ticks = [tick for tick in TICKS if first <= tick <= last]
+    for axes, rate in zip(panels, rates, strict=True):
+        rows = frame[frame["rate"] == rate]
+        places = [names.index(name) for name in rows["title"]]
+        axes.hlines(places, rows["least_s"], rows["most_s"], color=BLUE, linewidth=2.5, alpha=0.5)
+        handles = [
+            axes.scatter(rows["step_s"], places, s=22, color=BLUE, zorder=3, label="measured"),
+            axes.scatter(rows["predicted_s"], places, s=34, marker="|", color=VERMILLION, zorder=4, label="predicted"),
+        ]
+        axes.set(xscale="log", xlabel=f"seconds of a step at {rate}", yticks=range(len(names)), yticklabels=names)
+        axes.set(xlim=(first, last), xticks=ticks, xticklabels=[f"{tick:g}" for tick in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+    panels[0].invert_yaxis()
+    head(figure, title, handles)
+    return figure

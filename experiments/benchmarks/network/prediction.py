@@ -1,0 +1,92 @@
+"""The time of a step as `experiments.profile` and a schedule predict it, from profiles taken on the same hosts."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import micro
+from experiments.profiles import backward, link, select
+from experiments.ranks.group import RankGroup
+from experiments.ranks.hosts import bits_per_s
+from experiments.studies.simulated_steps.trace_changes import rescaled
+from experiments.training.schedule_problem import problem_of
+from micro.planning.schedules.base import Plan, Problem, Schedule
+from micro.planning.tables import LinkTable, SelectTable
+from micro.planning.traces import Trace
+
+STEPS = 8  # of each profile
+LINK_SIZES = (64, 4096, 65_536)  # latency alone, and what a packet of TCP holds
+LARGEST_S, LARGEST_BYTES = 0.1, 2**22  # the largest message takes so long, but is no larger: beyond, time is linear
+REPEATS = 15
+
+
+def profile_model(ranks: RankGroup, overrides: list[str]) -> Trace:
+    """Return the trace of the model: what ``profile backward`` measures."""
+    settings = backward.prepare(argparse.Namespace(steps=STEPS, overrides=overrides), ranks.world_size)
+    return backward.merge(ranks.call(backward.work, settings)[0])
+
+
+def profile_methods(ranks: RankGroup, methods: Sequence[str], numel: int, density: float) -> SelectTable | None:
+    """Return what the methods compute beside their collectives: what ``profile select`` measures."""
+    if not methods:
+        return None
+    lengths = sorted({max(2, numel // 1024), max(2, numel // 16), numel})
+    settings = {"methods": list(methods), "density": density, "numel": lengths, "steps": STEPS}
+    return select.merge(ranks.call(select.work, settings)[0], density)
+
+
+def measure_link(ranks: RankGroup, rate: str, seconds: float) -> LinkTable:
+    """Return the collectives on links that have a rate now: what ``profile link`` measures."""
+    largest = min(LARGEST_BYTES, max(LINK_SIZES[-1] * 8, round(LARGEST_S * bits_per_s(rate) / 8)))
+    sizes = [*LINK_SIZES, largest // 16 * 4, largest // 4 * 4]
+    settings = {"sizes": sizes, "repeats": REPEATS, "seconds": seconds}
+    return link.merge(ranks.call(link.work, settings)[0], rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step takes, from what was measured of the model, of the methods and of the link.
+
+    Attributes:
+        ahead_s: by how much a link that has rested is ahead of its rate. Collectives were measured one right after the
+            other; between two steps links rest.
+    """
+
+    trace: Trace
+    select: SelectTable | None
+    network: LinkTable
+    ahead_s: float = 0.0
+
+    def plan(self, method: str, reducer: micro.Reducer, schedule: Schedule) -> Plan:
+        """Return the buckets that a schedule makes for a method."""
+        return schedule.plan(self._problem(method, reducer, self.trace))
+
+    def step(
+        self, method: str, reducer: micro.Reducer, schedule: Schedule | None, compute_s: float
+    ) -> dict[str, float]:
+        """Return the seconds of a step, and its parts that can be compared.
+
+        Args:
+            schedule: None where the method brings its own: DDP's buckets for dense, one for everything else.
+            compute_s: what a step without communication took beside the steps that are predicted: the machine may have
+                become slower or faster since the profile, on which the plan was made.
+        """
+        own = "ddp" if isinstance(reducer, micro.DenseReducer) else "single"
+        schedule = schedule or micro.build(Schedule, own)
+        ends = schedule.cut(self._problem(method, reducer, self.trace))
+        now = self._problem(method, reducer, rescaled(self.trace, compute_s))
+        found = schedule.timeline(now, ends)
+        ahead_s = min(self.ahead_s, found.exposed_s)
+        return {
+            "predicted_s": found.step_s - ahead_s,
+            "predicted_exposed_s": found.exposed_s - ahead_s,
+            "predicted_select_s": found.backward_s - now.trace.backward_s,
+        }
+
+    def _problem(self, method: str, reducer: micro.Reducer, trace: Trace) -> Problem:
+        n = self.network.world_size
+        return problem_of(trace, self.network, reducer, n, select=self.select, method=method)
+
+
+UNKNOWN = dict.fromkeys(("predicted_s", "predicted_exposed_s", "predicted_select_s"), math.nan)  # of torch's own hooks
