@@ -312,7 +312,7 @@ WRONG: dict[str, str] = {
     "sweep demo --backend": "--backend expected one argument",
     "sweep demo --on-error ignore": "--on-error must be one of continue, stop, got 'ignore'",
     "sweep demo --nope": "no such option: --nope",
-    "sweep demo jobs=3": "'jobs=3' is no setting of a run: use the option --jobs 3",
+    "sweep demo jobs=3": "'jobs' is not a key of the configuration, which has model,",
     "sweep demo epochs=abc": "epochs must be a whole number, got 'abc'",
     "sweep demo sede=1": "'sede' is not a key of the configuration, which has model,",
     "sweep demo seed=1": "two runs would share the folder",

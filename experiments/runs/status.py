@@ -92,8 +92,8 @@ def failure_log(folder: RunFolder) -> Path | None:
 
 
 def run_log(folder: RunFolder) -> Path:
-    """Return the file of the output of a sweep's run that has its own process."""
-    return folder.ranks_path / "run.log"
+    """Return the file with the output of a run of a sweep."""
+    return folder.path / "run.log"
 
 
 def _reports(folder: RunFolder) -> list[Path]:

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 from experiments.config.errors import UserError
@@ -20,32 +20,60 @@ from experiments.config.stopping import EXIT_SAVED
 from experiments.runs.run_folder import folder_of
 from experiments.sweeps.num_jobs import num_processes
 
-_MAX_ROWS = 1000  # SLURM's default limit of array indices
+_READ_ROW = """\
+row=$(sed -n "${{SLURM_ARRAY_TASK_ID:?submit this script with sbatch}}p" {rows})
+[ -n "$row" ] || {{ echo "runs.txt has no line $SLURM_ARRAY_TASK_ID" >&2; exit 2; }}
+run=${{row%% *}}
+eval "words=(${{row#* }})"
+"""
+
+_MEETING = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show node "$head" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')  # its name may not resolve
+port=$((20000 + SLURM_JOB_ID % 10000))  # each task of the array has a job id of its own
+"""
+
+_RUN = """\
+saved() {{ find {output}/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort | tail -n 1; }}
+before=$(saved)
+echo "$run"
+stopping= step=
+trap 'stopping=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit; srun passes it on
+# ALL: with sbatch's --export=NONE the tasks would not have what setup and this script set.
+srun --export=ALL --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=1 \\
+  {python} -m experiments.train "${{words[@]}}"{meeting} &
+step=$!
+wait "$step"; code=$?
+while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done  # a signal ends a wait, not the run
+"""
+
+_REQUEUE = """\
+if [ "$code" -eq {saved} ] || {{ [ "$stopping" ] && [ "$code" -ne 0 ]; }}; then
+  if [ "$(saved)" != "$before" ]; then
+    echo "$run was stopped before its end and is queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "$run was stopped before it saved anything new, and is not queued again: raise cluster.slurm.time_limit" >&2
+  fi
+fi
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
     """Runs that request the same resources.
 
-    Raises:
-        UserError: a path or a setting holds what a line of the script or of the runs cannot.
-
     Attributes:
         study: the name of the study, of letters, digits, ``.``, ``_`` and ``-``.
         config: the configuration of one run; cluster and output are the same for all.
         runs: the folder's name of each run.
-        words: the overrides of each run.
+        words: the overrides of each run, none with a line break.
     """
 
     study: str
     config: TrainConfig
     runs: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
-
-    def __post_init__(self) -> None:
-        for text in (self.config.output, *chain(*self.words)):
-            _check_one_line(text)
-        _check_path(str(self.folder))
 
     @property
     def rows(self) -> str:
@@ -72,18 +100,31 @@ class Array:
 
 
 def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> list[Array]:
-    """Return the arrays that a study needs: runs with different resources cannot share one. Each run counts once."""
-    found = {
-        folder_of(config).path: (config, (*words, *_digest(config)))
-        for words, config in zip(jobs, configs, strict=True)
-    }
+    """Return the arrays that a study needs: runs with different resources cannot share one.
+
+    Args:
+        jobs: the overrides of each run.
+
+    Raises:
+        UserError: a run needs more GPUs than its job requests, or a path or a setting holds a line break.
+    """
+    study = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"  # it becomes the name of job and folder
     shapes: dict[tuple[str, ...], list[tuple[TrainConfig, tuple[str, ...]]]] = {}
-    for config, words in found.values():
-        shapes.setdefault(_shape(config), []).append((config, words))
+    for words, config in zip(jobs, configs, strict=True):
+        _check_gpus(config)
+        for text in (config.output, *words):
+            _check_one_line(text)
+        # By its digest a job refuses other data than that of the machine that submits it.
+        digest = [f"dataset.digest={config.dataset.digest}"] if config.dataset.digest else []
+        shapes.setdefault(_shape(config), []).append((config, (*words, *digest)))
     return [
-        _array(name, members[first : first + _MAX_ROWS])
+        Array(
+            study=study,
+            config=members[0][0],
+            runs=tuple(folder_of(config).path.name for config, _ in members),
+            words=tuple(words for _, words in members),
+        )
         for members in shapes.values()
-        for first in range(0, len(members), _MAX_ROWS)
     ]
 
 
@@ -96,29 +137,33 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
         working: the working directory, by default this process's.
 
     Raises:
-        UserError: a path holds a line break or a backslash.
+        UserError: the working directory's path holds a line break.
     """
+    cluster = array.config.cluster
     working = working or Path.cwd()
-    _check_path(str(working))
-    slurm = array.config.cluster.slurm
-    python = python or ("python" if slurm.setup else shlex.quote(sys.executable))
+    _check_one_line(str(working))
+    meeting = f" cluster.rdzv_endpoint={'$head:$port' if cluster.nnodes > 1 else 'localhost:0'}"
     parts = [
         "#!/bin/bash",
         f"# Study {array.study}: task N runs line N of runs.txt, which holds the run's folder and then its settings.",
         *(f"#SBATCH {option}" for option in _options(array, rows, working)),
         "",
         _READ_ROW.format(rows=shlex.quote(str(array.rows_path))),
-        *([_MEETING] if array.config.cluster.nnodes > 1 else []),
-        *slurm.setup,
+        *([_MEETING] if cluster.nnodes > 1 else []),
+        *cluster.slurm.setup,
         f"export {LAUNCH}=node  # each task of srun starts the workers of its node",
         "",
+        _RUN.format(
+            output=shlex.quote(str(Path(array.config.output).resolve())),
+            cpus=_cpus(array.config),
+            python=python or ("python" if cluster.slurm.setup else shlex.quote(sys.executable)),
+            meeting="" if cluster.simulated else meeting,
+        ),
+        *([_REQUEUE.format(saved=EXIT_SAVED)] if cluster.slurm.requeue else []),
+        'exit "$code"',
+        "",
     ]
-    if slurm.requeue:
-        parts.append(_SAVED.format(output=shlex.quote(str(Path(array.config.output).resolve()))))
-    parts.append(_RUN.format(srun=_srun(array, python)))
-    if slurm.requeue:
-        parts.append(_REQUEUE.format(saved=EXIT_SAVED))
-    return "\n".join([*parts, 'exit "$code"', ""])
+    return "\n".join(parts)
 
 
 def ranges(rows: list[int]) -> str:
@@ -135,49 +180,17 @@ def arrays_folder(output: Path) -> Path:
     return output / "slurm"
 
 
-_READ_ROW = """\
-row=$(sed -n "${{SLURM_ARRAY_TASK_ID:?submit this script with sbatch}}p" {rows})
-[ -n "$row" ] || {{ echo "runs.txt has no line $SLURM_ARRAY_TASK_ID" >&2; exit 2; }}
-run=${{row%% *}}
-eval "words=(${{row#* }})"
-"""
-
-_MEETING = """\
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-head=$(scontrol show node "$head" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')  # its name may not resolve
-port=$((20000 + SLURM_JOB_ID % 10000))  # each task of the array has a job id of its own
-"""
-
-_RUN = """\
-echo "$run"
-stopping= step=
-trap 'stopping=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1  # before the time limit; srun passes it on
-{srun} &
-step=$!
-wait "$step"; code=$?
-while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done  # a signal ends a wait, not the run
-"""
-
-_SAVED = """\
-saved() {{ find {output}/"$run"/checkpoints -name 'step-*' 2>/dev/null | sort | tail -n 1; }}
-before=$(saved)
-"""
-
-_REQUEUE = """\
-if [ "$code" -eq {saved} ] || {{ [ "$stopping" ] && [ "$code" -ne 0 ]; }}; then
-  if [ "$(saved)" != "$before" ]; then
-    echo "$run was stopped before its end and is queued again"
-    scontrol requeue "$SLURM_JOB_ID"
-  else
-    echo "$run was stopped before it saved anything new, and is not queued again: raise cluster.slurm.time_limit" >&2
-  fi
-fi
-"""
+def _check_one_line(text: str) -> None:
+    if "\n" in text:
+        raise UserError(f"a job of SLURM takes paths and settings without line breaks, got {text!r}")
 
 
-def _digest(config: TrainConfig) -> list[str]:
-    """Return the word by which a job refuses other data than that of the machine that submits it."""
-    return [f"dataset.digest={config.dataset.digest}"] if config.dataset.digest else []
+def _check_gpus(config: TrainConfig) -> None:
+    cluster, needed = config.cluster, num_processes(config)
+    requested = cluster.slurm.gpus_per_node
+    if requested < needed and cluster.device == "cuda":
+        remedy = f"set it to {needed}, or to 0 and cluster.device=cpu to train without"
+        raise UserError(f"cluster.slurm.gpus_per_node is {requested} for {needed} workers on a node: {remedy}")
 
 
 def _shape(config: TrainConfig) -> tuple[str, ...]:
@@ -185,35 +198,19 @@ def _shape(config: TrainConfig) -> tuple[str, ...]:
     return config.output, str((cluster.nnodes, num_processes(config), cluster.simulated, cluster.slurm))
 
 
-def _array(name: str, members: list[tuple[TrainConfig, tuple[str, ...]]]) -> Array:
-    configs, words = zip(*members, strict=True)
-    name = (
-        re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"
-    )  # of a user's file; it becomes the name of job and folder
-    runs = tuple(folder_of(config).path.name for config in configs)
-    return Array(study=name, config=configs[0], runs=runs, words=words)
-
-
-def _check_one_line(text: str) -> None:
-    if "\n" in text:
-        raise UserError(f"a job of SLURM takes paths and settings without line breaks, got {text!r}")
-
-
-def _check_path(path: str) -> None:
-    _check_one_line(path)
-    if "\\" in path:  # sbatch would take it out, and leave the patterns in the name of the log as they are
-        raise UserError(f"sbatch reads no backslash in a path, got {path}: choose another output or working directory")
+def _cpus(config: TrainConfig) -> int:
+    return num_processes(config) * config.cluster.slurm.cpus_per_worker
 
 
 def _options(array: Array, rows: list[int], working: Path) -> Iterator[str]:
+    """Yield the settings of sbatch."""
     cluster = array.config.cluster
-    slurm, cpus = cluster.slurm, num_processes(array.config) * cluster.slurm.cpus_per_worker
-    throttle = f"%{slurm.throttle}" if slurm.throttle else ""
+    slurm = cluster.slurm
     yield f"--job-name={shlex.quote(array.folder.name)}"
-    yield f"--array={ranges(rows)}{throttle}"
+    yield f"--array={ranges(rows)}{f'%{slurm.throttle}' if slurm.throttle else ''}"
     yield f"--nodes={cluster.nnodes}"
     yield "--ntasks-per-node=1"
-    yield f"--cpus-per-task={cpus}"
+    yield f"--cpus-per-task={_cpus(array.config)}"
     if slurm.gpus_per_node:
         yield f"--gpus-per-node={slurm.gpus_per_node}"
     chosen = {key: getattr(slurm, key) for key in ("partition", "account", "qos", "constraint")}
@@ -228,16 +225,3 @@ def _options(array: Array, rows: list[int], working: Path) -> Iterator[str]:
     logs = str(array.folder / "logs").replace("%", "%%")
     yield f"--output={shlex.quote(f'{logs}/%A_%a.log')}"
     yield from slurm.extra
-
-
-def _srun(array: Array, python: str) -> str:
-    cluster = array.config.cluster
-    cpus = num_processes(array.config) * cluster.slurm.cpus_per_worker
-    words = [
-        # ALL: with sbatch's --export=NONE the tasks would not have what setup and this script set.
-        f"srun --export=ALL --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=1 \\\n ",
-        f'{python} -m experiments.train "${{words[@]}}"',
-    ]
-    if not cluster.simulated:
-        words.append(f"cluster.rdzv_endpoint={'$head:$port' if cluster.nnodes > 1 else 'localhost:0'}")
-    return " ".join(words)

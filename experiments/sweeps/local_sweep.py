@@ -1,31 +1,160 @@
-"""Carry out a study on this machine: the unfinished runs, one after another or several at once."""
+"""Carry out runs on this machine, several at once, each in a process of its own.
 
-from rich.console import Console
+The processes are forked from a server that has imported torch once ("forkserver" of multiprocessing): to import it
+takes longer than a short run. Nothing else is shared, so a run that is killed harms no other.
+"""
 
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.run_folder import folder_of
-from experiments.runs.status import State, state_of
-from experiments.sweeps.live_table import LiveTable
-from experiments.sweeps.num_jobs import num_at_once
-from experiments.sweeps.outcome import Outcome
-from experiments.sweeps.parallel_runs import ParallelSweep
-from experiments.sweeps.sequential_runs import run_one_by_one
+from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_of
+from experiments.reports.measures import in_words
+from experiments.runs.json_lines import LastRow
+from experiments.runs.manifest import RUNS_AT_ONCE
+from experiments.runs.output import check_outputs
+from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import State, failure_log, state_of
+from experiments.sweeps.num_jobs import threads_per_process
+from experiments.sweeps.one_run import carry_out
+
+_STOPPED = "stopped by the signal that the sweep received"
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(["experiments.sweeps.one_run"])
 
 
-def run_all(configs: list[TrainConfig], console: Console, *, jobs: str = "auto", on_error: str = "continue") -> Outcome:
-    """Carry out the runs that are not finished.
+@dataclass(frozen=True)
+class _Process:
+    """The process of a run; ``answer`` ends when the process does."""
+
+    config: TrainConfig
+    folder: RunFolder
+    process: BaseProcess
+    answer: Connection
+
+
+class LocalSweep:
+    """Carry out runs, ``at_once`` at a time; print one line for each that ends.
+
+    A stop signal is passed on to all runs, which save, and no run is started after it. A second Ctrl-C kills them. A
+    run that another process has in use is passed over. No run is started after a failure with ``on_error`` stop, or on
+    a disk that takes no more.
 
     Args:
-        configs: The runs of the study, each with its own folder.
-        jobs: How many run at once, see ``num_at_once``.
-        on_error: continue, or stop: after a failure no run is started, and running ones are completed.
-
-    Raises:
-        UserError: ``jobs`` is out of its range.
+        runs: the folder and the configuration of each run.
     """
-    waiting = [config for config in configs if state_of(folder_of(config)) != State.DONE]
-    at_once = num_at_once(waiting, jobs)
-    if at_once == 1:
-        return run_one_by_one(configs, console, on_error)
-    with LiveTable(console, total=len(configs), done=len(configs) - len(waiting), num_at_once=at_once) as table:
-        return ParallelSweep(waiting, table, at_once=at_once, on_error=on_error).run()
+
+    def __init__(self, runs: Mapping[RunFolder, TrainConfig], *, at_once: int, on_error: str = "continue") -> None:
+        self._runs = runs
+        self._waiting = deque(runs.items())
+        self._at_once = at_once
+        self._on_error = on_error
+        self._processes: list[_Process] = []
+        self._num_failed = 0
+        self._signal = 0
+        self._is_ending = False
+
+    def run(self) -> int:
+        """Carry out the runs; return 0 if all are done, 1 if not, or the exit code of a stop signal."""
+        with handled(self._stop):
+            while self._start_more() or self._processes:
+                for answer in wait([each.answer for each in self._processes]):
+                    (ended,) = [each for each in self._processes if each.answer is answer]
+                    self._record_end(ended)
+                    self._processes.remove(ended)
+        num_done = sum(state_of(folder) == State.DONE for folder in self._runs)
+        num_left = len(self._runs) - num_done - self._num_failed
+        left = f", {num_left} left: run the same command to resume" if num_left else ""
+        _print(f"{num_done} of {len(self._runs)} runs done, {self._num_failed} failed{left}")
+        return exit_code(self._signal) if self._signal else int(num_done < len(self._runs))
+
+    def _start_more(self) -> bool:
+        """Start as many runs as may go on at once; return whether one was started."""
+        before = len(self._processes)
+        while self._waiting and len(self._processes) < self._at_once and not (self._signal or self._is_ending):
+            folder, config = self._waiting.popleft()
+            if folder.is_locked():
+                self._pass_over(folder)
+            elif state_of(folder) != State.DONE:
+                self._start(folder, config)
+        return len(self._processes) > before
+
+    def _start(self, folder: RunFolder, config: TrainConfig) -> None:
+        threads = threads_per_process(config, self._at_once)
+        variables = {**os.environ, RUNS_AT_ONCE: str(self._at_once)}
+        if threads is not None:
+            variables["OMP_NUM_THREADS"] = str(threads)  # for its ranks
+        answer, sender = _forked.Pipe(duplex=False)
+        process = _forked.Process(target=carry_out, args=(config, folder, sender, variables, threads))
+        process.start()
+        sender.close()
+        self._processes.append(_Process(config, folder, process, answer))
+        if self._signal:  # received before the process was in the list
+            self._pass_on(signal.SIGTERM)
+
+    def _record_end(self, ended: _Process) -> None:
+        """Print how a run ended, and count it if it failed."""
+        folder, name = ended.folder, ended.folder.path.name
+        why = _answer_of(ended, has_signal=bool(self._signal))
+        if why is None:
+            _print(f"done: {name} {in_words(LastRow(folder.epochs_path).read())}".rstrip())
+        elif why == _STOPPED:
+            _print(f"stopped: {name}")
+        elif folder.is_locked():  # another process was first
+            self._pass_over(folder)
+        else:
+            log = failure_log(folder)
+            _print(f"failed: {name}: {why}" + (f"; see {log}" if log else ""))
+            self._num_failed += 1
+            self._is_ending |= self._on_error == "stop" or not _can_be_written(ended.config)
+
+    def _pass_over(self, folder: RunFolder) -> None:
+        _print(f"passed over: {folder.path.name} is in use by {folder.owner() or 'another process'}")
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        is_second = number == self._signal == signal.SIGINT
+        self._signal = number
+        self._pass_on(signal.SIGKILL if is_second else signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM)
+
+    def _pass_on(self, number: int) -> None:
+        for each in self._processes:
+            if each.process.pid and each.process.is_alive():
+                os.kill(each.process.pid, number)
+
+
+def _answer_of(ended: _Process, *, has_signal: bool) -> str | None:
+    """Return why a run failed, None after a success; wait for the end of its process."""
+    try:
+        return ended.answer.recv()
+    except EOFError:
+        pass
+    finally:
+        ended.process.join()
+    if has_signal:
+        return _STOPPED
+    code = ended.process.exitcode
+    if code in {exit_code(number) for number in STOP_SIGNALS} or -(code or 0) in STOP_SIGNALS:
+        return "stopped by a signal: run the same command to resume"
+    return f"killed by {name_of(-code)}" if code and code < 0 else f"its process ended with exit code {code}"
+
+
+def _can_be_written(config: TrainConfig) -> bool:
+    try:
+        check_outputs([config])
+    except UserError as error:
+        _print(f"error: {error}")
+        return False
+    return True
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -12,7 +12,6 @@ from experiments.runs.atomic_files import cannot_write, write_atomic
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, state_of
 from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
-from experiments.sweeps.num_jobs import num_processes
 
 _ANSWER_S = 60
 
@@ -29,13 +28,11 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
     Raises:
         UserError: sbatch is missing or refuses; the message names the arrays submitted before.
     """
-    arrays = arrays_of(name, jobs, configs)
-    for array in arrays:
-        check_gpus(array.config)
     lines: list[str] = []
-    for array in arrays:
-        queued = _in_queue_if_any(array) if dry_run else in_queue(Path(array.config.output))
-        done = {run for run in array.runs if _is_done(array, run)}
+    for array in arrays_of(name, jobs, configs):
+        output = Path(array.config.output)
+        queued = _in_queue_if_any(output) if dry_run else in_queue(output)
+        done = {run for run in array.runs if state_of(RunFolder(output / run)) == State.DONE}
         missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
         state = f"{len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
         if not missing:
@@ -45,10 +42,6 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
         else:
             lines.append(f"{_submit(array, missing, lines)} of {len(array.runs)} runs: {state}; {array.script_path}")
     return "\n".join(lines)
-
-
-def _is_done(array: Array, run: str) -> bool:
-    return state_of(RunFolder(Path(array.config.output) / run)) == State.DONE
 
 
 def in_queue(output: Path) -> set[str]:
@@ -80,22 +73,7 @@ def queued_folders(configs: Iterable[TrainConfig]) -> set[RunFolder]:
         return set()
 
 
-def check_gpus(config: TrainConfig) -> None:
-    """Refuse a job that requests too few GPUs for its workers.
-
-    Raises:
-        UserError: fewer GPUs than workers on a node.
-    """
-    cluster, needed = config.cluster, num_processes(config)
-    requested = cluster.slurm.gpus_per_node
-    if requested < needed and cluster.device == "cuda":
-        remedy = f"set it to {needed}, or to 0 and cluster.device=cpu to train without"
-        raise UserError(f"cluster.slurm.gpus_per_node is {requested} for {needed} workers on a node: {remedy}")
-
-
 def _submit(array: Array, rows: list[int], lines: list[str]) -> str:
-    if shutil.which("sbatch") is None:
-        raise UserError(_not_here("sbatch"))
     try:
         (array.folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -106,25 +84,14 @@ def _submit(array: Array, rows: list[int], lines: list[str]) -> str:
         job = _run("sbatch", "--parsable", str(array.script_path)).strip().partition(";")[0]
     except UserError as error:
         before = f"; before it: {'; '.join(lines)}" if lines else ""
-        raise UserError(f"{error} ({array.script_path}){_partitions(str(error))}{before}") from None
+        raise UserError(f"{error} ({array.script_path}){before}") from None
     return f"submitted {len(rows)} as array {job} (rows {ranges(rows)})"
 
 
-def _partitions(refusal: str) -> str:
-    """Return a hint with the known partitions if sbatch refused the partition, else an empty text."""
-    if "partition" not in refusal:
-        return ""
-    try:
-        known = sorted(set(_run("sinfo", "--noheader", "--format=%R").split()))
-    except UserError:
-        return ""
-    return f"; set cluster.slurm.partition to one of {', '.join(known)}"
-
-
-def _in_queue_if_any(array: Array) -> set[str]:
+def _in_queue_if_any(output: Path) -> set[str]:
     """Return the runs in the queue; none on a machine without SLURM, where a dry run still shows the script."""
     try:
-        return in_queue(Path(array.config.output))
+        return in_queue(output)
     except UserError:
         return set()
 
@@ -134,16 +101,13 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except FileNotFoundError:
-        raise UserError(_not_here(command[0])) from None
+        raise UserError(
+            f"--backend slurm needs {command[0]}, which is not on this machine: call it where jobs are submitted, or "
+            "add --dry-run"
+        ) from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{command[0]} did not answer within {_ANSWER_S} s: is slurmctld up?") from None
     if done.returncode:
         lines = [line.removeprefix(f"{command[0]}: ").removeprefix("error: ") for line in done.stderr.splitlines()]
         raise UserError(f"{command[0]} refused: {'; '.join(filter(None, lines))}")
     return done.stdout
-
-
-def _not_here(command: str) -> str:
-    return (
-        f"--backend slurm needs {command}, which is not on this machine: call it where jobs are submitted, or --dry-run"
-    )

@@ -59,7 +59,7 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     found = folders(tmp_path / "runs")
     (failed,) = found[State.FAILED]
     assert len(found[State.DONE]) == 3
-    (row,) = [line for line in first.stderr.splitlines() if failed.path.name in line and "log" not in line][-1:]
+    (row,) = [line for line in first.stderr.splitlines() if line.startswith(f"failed: {failed.path.name}: ")]
     assert "is not finite at step" in row
     assert str(failed.errors_path / "rank0.json") in row
     assert "3 of 4 runs done, 1 failed" in first.stderr
@@ -70,32 +70,68 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     assert "is not finite at step" in again.stderr
 
 
-def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path) -> None:
+def test_a_run_in_use_elsewhere_is_passed_over_and_said(tmp_path: Path) -> None:
     words = study(tmp_path, "[[seed=0, epochs=1], [seed=1, epochs=1]]")
     first, second = (folder_of(config) for config in compose_runs(jobs_of(words[0], words[1:2])))
-    waits = threading.Event()
+    with first.claim():
+        beside = sweep(*words)
+    assert beside.returncode == 1
+    assert f"passed over: {first.path.name} is in use by pid {os.getpid()} on " in beside.stderr
+    assert "1 of 2 runs done, 0 failed, 1 left" in beside.stderr
+    assert second.is_done()
+    assert sweep(*words).returncode == 0
 
-    def other_sweep() -> None:
-        with first.claim():
-            waits.set()
-            wait_until(second.is_done, "the run that is free")
-            for name, row in {
-                "config.yaml": "density: 1",
-                "steps.jsonl": '{"step": 0}',
-                "epochs.jsonl": '{"step": 1}',
-            }.items():
-                (first.path / name).write_text(f"{row}\n")
-            first.mark_done({})
 
-    thread = threading.Thread(target=other_sweep)
+def test_two_sweeps_of_one_study_share_its_runs(tmp_path: Path) -> None:
+    words = study(tmp_path, f"{[[f'seed={seed}', 'epochs=2'] for seed in range(6)]}".replace("'", ""))
+    command = [sys.executable, "-m", "experiments.sweep", *words]
+    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=LIMIT_S)[1] for process in both]
+    assert {process.returncode for process in both} <= {0, 1}, said  # 1 where the other had its last run
+    assert not any("failed: " in each for each in said)
+    done = [line for each in said for line in each.splitlines() if line.startswith("done: ")]
+    assert len(done) == len(set(done)) == 6
+    assert sweep(*words).returncode == 0
+
+
+def test_after_a_failure_no_run_is_started_where_the_user_says_stop(tmp_path: Path) -> None:
+    words = study(tmp_path, "[[seed=0, lr=1e30], [seed=1, epochs=1]]")
+    stopped = sweep(*words, "--jobs", "1", "--on-error", "stop")
+    assert stopped.returncode == 1
+    assert "0 of 2 runs done, 1 failed, 1 left" in stopped.stderr
+
+
+def test_runs_outlive_no_sweep_that_is_killed_and_are_saved(tmp_path: Path) -> None:
+    words = study(tmp_path, "[[seed=0, epochs=200]]")
+    process = subprocess.Popen([sys.executable, "-m", "experiments.sweep", *words], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("runs/*/steps.jsonl")), "a step")
+        children = children_of(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not any(map(is_alive, children)), "the end of all processes")
+    (folder,) = folders(tmp_path / "runs")[State.STOPPED]
+    assert saved_step(folder)
+
+
+def test_a_run_that_is_killed_harms_no_other(tmp_path: Path) -> None:
+    words = study(tmp_path, "[[seed=0, epochs=200], [seed=1, epochs=1], [seed=2, epochs=1]]")
+    first, *_ = (folder_of(config) for config in compose_runs(jobs_of(words[0], words[1:2])))
+
+    def kill_first() -> None:
+        wait_until(lambda: first.steps_path.exists() and first.steps_path.stat().st_size, "a step")
+        owner = first.owner()
+        assert owner is not None
+        os.kill(owner.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_first)
     thread.start()
-    waits.wait(LIMIT_S)
-    both = sweep(*words)
+    ended = sweep(*words)
     thread.join()
-    assert both.returncode == 0, both.stderr
-    assert f"held: {first.path.name}: in use by pid {os.getpid()} on " in both.stderr
-    assert f"done by another process: {first.path.name}" in both.stderr
-    assert "2 of 2 runs done (1 by another process), 0 failed" in both.stderr
+    assert ended.returncode == 1
+    assert f"failed: {first.path.name}: killed by SIGKILL" in ended.stderr
+    assert "2 of 3 runs done, 1 failed" in ended.stderr
 
 
 def children_of(pid: int) -> set[int]:

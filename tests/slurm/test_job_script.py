@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from experiments.sweeps.job_script import Array, arrays_of, ranges, script
 from experiments.sweeps.slurm_queue import submit_array
 from experiments.training.preflight import prepare_runs
 
-GOLDEN = Path(__file__).parent / "golden/array.sh"
+GOLDEN = Path(__file__).parent / "golden"
 TINY = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=4096"]
 TASK = {
     "SLURM_JOB_ID": "71",
@@ -44,40 +45,30 @@ def with_commands(folder: Path, **scripts: str) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def test_the_script_is_the_recorded_one() -> None:
-    (array,) = arrays(
-        *(
-            ["cluster=slurm_gpu_example", f"seed={seed}", "output=/disk/%j runs", "cluster.slurm.qos=high"]
-            for seed in range(6)
-        )
-    )
-    made = script(array, [1, 3, 4, 5], working=Path("/home/me/micro"))
+RECORDED = {
+    "two_nodes_of_gpus": ["cluster=slurm_gpu_example", "cluster.slurm.qos=high"],
+    "one_node_once": ["cluster=slurm", "cluster.nnodes=1", "cluster.nproc_per_node=3", "cluster.slurm.requeue=false"],
+    "simulated": ["cluster=simulated", "cluster.world_size=16"],
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_script_is_the_recorded_one(name: str) -> None:
+    """Those of ``golden/``, which MICRO_RECORD=1 writes anew."""
+    (array,) = arrays(*([*RECORDED[name], f"seed={seed}", "output=/disk/%j runs"] for seed in range(6)))
+    array = replace(array, runs=tuple(f"run-{seed}" for seed in range(6)))  # whatever names are made of
+    python = None if array.config.cluster.slurm.setup else "/venv/bin/python"
+    made = script(array, [1, 3, 4, 5], python=python, working=Path("/home/me/micro"))
+    path = GOLDEN / f"{name}.sh"
     if os.environ.get("MICRO_RECORD"):
-        GOLDEN.write_text(made)
-    assert made == GOLDEN.read_text()
+        path.write_text(made)
+    assert made == path.read_text()
     assert subprocess.run(["bash", "-n"], input=made, text=True, check=False).returncode == 0
 
 
-def test_a_script_without_setup_uses_this_python_and_one_node_meets_nobody() -> None:
-    (array,) = arrays(["cluster=slurm", "cluster.nnodes=1", "cluster.nproc_per_node=3", "cluster.slurm.requeue=false"])
-    made = script(array, [1], python="/venv/bin/python")
-    assert '/venv/bin/python -m experiments.train "${words[@]}" cluster.rdzv_endpoint=localhost:0 &' in made
-    assert "#SBATCH --cpus-per-task=3\n" in made
-    assert "#SBATCH --no-requeue\n" in made
-    assert "scontrol" not in made
-
-
-def test_simulated_workers_are_one_process() -> None:
-    (array,) = arrays(["cluster=simulated", "cluster.world_size=16"])
-    made = script(array, [1])
-    assert "#SBATCH --nodes=1\n" in made
-    assert "#SBATCH --cpus-per-task=1\n" in made
-    assert "rdzv_endpoint" not in made
-
-
-def test_runs_that_ask_for_other_nodes_are_other_arrays_and_a_run_counts_once() -> None:
+def test_runs_that_ask_for_other_nodes_are_other_arrays() -> None:
     two, one = ["cluster=slurm", "cluster.nnodes=2"], ["cluster=slurm", "cluster.nnodes=1"]
-    first, second = arrays([*two, "seed=0"], [*one, "seed=0"], [*two, "seed=1"], [*two, "seed=1"])
+    first, second = arrays([*two, "seed=0"], [*one, "seed=0"], [*two, "seed=1"])
     assert [len(first.runs), len(second.runs)] == [2, 1]
     assert first.folder != second.folder
 
@@ -145,8 +136,9 @@ def test_a_queued_run_is_called_queued_and_stays_where_clean_removes(
         return capsys.readouterr().out
 
     with_commands(tmp_path, squeue=f"echo '1 {array.name}'")
-    first, second = sweep_says(str(study), "--list").splitlines()[-2:]
+    first, second, last = sweep_says(str(study), "--list").splitlines()
     assert [first.split()[0], second.split()[0]] == ["queued", "stopped"]
+    assert last == "2 runs: 1 stopped, 1 queued"
     assert "1 stopped, 1 queued" in sweep_says("status", str(study))
     sweep_says("clean", str(study), "--yes")
     assert [folder_of(config).path.exists() for config in configs] == [True, False]
@@ -166,7 +158,7 @@ def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pyt
 def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", f"output={tmp_path}/runs"]]
-    with pytest.raises(UserError, match=r"^--backend slurm needs squeue, which is not on this machine: .* --dry-run$"):
+    with pytest.raises(UserError, match=r"--backend slurm needs squeue.* --dry-run"):
         submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
     assert not (tmp_path / "runs").exists()
 
@@ -189,11 +181,6 @@ def test_a_mistake_in_a_site_is_one_line(words: list[str], message: str) -> None
     with pytest.raises(UserError, match=message) as caught:
         prepare_runs([[*TINY, "cluster=slurm", "cluster.nnodes=2", *words]])
     assert "\n" not in str(caught.value)
-
-
-def test_a_backslash_in_the_output_is_refused_which_sbatch_would_take_out() -> None:
-    with pytest.raises(UserError, match=r"backslash .*, got \S*back\\slash/"):
-        arrays(["cluster=slurm", "cluster.nnodes=1", r"output='/disk/back\slash'"])
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"^sbatch refused: .*partition.*; set cluster.slurm.partition to one of test$"),
-        (["cluster.slurm.partition=gpu"], r"^sbatch refused: .*invalid partition.*gpu.* to one of test$"),
+        ([], "^sbatch refused: .*partition"),
+        (["cluster.slurm.partition=gpu"], "^sbatch refused: .*invalid partition.*gpu"),
         (["cluster.slurm.partition=test", "cluster.slurm.constraint=gpu"], r"^sbatch refused: .*[Ff]eature"),
     ],
 )

@@ -19,7 +19,6 @@ import torch
 from matplotlib.text import Text
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from rich.console import Console
 
 from data import imagenet
 from experiments.config.compose import compose_runs
@@ -35,7 +34,6 @@ from experiments.runs.saved_run import saved_config
 from experiments.studies.simulated_steps.network_files import load_network
 from experiments.sweeps.job_script import arrays_of, script
 from experiments.sweeps.study import jobs_of
-from experiments.sweeps.summaries import plan_table, show
 from experiments.tracking.sources import read
 from micro.checkpoints.rank_states import state_of
 
@@ -200,14 +198,6 @@ class _Texts(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_table_shows_a_name_as_it_is(name: str) -> None:
-    (config,) = compose_runs([[*TINY]])
-    console = Console(file=io.StringIO(), width=200)
-    show(plan_table(name, [config]), console)
-    assert name.split("\n")[0] in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["$x^{$", "$$", "a$b", r"\$x^{$"])

@@ -191,7 +191,7 @@ def assert_damaged(folder: RunFolder, said: str, *, is_tracked: bool = True) -> 
     assert tracked.code == 2
     assert_matches(said if is_tracked else "has no|is damaged", error_of(tracked))
     (status,) = [line for line in study("status", output).out.splitlines() if folder.path.name in line]
-    assert " damaged " in status
+    assert status.startswith("damaged ")
     assert_matches(said, status)
     assert "nothing to remove" in study("clean", output, "--yes").out
     assert folder.is_done()
@@ -226,7 +226,6 @@ def test_a_run_of_an_earlier_version_is_read_and_said_to_be_not_verified(finishe
     folder.done_path.write_text(json.dumps({key: done[key] for key in done if key not in ("records", "files", "sum")}))
     assert train(tmp_path / "runs").out.startswith("already done")
     assert "not verified, written by an earlier version: 1 of 1 runs" in draw(tmp_path, "--table").out
-    assert "1 not verified" in study("status", tmp_path / "runs").out
     shutil.rmtree(tmp_path / "figures")
     lines_of(folder.steps_path, lambda rows: [*rows[:3], *rows[5:]])
     assert_damaged(folder, "line 4 has step 5: the rows of step 3 to 4 are missing before it")
@@ -350,7 +349,7 @@ def test_a_run_without_a_whole_checkpoint_starts_anew_by_choice_alone(
     (rows, *_) = [len(read_records(folder.steps_path))]
     assert rows == STOP
     swept = study("status", tmp_path / "runs")
-    assert any(state in swept.out for state in (" damaged ", " failed "))
+    assert any(state in swept.out for state in ("damaged ", "failed "))
     began = train(tmp_path / "runs", "resume=scratch")
     assert began.code == 0
     assert_matches(f"checkpoint not used: .*{said}", began.err)

@@ -27,8 +27,8 @@ from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import code_differences, other_code, saved_config
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
 from experiments.studies.simulated_steps.network_files import load_network
+from experiments.sweeps.listing import describe
 from experiments.sweeps.study import jobs_of
-from experiments.sweeps.summaries import describe
 from experiments.tracking.sources import from_folders
 from experiments.training.preflight import check_run
 from experiments.training.runner import execute

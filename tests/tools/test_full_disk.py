@@ -1,29 +1,21 @@
 """Disks that fill up or break while a run is written: one line with the cause, and the same command goes on."""
 
 import errno
-import io
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
-from experiments.config.schema import TrainConfig
+from experiments import sweep
 from experiments.runs import atomic_files, disks
 from experiments.runs.atomic_files import DiskError, RecordError, cannot_write
 from experiments.runs.json_lines import read_records
-from experiments.runs.run_folder import folder_of
-from experiments.sweeps.live_table import LiveTable
-from experiments.sweeps.parallel_runs import ParallelSweep, _Slot
-from experiments.sweeps.sequential_runs import run_one_by_one
 from experiments.training.loop import Trainer
-from experiments.training.preflight import prepare_runs
 from tests.dist.commands import only_run
-from tests.dist.rank_functions import Ended, train
+from tests.dist.rank_functions import Ended, called, train
 from tests.small_disks import BreakingDisk, MemoryDisk, mounted
 
 WORDS = [
@@ -202,42 +194,19 @@ def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
 # Several runs on one disk
 
 
-def grid(output: Path) -> list[TrainConfig]:
-    return prepare_runs([*WORDS, f"seed={seed}", f"output={output}"] for seed in range(3))
-
-
-def test_a_sweep_starts_no_run_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_on_a_disk_that_fills_up_says_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
     with mounted(MemoryDisk(tmp_path / "disk", "1m")) as disk:
-        configs = grid(disk.path / "runs")
-        console = Console(file=io.StringIO(), width=500)
-        with struck(2, disk.fill, monkeypatch):
-            outcome = run_one_by_one(configs, console, "continue")
-        (failure,) = outcome.failures
-        assert "steps.jsonl: no space left on device (" in failure.why
-        assert (outcome.num_left, outcome.exit_code) == (2, 1)
-        said = [line for line in console.file.getvalue().splitlines() if "no space" in line]  # type: ignore[attr-defined]
-        assert said == [f"failed: {failure.run}: {failure.why}"]
-        assert not any(folder_of(config).path.exists() for config in configs[1:])
+        words = [*WORDS, f"output={disk.path / 'runs'}"]
+        path.write_text(json.dumps({"overrides": words, "grid": {"seed": [0, 1]}}))
+        disk.fill(leaving=20_480)
+        full = called(sweep.main, str(path), "--jobs", "1")
+        assert full.returncode == 1
+        failed = [line for line in full.stderr.splitlines() if line.startswith("failed: ")]
+        assert failed
+        assert all("no space left on device" in line for line in failed)
         disk.free()
-        assert run_one_by_one(configs, console, "continue").exit_code == 0
-
-
-def test_runs_at_once_tell_of_their_disk_once(tmp_path: Path) -> None:
-    """The table holds no run that has ended, and counts those that the disk stopped as waiting."""
-    configs = grid(tmp_path)
-    console = Console(file=io.StringIO(), width=500)
-    table = LiveTable(console, total=3, done=0, num_at_once=2)
-    sweep = ParallelSweep(configs, table, at_once=2, on_error="continue")
-    error = DiskError("cannot write a: no space left on device; free space and start the run again")
-    for config in configs[:2]:
-        sweep._waiting.popleft()
-        table.begin(folder_of(config).path.name, folder_of(config).path, total_steps=1)
-        sweep._record_result(_Slot(SimpleNamespace(receive=lambda: error), config))  # type: ignore[arg-type]
-    assert not sweep._may_start()
-    assert table.totals() == "3 runs: 0 done, 1 failed, 2 waiting"
-    first, second = (folder_of(config).path.name for config in configs[:2])
-    assert console.file.getvalue() == f"failed: {first}: {error}\nstopped: {second}\n"  # type: ignore[attr-defined]
-    assert [failure.why for failure in sweep._outcome.failures] == [str(error)]
+        assert called(sweep.main, str(path), "--jobs", "2").returncode == 0
 
 
 def test_a_multirun_stops_where_its_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,28 +4,23 @@ import fcntl
 import io
 import json
 import os
-import signal
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from experiments import sweep
 from experiments.config.errors import UserError
+from experiments.config.overrides import expand
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.runs.cleaning import removable, remove
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import code_differences, compare_weights, find_run, saved_config
 from experiments.runs.status import State, failure_log, state_of
-from experiments.sweeps import held_runs, num_jobs, sequential_runs, study
-from experiments.sweeps.live_table import LiveTable
+from experiments.sweeps import num_jobs, study
+from experiments.sweeps.listing import describe, lines_of
 from experiments.sweeps.num_jobs import num_at_once
-from experiments.sweeps.outcome import Outcome
-from experiments.sweeps.parallel_runs import ParallelSweep
 from experiments.sweeps.rerun import free_folder
-from experiments.sweeps.summaries import describe, plan_table, status_table
 from experiments.training.preflight import prepare_runs
 
 WORDS = ["model=mlp", "dataset=synthetic", "cluster=simulated", "cluster.world_size=2"]
@@ -94,38 +89,21 @@ def test_a_folder_that_is_owned_is_running_and_a_question_takes_no_lock(tmp_path
 
 
 def test_the_log_of_a_failure_is_the_file_that_tells_most(tmp_path: Path) -> None:
-    folder = make(tmp_path / "run", {"errors/rank0.json": REPORT, "ranks/run.log": ""})
+    folder = make(tmp_path / "run", {"errors/rank0.json": REPORT, "run.log": ""})
     assert failure_log(folder) == folder.errors_path / "rank0.json"
     of_collective = {"errors/rank0.json": {**REPORT, "collective": True}, "errors/rank1.json": REPORT}
     assert failure_log(make(folder.path, of_collective)) == folder.errors_path / "rank1.json"
-    make(folder.path, {"failure.json": {**FAILURE, "log": str(folder.path / "ranks/run.log")}})
-    assert failure_log(folder) == folder.ranks_path / "run.log"
+    make(folder.path, {"failure.json": {**FAILURE, "log": str(folder.path / "run.log")}})
+    assert failure_log(folder) == folder.path / "run.log"
     assert failure_log(RunFolder(tmp_path / "nowhere")) is None
 
 
-def text_of(table: object) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_the_plan_counts_what_is_done_what_goes_on_and_what_is_to_run(tmp_path: Path) -> None:
-    output = f"output={tmp_path}"
-    configs = composed(
-        *[["sparsifier=micro", f"seed={seed}", output] for seed in range(4)], ["sparsifier=topk", output]
-    )
-    make(folder_of(configs[0]).path, {"DONE": {}})
-    make(folder_of(configs[1]).path, FOLDERS["stopped"][0])
-    make(folder_of(configs[2]).path, FOLDERS["failed"][0])
-    lines = text_of(plan_table("study", configs)).splitlines()
-    assert "study: 5 runs" in lines[0]
-    (micro,) = [line.split() for line in lines if " micro " in line]
-    assert [word for word in micro if word.isdecimal()] == ["2", "1", "1", "2"]  # workers, done, to resume, to run
-    sums = [word for word in lines[-2].split() if word.isdecimal()]
-    assert sums == ["1", "1", "3"]
-    status = text_of(status_table(configs))
-    assert "1 done, 1 failed, 1 stopped, 2 not started" in status
-    assert "rank 1 failed: killed by SIGKILL" in status
+def test_the_state_of_each_run_is_a_line_and_the_last_line_counts(tmp_path: Path) -> None:
+    folders = [make(tmp_path / name, FOLDERS[name][0]) for name in ("done", "failed", "stopped")]
+    lines = lines_of([*folders, RunFolder(tmp_path / "new")], queued=folders[1:])
+    assert [line.split()[0] for line in lines] == ["done", "queued", "queued", "not", "4"]
+    assert lines[1].endswith("rank 1 failed: killed by SIGKILL")
+    assert lines[-1] == "4 runs: 1 done, 2 queued, 1 not started"
 
 
 def test_two_runs_of_one_folder_are_refused_by_name_but_dense_is_one_run() -> None:
@@ -167,20 +145,39 @@ def test_a_file_that_is_no_study_is_told_in_one_line(conf: Path, text: str, mess
     assert "\n" not in str(caught.value)
 
 
-def test_a_study_cannot_have_the_name_of_a_verb(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (conf / "clean.yaml").write_text("overrides: []\ngrid: {seed: [0]}")
-    monkeypatch.setattr(sys, "argv", ["sweep", "status", "demo"])
-    with pytest.raises(SystemExit) as caught:
+def test_no_study_has_the_name_of_a_verb() -> None:
+    assert not set(study.studies()) & set(sweep.VERBS)
+
+
+def test_multirun_and_sweep_name_the_same_runs(tmp_path: Path) -> None:
+    axes = {"seed": ["0", "1"], "sparsifier": ["dense", "topk"], "density": ["0.1", "0.01"]}
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps({"overrides": WORDS, "grid": axes}))
+    multirun = expand([*WORDS, *(f"{key}={','.join(values)}" for key, values in axes.items())], multirun=True)
+    ways = [study.distinct(jobs, prepare_runs(jobs))[1] for jobs in (study.jobs_of(str(path), []), multirun)]
+    assert ways[0] == ways[1]
+    assert len(ways[0]) == 2 + 4  # dense is one run, whatever the density
+
+
+@pytest.mark.parametrize("axis", ["density: [0.1, 0.01, 3]", "sparsifier: [micro, topk, mikro]", "epochs: [1, 0]"])
+def test_the_last_value_of_an_axis_is_refused_before_the_first_run(
+    tmp_path: Path, axis: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"overrides: {json.dumps([*WORDS, f'output={tmp_path}/runs'])}\ngrid: {{{axis}}}")
+    monkeypatch.setattr(sys, "argv", ["sweep", str(path)])
+    with pytest.raises(SystemExit, match="2"):
         sweep.main()
-    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert axis.partition(":")[0] in line
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["demo", "--jobs", "many"], "--jobs must be auto or a whole number of at least 1, got 'many'"),
-        (["demo", "jobs=4"], "'jobs=4' is no setting of a run: use the option --jobs 4"),
-        (["demo", "backend=slurm"], "'backend=slurm' is no setting of a run: use the option --backend slurm"),
+        (["demo", "jobs=4"], "'jobs' is not a key"),
         (["demo", "--jbos", "4"], "no such option: --jbos 4"),
         ([], "the following arguments are required: NAME, KEY=VALUE; see python -m experiments.sweep --help"),
         (["demo", "--jobs", "0"], "--jobs must be auto"),
@@ -222,77 +219,6 @@ def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch
     assert num_at_once(nodes, "auto") == 1
     with pytest.raises(UserError, match="use --jobs 1"):
         num_at_once(nodes, "2")
-
-
-@pytest.mark.parametrize(
-    ("event", "code", "said"),
-    [
-        ("finished", 0, ["waiting for a run that another process holds", "done by another process"]),
-        ("released", 0, ["waiting for a run that another process holds"]),
-        ("Ctrl-C", 130, ["waiting for a run that another process holds"]),
-    ],
-)
-def test_a_run_of_another_process_is_left_for_the_end_and_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, code: int, said: list[str]
-) -> None:
-    configs = composed(*[[f"seed={seed}", f"output={tmp_path}"] for seed in range(3)])
-    folders = [folder_of(config) for config in configs]
-    attempted: list[str] = []
-
-    def attempt(config: TrainConfig, folder: RunFolder, watcher: object) -> None:
-        with folder.claim():
-            attempted.append(folder.path.name)
-            make(folder.path, {"DONE": {}})
-
-    def while_waiting(seconds: float) -> None:
-        if event == "Ctrl-C":
-            raise KeyboardInterrupt
-        if event == "finished":
-            make(folders[0].path, {"DONE": {}})
-        other.close()
-
-    monkeypatch.setattr(sequential_runs, "attempt", attempt)
-    monkeypatch.setattr(held_runs, "_POLL_S", 0.0)
-    monkeypatch.setattr(held_runs, "sleep", while_waiting)
-    console = Console(file=io.StringIO(), width=500)
-    with ExitStack() as other:
-        other.enter_context(folders[0].locked())
-        outcome = sequential_runs.run_one_by_one(configs, console, "continue")
-    assert outcome.exit_code == code
-    assert not outcome.failures
-    assert outcome.num_left == (event == "Ctrl-C")
-    assert outcome.num_elsewhere == (event == "finished")
-    again = [folders[0].path.name] if event == "released" else []
-    assert attempted == [folders[1].path.name, folders[2].path.name, *again]
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[0].startswith(f"held: {folders[0].path.name}: in use by pid {os.getpid()} on ")
-    assert [line.startswith(start) for line, start in zip(lines[1:], said, strict=True)] == [True] * len(said)
-
-
-@pytest.mark.parametrize(("event", "code"), [("finished", 0), ("Ctrl-C", 130)])
-def test_several_at_once_wait_for_a_run_of_another_process_without_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, code: int
-) -> None:
-    (config,) = composed([f"output={tmp_path}"])
-    folder = folder_of(config)
-    console = Console(file=io.StringIO(), width=500)
-
-    def draw(table: LiveTable) -> None:
-        if event == "Ctrl-C":
-            signal.raise_signal(signal.SIGINT)
-        else:
-            make(folder.path, {"DONE": {}})
-
-    monkeypatch.setattr(LiveTable, "draw", draw)
-    monkeypatch.setattr(held_runs, "_POLL_S", 0.0)
-    with folder.locked(), LiveTable(console, total=1, done=0, num_at_once=2) as table:
-        outcome = ParallelSweep([config], table, at_once=2, on_error="continue").run()
-        totals = table.totals()
-    assert (outcome.exit_code, outcome.num_elsewhere) == (code, code == 0)
-    assert ("1 done" in totals) == (code == 0)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert said.startswith(f"held: {folder.path.name}: in use by pid {os.getpid()} on ")
-    assert said.count("waiting for") == 1
 
 
 def test_clean_takes_what_failed_or_was_broken_off_and_never_what_runs(tmp_path: Path) -> None:
@@ -366,41 +292,6 @@ def test_a_rerun_says_in_which_way_the_code_differs(tmp_path: Path) -> None:
     make(folder.path, {"manifest.json": {"git": {"revision": "0" * 40, "diff_sha256": None}}})
     (line,) = code_differences(folder)
     assert "git revision" in line
-
-
-def test_a_sweep_counts_a_stop_a_failure_and_success() -> None:
-    assert Outcome().exit_code == 0
-    assert Outcome(num_left=1).exit_code == 1
-    assert Outcome(num_left=1, stopped=143).exit_code == 143
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_the_live_table_shows_each_run_and_totals(
-    tmp_path: Path, kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("experiments.sweeps.live_table._REDRAW_S", 0.0)
-    monkeypatch.setattr("experiments.sweeps.live_table._LINES_EVERY_S", 0.0)
-    console = Console(file=kind(), width=120)
-    make(tmp_path / "one", {"steps.jsonl": '{"step": 2, "loss": 1.5}\n', "epochs.jsonl": '{"accuracy": 0.25}\n'})
-    with LiveTable(console, total=5, done=1, num_at_once=2) as table:
-        table.begin("one", tmp_path / "one", total_steps=9)
-        table.begin("two", tmp_path / "two", total_steps=9)
-        table.draw()
-        table.failed("two", "out of [memory]")
-        table.begin("three", tmp_path / "three", total_steps=9)
-        table.stopped("three")
-        table.done("one")
-        assert table.totals().startswith("5 runs: 2 done, 1 failed, 2 waiting; all runs ")
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("3/9", "1.5", "accuracy 0.25", "failed: two: out of [memory]", "stopped: three", "done: one"):
-        assert words in shown
-    assert ("\x1b" in shown) == (kind is Terminal)
 
 
 def test_the_help_names_the_verbs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

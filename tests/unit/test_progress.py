@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from experiments.runs.json_lines import LastRow, RecordWriter
-from experiments.sweeps.progress import SweepProgress
 from experiments.tracking import progress
 from experiments.tracking.progress import Snapshot, watch
 
@@ -93,25 +92,6 @@ def test_a_bar_for_a_terminal(tmp_path: Path) -> None:
 def test_colours_alone_make_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert not progress.is_terminal(Console(file=io.StringIO()))
-
-
-def test_a_sweep_counts_its_runs(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    sweep = SweepProgress(3, console)
-    sweep.skip()
-    assert sweep.left_s(1.0, None) is None
-    with sweep.watch(tmp_path, total_steps=2, label="mlp"):
-        write_steps(tmp_path, 2)
-    assert "run 2 of 3, mlp: step 2/2" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_what_is_left_of_a_sweep() -> None:
-    sweep = SweepProgress(4, Console(file=io.StringIO()))
-    sweep._num_begun = 2
-    assert sweep.left_s(10.0, 30.0) == 30.0 + 2 * 40.0  # only the run under way tells
-    sweep._durations = [20.0]
-    assert sweep.left_s(10.0, None) == 10.0 + 2 * 20.0
-    assert sweep.left_s(10.0, 30.0) == 30.0 + 2 * 30.0  # the mean of 20 and 40
 
 
 @pytest.mark.parametrize(
