@@ -36,7 +36,6 @@ def _run(words: list[str]) -> int:
     from experiments.config.compose import compose_runs
     from experiments.config.errors import UserError
     from experiments.config.overrides import expand, is_of_hydra
-    from experiments.launching.meeting import check_master
     from experiments.launching.rank_environment import check_shape, read_rank_environment
     from experiments.runs.output import distinct
 
@@ -53,8 +52,6 @@ def _run(words: list[str]) -> int:
         check_shape(words, ranks)
     jobs = expand([word for word in words if word not in flags], multirun=multirun)
     _, configs = distinct(jobs, compose_runs(jobs, joined_world_size=ranks.world_size if ranks else None))
-    if ranks:
-        check_master(ranks, wait_s=0)
     from experiments.training.runs_of_command import carry_out  # imports torch: mistakes are reported before that
 
     return carry_out(configs, ranks)

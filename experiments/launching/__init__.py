@@ -1,5 +1,4 @@
-"""Processes: the ranks of a run, worker processes and groups of ranks for tools, hosts as network namespaces.
+"""The ranks of a run: which rank this process is, starting them by torch's elastic agent, and why they failed.
 
-May import: config, runs. Begin reading at launch.py for a run, then at watching/ for what ends it; for tools, at
-worker_process.py, then rank_group.py.
+May import: config, runs. Begin reading at rank_environment.py and elastic.py, then failures.py and stalls.py.
 """

@@ -57,11 +57,6 @@ class RunFolder:
         return self.path / "ranks"
 
     @property
-    def errors_path(self) -> Path:
-        """The folder of the errors that ranks reported."""
-        return self.path / "errors"
-
-    @property
     def attempts_path(self) -> Path:
         """The folder of the files of unfinished attempts, numbered from 1."""
         return self.path / "attempts"
@@ -108,8 +103,7 @@ class RunFolder:
             UserError: the folder cannot be made or written.
         """
         with self.locked():
-            for folder in (self.path, self.errors_path):
-                remove_drafts(folder)
+            remove_drafts(self.path)
             if not self.is_done():
                 rows = () if self._has_checkpoint() else (self.steps_path, self.epochs_path)
                 self.set_aside(*rows, self.failure_path, self.manifest_path)
@@ -178,15 +172,10 @@ class RunFolder:
             move_tail(path, start, attempt / path.name)
         return attempt
 
-    def set_aside_reports(self) -> None:
-        """Move what the ranks of an earlier attempt left to ``attempts/<n>/``. Raises: as ``set_aside``."""
-        self.set_aside(self.ranks_path, self.errors_path, self.failure_path)
-
     def set_aside_ending(self) -> None:
         """Move what a finished run left to ``attempts/<n>/``, DONE first: it starts again. Raises: as ``set_aside``."""
         records = (self.steps_path, self.epochs_path, self.checkpoints_path, self.plan_path, self.weights_path)
-        self.set_aside(self.done_path, *records, self.manifest_path)
-        self.set_aside_reports()
+        self.set_aside(self.done_path, *records, self.manifest_path, self.failure_path)
 
     def set_aside(self, *paths: Path) -> None:
         """Move files and folders to that of the newest attempt, ``attempts/<n>/``, or a new one where it has such.

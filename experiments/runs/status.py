@@ -52,7 +52,7 @@ def judge(folder: RunFolder) -> Verdict:
         return Verdict(State.RUNNING)
     if problem := _why_not_resumable(folder, _signature(folder)):
         return Verdict(State.DAMAGED, problem)
-    if folder.failure_path.exists() or _reports(folder):
+    if folder.failure_path.exists():
         return Verdict(State.FAILED)
     return Verdict(State.STOPPED if folder.config_path.exists() else State.NEW)
 
@@ -78,33 +78,19 @@ def last_step(folder: RunFolder) -> int:
 def failure_reason(folder: RunFolder) -> str:
     """Return why the last attempt failed, in one line; empty if it is unknown."""
     failure = load_json(folder.failure_path)
-    if failure:
-        return f"rank {failure.get('rank')} failed: {failure.get('message')}"
-    reports = [load_json(path) for path in _reports(folder)]
-    return next((one_line(f"{report.get('type')}: {report.get('message')}") for report in reports if report), "")
+    return one_line(f"rank {failure.get('rank')} failed: {failure.get('message')}") if failure else ""
 
 
 def failure_log(folder: RunFolder) -> Path | None:
     """Return the most detailed file on a failure; None if there is none."""
     named = load_json(folder.failure_path).get("log")
-    candidates = [*([Path(named)] if isinstance(named, str) else []), *_reports(folder), run_log(folder)]
+    candidates = [*([Path(named)] if isinstance(named, str) and named else []), run_log(folder), folder.failure_path]
     return next((path for path in candidates if path.exists()), None)
 
 
 def run_log(folder: RunFolder) -> Path:
     """Return the file with the output of a run of a sweep."""
     return folder.path / "run.log"
-
-
-def _reports(folder: RunFolder) -> list[Path]:
-    """Return the errors that ranks have reported, those of collectives last: another rank has caused them."""
-    return sorted(folder.errors_path.glob("rank*.json"), key=_order)
-
-
-def _order(path: Path) -> tuple[bool, float]:
-    report = load_json(path)
-    time = report.get("time")
-    return report.get("collective") is True, time if isinstance(time, float) else 0.0
 
 
 def _signature(folder: RunFolder) -> tuple[object, ...]:

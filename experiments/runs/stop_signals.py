@@ -21,42 +21,41 @@ class StopSignals:
     def __init__(self) -> None:
         self.number = 0
         self._depth = 0
-        self._then: list[Callable[[], None]] = []
 
     @contextmanager
-    def recorded(self, *numbers: int, then: Callable[[], None] | None = None) -> Iterator[None]:
-        """Record these signals in this context, by default all stop signals.
+    def recorded(self, then: Callable[[int], None] | None = None) -> Iterator[None]:
+        """Record stop signals in this context. A second Ctrl-C ends the process at once.
 
-        A nested context keeps the signal recorded before it. A second Ctrl-C ends the process at once.
+        A nested context keeps the signal recorded before it.
 
         Args:
-            then: Called after each signal, and at once if one was recorded before.
+            then: Called with the first signal, and at once if one was recorded before; it may raise.
         """
+
+        def record(number: int, frame: FrameType | None) -> None:
+            if number == self.number == signal.SIGINT:
+                _leave_at_once()
+            is_first = not self.number
+            self.number = number
+            if then and is_first:
+                then(number)
+
         if not self._depth:
             self.number = 0
         self._depth += 1
-        calls = [then] if then else []
-        self._then += calls
         try:
-            with handled(self._record, numbers or STOP_SIGNALS):
-                if self.number:
-                    self._call()
+            with handled(record, STOP_SIGNALS):
+                if then and self.number:
+                    then(self.number)
                 yield
         finally:
             self._depth -= 1
-            del self._then[len(self._then) - len(calls) :]
 
-    def _record(self, number: int, frame: FrameType | None) -> None:
-        if number == self.number == signal.SIGINT:
-            cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
-            line = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
-            leave_with(f"{cursor}{line}", exit_code(number))
-        self.number = number
-        self._call()
 
-    def _call(self) -> None:
-        for call in self._then:
-            call()
+def _leave_at_once() -> None:
+    cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
+    line = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
+    leave_with(f"{cursor}{line}", exit_code(signal.SIGINT))
 
 
 stop_signals = StopSignals()

@@ -22,7 +22,6 @@ from experiments.config.errors import UserError, one_line_of_hydra
 from experiments.config.overrides import each_value, expand, is_of_hydra, parse
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
-from experiments.launching.meeting import check_master
 from experiments.launching.rank_environment import check_shape, read_rank_environment
 from experiments.reports.measures import METRICS
 from experiments.runs.json_lines import LastRow
@@ -136,9 +135,8 @@ def _carry_out(composed: DictConfig) -> tuple[str | None, float | None]:
         if ranks:
             check_shape(HydraConfig.get().overrides.task, ranks)
         config = _typed(composed)
-        check_run(config)
-        if ranks:
-            check_master(ranks)
+        if ranks is None:
+            check_run(config)
         if ranks is None or ranks.rank == 0:
             check_outputs([config])
         problem = carry_out_one(config, ranks)

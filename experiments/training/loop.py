@@ -10,7 +10,7 @@ import torch.distributed as dist
 from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
 from experiments.config.start_up import collect_as_usual
-from experiments.launching.watching.beats import activity
+from experiments.launching.stalls import notes
 from experiments.runs.checkpointing import Checkpointer
 from experiments.runs.ending import check_ending
 from experiments.runs.rewinding import Records
@@ -47,7 +47,7 @@ class Trainer:
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
         own, self.passed_over = self._checkpointer.beginning()
-        activity.begin("the warm-up before the first step")
+        notes.begin("the warm-up")
         workers.warm_up()
         self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:
@@ -92,11 +92,11 @@ class Trainer:
 
     def _finish(self, mark_done: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
         self._check_ending()
-        activity.begin("the end, after the last step")
+        notes.begin("the end")
         mark_done(row)
 
     def _check_ending(self) -> None:
-        activity.begin("the check of the records")
+        notes.begin("the check of the records")
         check_ending(self._folder, self.records, step=self.position.step)
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Trainer:
 
     def step(self, epoch: int, index: int) -> float:
         """Take one step, number ``index`` of an epoch, and return the loss of rank 0's batch."""
-        activity.begin(f"step {self.position.step}")
+        notes.begin("step", self.position.step)
         started = time.perf_counter()
         at = self.position
         lr, reduced = self._steps.take(at.step, epoch, index)
@@ -129,12 +129,12 @@ class Trainer:
         every = self._config.measure_test_every
         if not every or (step + 1) % every:
             return {}
-        activity.begin(f"the evaluation after step {step}")
+        notes.begin("the evaluation")
         return self._workers.task.measures(self._workers.evaluate().cpu())
 
     def _evaluate(self) -> dict[str, Any]:
         at = self.position
-        activity.begin(f"the evaluation after step {at.step}")
+        notes.begin("the evaluation")
         sums = self._workers.evaluate().cpu()
         row = {
             "epoch": at.epoch,
@@ -151,7 +151,7 @@ class Trainer:
         return row
 
     def _save(self) -> None:
-        activity.begin(f"the checkpoint before step {self.position.step}")
+        notes.begin("the checkpoint")
         if self._recorder:
             self._recorder.sync()  # a run cannot resume from a checkpoint whose rows are lost
         self._checkpointer.save(self.position, self._shared(), self.records)

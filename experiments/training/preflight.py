@@ -16,12 +16,11 @@ from torch.overrides import TorchFunctionMode
 import data
 from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
-from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, one_line
 from experiments.config.rounds_settings import RoundsConfig
-from experiments.config.schema import ClusterConfig, TrainConfig, from_yaml
+from experiments.config.schema import TrainConfig, from_yaml
 from experiments.config.slurm_settings import IN_JOB, LAUNCH
-from experiments.launching.meeting import check_endpoint
+from experiments.launching.elastic import check_cluster
 from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.run_folder import RunFolder, folder_of
@@ -184,19 +183,12 @@ def _content_key(config: TrainConfig) -> str:
     return str(dataclasses.replace(config, seed=0, lr=1.0))
 
 
-def _check_endpoint(cluster: ClusterConfig) -> None:
-    """Check where the nodes of a run will meet, as far as that is known before this one waits for another."""
-    if cluster.simulated or is_rank():  # it is not used
-        return
-    host, port = host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=cluster.nnodes)
-    check_endpoint(host, port, nnodes=cluster.nnodes, key="cluster.rdzv_endpoint", wait_s=0)
-
-
 def _check_devices(config: TrainConfig) -> None:
     is_queued = config.cluster.slurm.gpus_per_node and not os.environ.get(LAUNCH)
     if is_queued or config.cluster.rdzv_endpoint == IN_JOB:
         return  # the job runs on other machines, where this check runs again with the job's own endpoint
-    _check_endpoint(config.cluster)
+    if not config.cluster.simulated and not is_rank():  # else it is not used
+        check_cluster(config.cluster)
     devices = torch.cuda.device_count()
     needed = 1 if config.cluster.simulated else config.cluster.nproc_per_node
     if config.cluster.device == "cuda" and devices < needed and not is_rank():  # ranks compare what each of them sees

@@ -1,32 +1,41 @@
-"""Main of a rank: ``python -m experiments.training.rank_main RUN_DIR`` on every rank, or a call of ``run_rank``."""
+"""The program of one rank, whoever started it: ``take_part``. Our launcher runs this module as ``python -m``."""
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
-from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig, from_yaml
-from experiments.launching.rank_process import announce_saving
-from experiments.launching.store_server import serve_store
-from experiments.launching.watching.beats import activity
-from experiments.runs.atomic_files import write_json
+from experiments.config.errors import UserError, one_line_with_type
+from experiments.config.schema import TrainConfig, from_yaml, to_yaml
+from experiments.config.start_up import collect_seldom
+from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, name_of
+from experiments.launching.elastic import LAUNCHER_PID
+from experiments.launching.error_files import recorded_errors
+from experiments.launching.process_lifetime import die_with_parent, leave
+from experiments.launching.stalls import notes
+from experiments.runs.atomic_files import disk_errors, write_atomic, write_json
+from experiments.runs.checkpointing import own_checkpoints
 from experiments.runs.ending import write_done
+from experiments.runs.finished_requests import unmet_request
 from experiments.runs.manifest import code_of_attempts, collect_manifest
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import judge
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
+from experiments.tracking.wandb_process import mirrored
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.devices import choose_device
 from experiments.training.groups import plain, with_ranks_there
@@ -34,18 +43,99 @@ from experiments.training.loop import Trainer
 from experiments.training.round_workers import RealRoundWorkers, SimulatedRoundWorkers
 from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import Task, load_task
-from experiments.training.waiting import waiting
 from experiments.training.workers import Workers
+from micro.comm import gather_objects
+
+RUN = "MICRO_RUN"  # what our launcher gives its ranks: the configuration, and what the user typed
 
 
-def run_rank(
-    config: TrainConfig, folder: RunFolder, command: list[str], *, begin: Callable[[], None] = lambda: None
-) -> bool:
+def take_part(config: TrainConfig, folder: RunFolder, command: list[str], owned: ExitStack) -> bool:
+    """Carry out a run as one of its ranks, or as all of a simulated one; rank 0 owns the folder while ``owned`` lasts.
+
+    Returns:
+        False if the run was finished before.
+
+    Raises:
+        UserError: the folder cannot be used; on all ranks alike.
+        SystemExit: a signal stopped the run, which is saved; ``exit_code`` has the codes.
+    """
+    _, store = start_group(config)
+    rank = dist.get_rank() if store else 0
+    owned.enter_context(disk_errors(folder.path))
+    if _from_rank_0(_begin(config, folder, command, owned) if rank == 0 else None, alone=store is None):
+        _leave_group()
+        return False
+    if rank == 0:
+        owned.enter_context(mirrored(config.tracking, folder))
+    owned.enter_context(recorded_errors(folder, rank))
+    if store:
+        owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
+    if not run_rank(config, folder, command):
+        raise stopped(folder, stop_signals.number)
+    return True
+
+
+def _begin(config: TrainConfig, folder: RunFolder, command: list[str], owned: ExitStack) -> bool | Exception:
+    """Claim and prepare the folder of a run; return whether it was finished before, or the error, for all ranks."""
+    try:
+        owned.enter_context(folder.claim())
+        if is_finished(config, folder):
+            own_checkpoints(config, folder).remove_all()  # a kill right after DONE left them
+            return True
+        if folder.is_done():
+            folder.set_aside_ending()
+        write_atomic(folder.config_path, to_yaml(config))
+        write_atomic(folder.path / "command.txt", "\n".join(command) + "\n")
+        return False
+    except UserError as error:
+        return error
+    except Exception as error:  # the other ranks would wait for this one
+        traceback.print_exc()
+        return RuntimeError(f"rank 0: {one_line_with_type(error)}")
+
+
+def _from_rank_0(found: bool | Exception | None, *, alone: bool) -> bool:
+    """Return rank 0's value on all ranks; raise it if it is an error."""
+    answer = found if alone else gather_objects(found)[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return bool(answer)
+
+
+def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
+    """Return whether a run is finished, and there is nothing to do.
+
+    Raises:
+        UserError: it is, and its folder is no longer whole, or it has not what is asked for now.
+    """
+    if not folder.is_done():
+        return False
+    problem = judge(folder).problem
+    if problem and config.resume != "scratch":
+        choice = "add resume=scratch to start again (what is there moves to attempts/)"
+        raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
+    if not problem and (unmet := unmet_request(config, folder)):
+        raise UserError(unmet)
+    return not problem
+
+
+def stopped(folder: RunFolder, number: int) -> SystemExit:
+    """Return the exit of a run that a signal stopped; SystemExit passes through a sweep's ``except Exception``.
+
+    Args:
+        number: of the signal, 0 where another process received it.
+    """
+    found = sorted(folder.checkpoints_path.glob("step-*"))
+    state = f"saved as {found[-1]}: run the same command to resume" if found else NOTHING_SAVED
+    print(f"stopped by {name_of(number) if number else 'a signal'}, {state}", file=sys.stderr)
+    return SystemExit(exit_code(number or signal.SIGUSR1))
+
+
+def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
     """Run one rank, or all ranks of a simulated run: load the data, train, and mark the run as done.
 
     Args:
         command: what the user typed, for the manifest.
-        begin: called when all is loaded and built, before the first step.
 
     Returns:
         False if a signal stopped the run, which is saved and can be resumed.
@@ -60,7 +150,6 @@ def run_rank(
             if workers.plan:
                 workers.plan.save(folder.plan_path)
         started = time.perf_counter()
-        begin()
 
         def mark_done(last_row: dict[str, Any]) -> None:
             weights = workers.task.model.state_dict()
@@ -69,7 +158,8 @@ def run_rank(
             end = {"weights_sha256": weights_digest(weights), "wall_s": time.perf_counter() - started}
             write_done(folder, last_row | end, trainer.records)
 
-        return trainer.run(mark_done)
+        with stop_signals.recorded():
+            return trainer.run(mark_done)
 
 
 @contextmanager
@@ -87,17 +177,14 @@ def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
     """Join the process group if this process has not; return its device, and the store that the ranks share.
 
     Raises:
+        UserError: the ranks could not meet.
         NoOwnGpu: as ``device_of_rank``, before the group is made.
     """
     global _store
-    activity.waiting = waiting
     is_new = not config.cluster.simulated and not dist.is_initialized()
+    limit = timedelta(seconds=config.cluster.timeout_s)
     if is_new:
-        limit = timedelta(seconds=config.cluster.timeout_s)
-        served = _served_store(limit)
-        _store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
-        del served  # torch's own store has shared it
-        _store = dist.PrefixStore(_attempt(), _store)
+        _store, rank, world_size = _meet(limit)
     store = None if config.cluster.simulated else _store
     device = choose_device(config, store)
     if device.type == "cuda":
@@ -111,22 +198,15 @@ def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
     return device, store
 
 
-def _served_store(limit: timedelta) -> dist.Store | None:
-    """Return the store of the ranks where this is rank 0, and the launcher does not have it already."""
-    variables = os.environ
-    if variables["RANK"] != "0" or variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return None
-    return serve_store(variables["MASTER_ADDR"], int(variables["MASTER_PORT"]), limit)
-
-
-def _attempt() -> str:
-    """Return a prefix for the store's keys: after a restart of the ranks the store may still hold old addresses.
-
-    On one node it is the number of restarts. Several nodes may count differently: the launcher gives each start of
-    theirs a store of its own.
-    """
-    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if alone else "attempt"
+def _meet(limit: timedelta) -> tuple[dist.Store, int, int]:
+    """Return the store of the ranks, which rank 0 or the launcher serves, this one's number and how many there are."""
+    try:
+        found: tuple[dist.Store, int, int] = next(dist.rendezvous("env://", timeout=limit))
+    except (dist.DistError, ValueError) as error:
+        where = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+        reason = one_line_with_type(error)[:200]
+        raise UserError(f"the ranks could not meet at {where}: {reason}; name a free port of rank 0's host") from None
+    return found
 
 
 _store: dist.Store | None = None  # of the process group
@@ -140,8 +220,13 @@ def _workers(config: TrainConfig, device: torch.device) -> Iterator[Workers]:
         yield workers
     finally:
         workers.close()
+    _leave_group()  # not after an error: this would wait for ranks that may be gone
+
+
+def _leave_group() -> None:
+    """Destroy the process group, whose threads could abort this process at its end."""
     if dist.is_initialized():
-        dist.destroy_process_group()  # not after an error: this would wait for ranks that may be gone
+        dist.destroy_process_group()
 
 
 def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Workers]:
@@ -181,17 +266,30 @@ def _manifest(
     )
 
 
-def main(run_dir: str) -> None:
-    """Run the rank that the environment variables name, with the configuration in the run folder."""
-    folder = RunFolder(Path(run_dir))
-    command = (folder.path / "command.txt").read_text().splitlines()
-    with ExitStack() as owned:
-        owned.enter_context(stop_signals.recorded(signal.SIGTERM))
-        if os.environ["RANK"] == "0":
-            owned.enter_context(folder.claim())
-            if folder.is_done():
-                raise UserError(f"another process has just finished {folder.path}")
-        run_rank(from_yaml(folder.config_path), folder, command, begin=partial(announce_saving, folder.path))
+def variables_of(config: TrainConfig, command: list[str]) -> dict[str, str]:
+    """Return the environment variables that give a rank of our launcher its run."""
+    return {RUN: json.dumps({"config": to_yaml(config), "command": command})}
+
+
+def main(path: str) -> None:
+    """Be the rank of our launcher that the environment variables name, of the run whose folder this is."""
+    die_with_parent(int(os.environ.pop(LAUNCHER_PID)), how=signal.SIGKILL)
+    collect_seldom()
+    for number in STOP_SIGNALS:  # until it takes steps: Python's own handlers would wait for the end of a collective
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM sends it to all processes of a step; submitit handles it
+    given, folder, code = json.loads(os.environ.pop(RUN)), RunFolder(Path(path)), 0
+    try:
+        with recorded_errors(folder, int(os.environ["RANK"])), ExitStack() as owned:
+            take_part(from_yaml(StringIO(given["config"])), folder, given["command"], owned)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except Exception:
+        code = 1
+        with suppress(OSError):  # its log may be on a full disk
+            traceback.print_exc()
+    leave(code)  # a normal exit would wait for threads, which may wait for a peer
 
 
 if __name__ == "__main__":

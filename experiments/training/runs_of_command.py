@@ -8,7 +8,6 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import handled, raise_stop
 from experiments.launching.failures import RankFailure
-from experiments.launching.meeting import check_master
 from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.runs.atomic_files import DiskError
@@ -18,7 +17,7 @@ from experiments.runs.saved_run import other_code
 from experiments.runs.stop_signals import stop_signals
 from experiments.training.devices import NoOwnGpu
 from experiments.training.preflight import check_runs
-from experiments.training.runner import execute, join
+from experiments.training.runner import HostProblem, execute, join
 from micro import NonFiniteGradient
 
 
@@ -31,9 +30,8 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
     Raises:
         UserError: a run that could not start, or ranks that cannot meet.
     """
-    check_runs(configs)
-    if ranks:
-        check_master(ranks)
+    if ranks is None:  # ranks check them when they have met
+        check_runs(configs)
     with handled(raise_stop):
         if ranks is None or ranks.rank == 0:
             check_outputs(configs)
@@ -72,7 +70,7 @@ def _reason_of_failure(config: TrainConfig, ranks: RankEnvironment | None) -> st
     """Carry out a run as ``carry_out_one`` does. Raises: DiskError: no other run can be written on that disk either."""
     try:
         ran = join(config, ranks) if ranks else execute(config)
-    except NoOwnGpu:  # on all ranks alike, and nothing is written yet
+    except (NoOwnGpu, HostProblem):  # on all ranks alike, and nothing is written yet
         raise
     except (UserError, RankFailure, NonFiniteGradient) as error:
         if ranks and not isinstance(error, UserError):

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config.schema import ClusterConfig
+from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import RankFailure
-from experiments.launching.launch import launch
 from experiments.runs.json_lines import read_records
+from experiments.runs.run_folder import RunFolder
 from tests.dist.commands import only_run, run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import train
@@ -45,17 +47,16 @@ def test_ranks_on_a_full_disk_end_with_one_line_and_go_on(tmp_path: Path) -> Non
         assert [row["step"] for row in read_records(folder / "steps.jsonl")] == list(range(48))
 
 
-@pytest.mark.parametrize("job", ["fill", "fill and exit"])
 def test_a_rank_that_can_report_nothing_in_its_folder_is_understood(
-    tmp_path: Path, job: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its report goes to another disk; without one, the launcher tries the disk itself."""
+    """The launcher tries the disk itself."""
     with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
-        (disk.path / "job").write_text(job)
+        (disk.path / "job").write_text("fill")
+        cluster = ClusterConfig(name="local", nnodes=1, nproc_per_node=1)
         with pytest.raises(RankFailure) as caught:
-            launch(disk.path, module="idle_worker", nproc_per_node=1, run_id="test", env={"PYTHONPATH": str(WORKERS)})
+            start_ranks(RunFolder(disk.path), "idle_worker", cluster, env={"PYTHONPATH": str(WORKERS)})
         assert not (disk.path / "failure.json").exists()
-    file = disk.path / "filled" if job == "fill" else disk.path
-    assert f" failed: cannot write {file}: no space left on device (" in str(caught.value)
+    assert f" failed: cannot write {disk.path}: no space left on device (" in str(caught.value)
     assert caught.value.failure.of_disk
     assert capfd.readouterr() == ("", "")

@@ -61,7 +61,7 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     assert len(found[State.DONE]) == 3
     (row,) = [line for line in first.stderr.splitlines() if line.startswith(f"failed: {failed.path.name}: ")]
     assert "is not finite at step" in row
-    assert str(failed.errors_path / "rank0.json") in row
+    assert str(failed.path / "run.log") in row
     assert "3 of 4 runs done, 1 failed" in first.stderr
     before = {folder.path: folder.done_path.stat().st_mtime_ns for folder in found[State.DONE]}
     again = sweep(*words)

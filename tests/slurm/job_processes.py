@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.waiting import wait_until
 
-RANK = "rank_process"
+RANK = "training.rank_main"
 
 
 def processes(job: str, module: str) -> list[int]:

@@ -131,7 +131,7 @@ def test_a_run_of_two_nodes_that_was_queued_again_ends_with_the_weights_of_an_un
 ) -> None:
     stopped, _ = study.folders
     assert [row["step"] for row in read_records(stopped.steps_path)] == list(range(NUM_STEPS))
-    assert sorted(path.name for path in stopped.ranks_path.glob("rank*")) == ["rank0", "rank1"]
+    assert len(list(stopped.ranks_path.glob("note-*.json"))) == 2
     assert "resumed from step" in study.logs()
     assert stopped.attempts_path.exists()
     assert digest_of(stopped) == digest_of(undisturbed(WORDS, tmp_path))

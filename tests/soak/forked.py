@@ -65,7 +65,7 @@ def preload() -> None:
     import torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler as ranks
     import torch.distributed.run
 
-    import experiments.launching.rank_process
+    import experiments.launching.elastic
     import experiments.train
     import experiments.training.hydra_app
     import experiments.training.rank_main

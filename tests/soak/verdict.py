@@ -118,10 +118,8 @@ def _wrong_blame(ended: Ended, setup: Setup) -> list[str]:
     if setup.kind not in ("local", "hosts") or len(ended.fired) != 1 or ended.gave_up or not any(ended.codes):
         return []
     (fault,) = ended.fired
-    if fault.kind == "vanish":
-        cause = "lost host|is cut off"
-    elif fault.kind == "freeze":
-        cause = f"rank {fault.target[4:]} failed: stood still"
+    if fault.kind == "freeze":
+        cause = f"rank {fault.target[4:]} failed: stood for"
     elif fault.kind == "signal" and fault.target.startswith("rank") and 1 in ended.codes:
         cause = f"rank {fault.target[4:]} failed: killed by {signal.Signals(fault.signal).name}"
     else:

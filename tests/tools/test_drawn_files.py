@@ -67,9 +67,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     execute(finished)
     run = folder_of(finished).path
     run.rename(folder / "runs/run")
-    for name in ("failure.json", "errors/rank0.json"):
-        (folder / "runs/run" / name).parent.mkdir(exist_ok=True)
-        (folder / "runs/run" / name).write_text('{"rank": 1, "type": "ValueError", "message": "no", "log": "x"}')
+    (folder / "runs/run/failure.json").write_text('{"rank": 1, "message": "no", "log": "x"}')
     (folder / "runs/run/.owner.json").write_text(
         json.dumps({"token": "0", "host": "here", "pid": 1, "job": "", "since": "now"})
     )
@@ -120,7 +118,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "runs/run/manifest.json": read_status,
     "runs/run/.owner.json": read_status,
     "runs/run/failure.json": read_status,
-    "runs/run/errors/rank0.json": read_status,
     "runs/run/checkpoints/step-00000006/CHECKPOINT.json": lambda folder: open_checkpoint(folder / "runs/run"),
 }
 

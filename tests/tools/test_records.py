@@ -157,16 +157,13 @@ def test_what_an_attempt_left_is_kept_apart(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for name in ("steps.jsonl", "epochs.jsonl", "failure.json", "manifest.json", "config.yaml"):
         (tmp_path / name).write_text(name)
-    for name in ("ranks/rank0", "errors", "figures", "checkpoints"):
+    for name in ("figures", "checkpoints"):
         (tmp_path / name).mkdir(parents=True)
-    run.set_aside_reports()
     with run.claim():
         run.steps_path.write_text("second")
     with run.claim():
         pass
-    assert names(tmp_path / "attempts/1") == [
-        *("epochs.jsonl", "errors", "failure.json", "manifest.json", "ranks", "steps.jsonl")
-    ]
+    assert names(tmp_path / "attempts/1") == ["epochs.jsonl", "failure.json", "manifest.json", "steps.jsonl"]
     assert (tmp_path / "attempts/1/steps.jsonl").read_text() == "steps.jsonl"
     assert (tmp_path / "attempts/2/steps.jsonl").read_text() == "second"
     assert names(tmp_path) == [".lock", "attempts", "checkpoints", "config.yaml", "figures"]

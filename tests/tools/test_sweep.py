@@ -41,7 +41,6 @@ def make(path: Path, files: dict[str, object]) -> RunFolder:
 
 
 FAILURE = {"rank": 1, "message": "killed by SIGKILL", "log": "ranks/rank1/stderr.log"}
-REPORT = {"rank": 0, "type": "NonFiniteGradient", "message": "fc.weight is\nnot finite"}
 SAVED = {"step": 12, "parts": [], "records": {kind: {"rows": 0, "sum": "00000000"} for kind in ("steps", "epochs")}}
 FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
     "done": (
@@ -50,7 +49,6 @@ FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
         "accuracy 0.5",
     ),
     "failed": ({"failure.json": FAILURE}, State.FAILED, "rank 1 failed: killed by SIGKILL"),
-    "reported": ({"errors/rank0.json": REPORT}, State.FAILED, "NonFiniteGradient: fc.weight is not finite"),
     "torn": ({"failure.json": '{"rank"'}, State.FAILED, ""),
     "stopped": (
         {"checkpoints/step-000000012/CHECKPOINT.json": SAVED, "checkpoints/step-000000009/CHECKPOINT.json": {}},
@@ -59,7 +57,7 @@ FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
     ),
     "killed": ({"checkpoints/.draft-step-000000012/rank0.pt": ""}, State.STOPPED, "no checkpoint: starts from step 0"),
     "damaged": (
-        {"checkpoints/step-000000012/rank0.pt": "", "errors/rank0.json": REPORT},
+        {"checkpoints/step-000000012/rank0.pt": "", "failure.json": FAILURE},
         State.DAMAGED,
         "no checkpoint can be used: step-000000012: CHECKPOINT.json is damaged",
     ),
@@ -89,11 +87,9 @@ def test_a_folder_that_is_owned_is_running_and_a_question_takes_no_lock(tmp_path
 
 
 def test_the_log_of_a_failure_is_the_file_that_tells_most(tmp_path: Path) -> None:
-    folder = make(tmp_path / "run", {"errors/rank0.json": REPORT, "run.log": ""})
-    assert failure_log(folder) == folder.errors_path / "rank0.json"
-    of_collective = {"errors/rank0.json": {**REPORT, "collective": True}, "errors/rank1.json": REPORT}
-    assert failure_log(make(folder.path, of_collective)) == folder.errors_path / "rank1.json"
-    make(folder.path, {"failure.json": {**FAILURE, "log": str(folder.path / "run.log")}})
+    folder = make(tmp_path / "run", {"failure.json": {**FAILURE, "log": ""}})
+    assert failure_log(folder) == folder.failure_path
+    make(folder.path, {"failure.json": {**FAILURE, "log": str(folder.path / "run.log")}, "run.log": ""})
     assert failure_log(folder) == folder.path / "run.log"
     assert failure_log(RunFolder(tmp_path / "nowhere")) is None
 

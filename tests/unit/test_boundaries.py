@@ -267,7 +267,7 @@ def test_tables_need_no_drawing_library() -> None:
         ("data.batches", "from experiments.config.errors import UserError"),
         ("experiments.train", "from tests.sparsifiers import TABLE"),
         ("experiments.config.schema", "from experiments.runs import json_lines"),
-        ("experiments.launching.launch", "from experiments.reports.tables import markdown"),
+        ("experiments.launching.elastic", "from experiments.reports.tables import markdown"),
         ("experiments.runs.status", "def late():\n    from experiments.tracking import progress"),
         ("experiments.sweeps.local_sweep", "from experiments import train"),
         ("experiments.studies.gradient_sources", "import experiments.sweeps.slurm_queue"),

@@ -1,20 +1,20 @@
 """A process knows whether it was started as a rank, and an error knows whether it is a consequence."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.launching.failures import is_lost_peer
+from experiments.launching.error_files import read_failure, recorded_errors
+from experiments.launching.failures import Kind, is_lost_peer
 from experiments.launching.rank_environment import (
     RankEnvironment,
     check_shape,
     first_host,
     read_rank_environment,
 )
-from experiments.launching.rank_process import recorded_errors
+from experiments.runs.run_folder import RunFolder
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "1234"}
 SRUN = {
@@ -166,20 +166,28 @@ def test_is_lost_peer(error: Exception, lost: bool) -> None:
     assert is_lost_peer(error) == lost
 
 
-def test_an_error_is_recorded_and_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^one$"), recorded_errors(tmp_path, 3):
+@pytest.mark.parametrize("has_launcher", [True, False])
+def test_an_error_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_launcher: bool) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json") if has_launcher else "")
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ConnectionResetError), recorded_errors(folder, 3):
+        raise ConnectionResetError("another rank has caused it")
+    assert read_failure(folder) is None
+    with pytest.raises(ValueError, match=r"^one$"), recorded_errors(folder, 3):
         raise ValueError("one")
-    report = json.loads((tmp_path / "errors/rank3.json").read_text())
-    assert (report["rank"], report["type"], report["message"], report["collective"]) == (3, "ValueError", "one", False)
-    assert 'raise ValueError("one")' in report["traceback"]
+    found = read_failure(folder)
+    assert found
+    assert (found.rank, found.message, found.kind) == (3, "ValueError: one", Kind.ERROR)
+    assert 'raise ValueError("one")' in (found.traceback or "")
+    assert (tmp_path / "error.json").exists() == has_launcher
 
 
 def test_an_error_is_not_hidden_by_its_report(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^one$"), recorded_errors(tmp_path / "missing", 3):
+    with pytest.raises(ValueError, match=r"^one$"), recorded_errors(RunFolder(tmp_path / "missing"), 3):
         raise ValueError("one")
 
 
 def test_an_exit_is_no_error(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit), recorded_errors(tmp_path, 0):
+    with pytest.raises(SystemExit), recorded_errors(RunFolder(tmp_path), 0):
         raise SystemExit(0)
     assert not list(tmp_path.iterdir())

@@ -1,42 +1,62 @@
-"""A worker whose last rank ends in the way the file ``job`` says, while the others wait for it in a collective.
+"""A worker whose last rank does what the file ``job`` says, while the others wait for it in a collective.
 
-The job may have a second word, abort: the others end by SIGABRT when the collective fails, as C++ libraries do.
+The job may have a second word: early, before the ranks have met; abort: the others end by SIGABRT when the collective
+fails, as C++ libraries do.
 """
 
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from experiments.launching.rank_process import recorded_errors
+from experiments.launching.error_files import recorded_errors
+from experiments.launching.process_lifetime import leave
+from experiments.launching.stalls import notes
+from experiments.runs.run_folder import RunFolder
+
+LIMIT_S = 5.0
 
 
 def end(job: str) -> None:
     if job == "raise":
-        raise ValueError("loss is not finite at step 12")
+        raise ValueError("loss is not finite\nat step 12")
     if job == "exit":
         os._exit(3)
     os.kill(os.getpid(), signal.Signals[job])
 
 
 def main(run_dir: Path) -> None:
-    job, *aborts = (run_dir / "job").read_text().split()
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(1))  # all have met
-    if dist.get_rank() == dist.get_world_size() - 1:
+    job, *how = (run_dir / "job").read_text().split()
+    rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
+    if how == ["early"] and rank == last:
         end(job)
-    try:
-        dist.all_reduce(torch.ones(1))
-    except RuntimeError:
-        if aborts:
-            os.abort()
-        raise
+    store, *_ = next(dist.rendezvous("env://", timeout=timedelta(seconds=LIMIT_S)))
+    limit = timedelta(seconds=LIMIT_S if job == "SIGSTOP" or how == ["early"] else 300)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=last + 1, timeout=limit
+    )
+    with notes.kept(RunFolder(run_dir), dist.PrefixStore("notes", store), LIMIT_S):
+        notes.begin("step", 6)
+        dist.all_reduce(torch.ones(1))  # all have met
+        notes.begin("step", 7)
+        if rank == last:
+            end(job)
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError:
+            if how == ["abort"]:
+                os.abort()
+            raise
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    with recorded_errors(folder, int(os.environ["RANK"])):
-        main(folder)
+    try:
+        with recorded_errors(RunFolder(folder), int(os.environ["RANK"])):
+            main(folder)
+    except Exception:
+        leave(1)

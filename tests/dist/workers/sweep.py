@@ -3,17 +3,19 @@
 import sys
 from pathlib import Path
 
+from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import exit_code
-from experiments.launching.launch import launch
-from experiments.runs.stop_signals import stop_signals
+from experiments.launching.elastic import start_ranks
+from experiments.runs.run_folder import RunFolder
 
 for number in range(3):
-    run_dir = Path(sys.argv[1]) / str(number)
-    run_dir.mkdir()
-    (run_dir / "job").write_text(sys.argv[2])
+    folder = RunFolder(Path(sys.argv[1]) / str(number))
+    folder.path.mkdir()
+    (folder.path / "job").write_text(sys.argv[2])
     try:
-        launch(run_dir, module="idle_worker", nproc_per_node=2, run_id=str(number))
+        stopped = start_ranks(folder, "idle_worker", ClusterConfig(name="local", nnodes=1, nproc_per_node=2))
     except Exception as error:
         print(error, file=sys.stderr, flush=True)
-    if stop_signals.number:
-        sys.exit(exit_code(stop_signals.number))
+    else:
+        if stopped:
+            sys.exit(exit_code(stopped))

@@ -1,0 +1,245 @@
+"""Start the ranks of a run on this node by torch's elastic agent, and say in one line why they failed.
+
+The agent starts the processes, redirects their output, passes signals on, starts them again, and ends them. This module
+gives it the run's settings, keeps its log off the terminal, and finds the rank that caused the others to fail.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from experiments.config.endpoints import host_and_port
+from experiments.config.errors import UserError
+from experiments.config.schema import ClusterConfig
+from experiments.config.start_up import LOG_LEVEL, log_level_of_ranks
+from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
+from experiments.launching.child_environment import num_cores, with_python_path
+from experiments.launching.error_files import failure_of_process, read_failure, write_failure
+from experiments.launching.failures import Failure, Kind, RankFailure, is_timeout, root_cause, short_line
+from experiments.launching.stalls import furthest_behind, place_of, read_notes
+from experiments.runs.atomic_files import cannot_write, disk_errors
+from experiments.runs.disks import is_of_disk, try_to_write
+from experiments.runs.run_folder import RunFolder
+from experiments.runs.stop_signals import stop_signals
+
+LAUNCHER_PID = "MICRO_LAUNCHER_PID"
+TERMINAL = "MICRO_TERMINAL"  # the path of the launcher's terminal, on which rank 0 may draw
+_SAVED = frozenset(map(exit_code, STOP_SIGNALS))
+_GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own time
+
+
+def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: Mapping[str, str] | None = None) -> int:
+    """Run ``python -m module FOLDER`` on every local rank; wait until all have finished, or were stopped.
+
+    The output of the ranks is where the agent puts it, below ``ranks/`` of the run folder. Each of several nodes calls
+    this function once, for a run of the same name.
+
+    Args:
+        env: Environment variables of the ranks. If OMP_NUM_THREADS is neither there nor in this process's environment,
+            each rank gets an equal share of the cores.
+
+    Returns:
+        0, or the stop signal that ended the ranks, which have had the time to save.
+
+    Raises:
+        RankFailure: A rank failed; ``failure.json`` in the run folder says why.
+        UserError: The nodes could not meet.
+        SystemExit: SIGHUP or SIGQUIT was received, with code 128 + its number; all ranks were stopped.
+    """
+    path = folder.path.resolve()
+    with disk_errors(folder.ranks_path):
+        folder.ranks_path.mkdir(parents=True, exist_ok=True)
+    logs = _Logs(log_dir=str(path / "ranks"), redirects=Std.ALL)
+    config = LaunchConfig(
+        min_nodes=cluster.nnodes,
+        max_nodes=cluster.nnodes,
+        nproc_per_node=cluster.nproc_per_node,
+        run_id=folder.path.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint=cluster.rdzv_endpoint if cluster.nnodes > 1 else "localhost:0",
+        max_restarts=cluster.max_restarts,
+        logs_specs=logs,
+        local_addr="localhost" if cluster.nnodes == 1 else None,  # a laptop's own name often does not resolve
+        shutdown_timeout=max(_GRACE_S, cluster.slurm.signal_s),
+        signals_to_handle="none",  # _pass_on does what the agent's own handler does; a second Ctrl-C must leave
+    )
+    try:
+        with (
+            disk_errors(folder.path),
+            _environment(_variables(cluster, env or {})),
+            _agent_log(folder),
+            _failures(folder, logs, cluster),
+            handled(_pass_on, (signal.SIGHUP, signal.SIGQUIT)),
+            stop_signals.recorded(then=lambda number: _pass_on(number, None)),
+        ):
+            elastic_launch(config, sys.executable)("-u", "-m", module, str(path))
+    except SignalException as stop:
+        if stop.sigval not in STOP_SIGNALS:
+            raise SystemExit(128 + stop.sigval) from None
+        return int(stop.sigval)
+    return 0
+
+
+def check_cluster(cluster: ClusterConfig) -> None:
+    """Check where the nodes of a run meet. Raises: UserError: it is no address, or its host is unknown here."""
+    key = "cluster.rdzv_endpoint"
+    host, port = host_and_port(cluster.rdzv_endpoint, key=key, nnodes=cluster.nnodes)
+    if cluster.nnodes == 1:
+        return
+    try:
+        socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
+        raise UserError(
+            f"{key}={host}:{port}: the host is not known here ({why}); name a host or its address"
+        ) from None
+
+
+class _Logs(DefaultLogsSpecs):
+    """Where the agent has put the output of the ranks."""
+
+    stderr: Mapping[int, str] = {}
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        found = super().reify(envs)
+        self.stderr = found.stderrs
+        return found
+
+
+def _pass_on(number: int, frame: object) -> None:
+    """Have the agent pass a signal on to its ranks, wait for them, and raise this exception again."""
+    raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
+
+
+def _variables(cluster: ClusterConfig, env: Mapping[str, str]) -> dict[str, str]:
+    given = {**os.environ, **env}
+    share = str(max(1, num_cores() // cluster.nproc_per_node))
+    variables = {
+        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or share,
+        **env,
+        "PYTHONPATH": with_python_path(given)["PYTHONPATH"],  # the caller may have changed its working directory
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "none",  # the agent sets it, and would leave it
+        LAUNCHER_PID: str(os.getpid()),
+        LOG_LEVEL: log_level_of_ranks(),
+    }
+    if cluster.nnodes > 1:  # nodes may count restarts differently: each start of the ranks gets a store of its own
+        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with suppress(OSError):
+        variables[TERMINAL] = os.ttyname(2)
+    return variables
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process while the context lasts; the agent passes them to its ranks."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _failures(folder: RunFolder, logs: _Logs, cluster: ClusterConfig) -> Iterator[None]:
+    """Raise what ``start_ranks`` promises in place of the agent's exceptions."""
+    started = time.time()
+    try:
+        yield
+    except (RendezvousError, DistError) as error:
+        what = "met no more" if logs.stderr else "could not meet"
+        words = f"the nodes {what} at cluster.rdzv_endpoint={cluster.rdzv_endpoint}: {short_line(str(error))}"
+        raise UserError(f"{words}; check host, port, and the output of the other nodes") from None
+    except AttributeError as error:
+        if error.name != "is_failed":  # else the agent has no result: the nodes met without it, and have ended
+            raise
+        words = f"the nodes met at {cluster.rdzv_endpoint} without this one, and have ended"
+        raise UserError(f"{words}: start the run once on each node") from None
+    except ChildFailedError as error:
+        codes = {process.exitcode for process in error.failures.values()}
+        if codes <= _SAVED:  # ranks that were signalled themselves
+            number = next((n for n in STOP_SIGNALS if exit_code(n) in codes), signal.SIGUSR1)
+            raise SignalException("the ranks were stopped", number) from None
+        raise RankFailure(_cause(folder, error, logs, started)) from None
+
+
+def _cause(folder: RunFolder, error: ChildFailedError, logs: _Logs, started: float) -> Failure:
+    """Return the failure that made the run fail, and write it into the run folder."""
+    failures = [
+        failure_of_process(rank, process, logs.stderr.get(process.local_rank, ""))
+        for rank, process in error.failures.items()
+    ]
+    cause = _with_disk(root_cause(failures), folder.path)
+    if cause.kind == Kind.LOST_PEER:
+        written = read_failure(folder)  # by a rank of another node
+        cause = _stalled(folder, cause) or (written if written and written.time >= started else cause)
+    if not folder.is_locked():  # else by another launch, which goes on there
+        write_failure(folder, cause)
+    return cause
+
+
+def _stalled(folder: RunFolder, waited: Failure) -> Failure | None:
+    """Return that a rank stood still where NCCL has aborted those that waited for it, which could not say so."""
+    behind = furthest_behind(read_notes(folder))
+    if waited.exit_code != -signal.SIGABRT or behind is None or not is_timeout(waited.message):
+        return None
+    words = f"did not reach the collective of the others, it was in {place_of(behind)}; rank {waited.rank} waited"
+    return replace(
+        waited, rank=behind.rank, kind=Kind.STALLED, message=short_line(f"{words}: {waited.message}"), exit_code=None
+    )
+
+
+def _with_disk(failure: Failure, path: Path) -> Failure:
+    """Return the failure of a rank that could report nothing, with the run's disk as its cause where it is one."""
+    if failure.traceback or failure.kind not in (Kind.EXIT, Kind.LOST_PEER):
+        return failure
+    try:
+        try_to_write(path)
+    except OSError as error:
+        if is_of_disk(error):
+            return replace(failure, message=str(cannot_write(path, error)), of_disk=True)
+    return failure
+
+
+class _AgentLog(logging.FileHandler):
+    """A log that leaves out what its disk does not take: an error of the log would hide the cause of a failure."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Print nothing."""
+
+
+@contextmanager
+def _agent_log(folder: RunFolder) -> Iterator[None]:
+    """Write the agent's log to ``ranks/agent.log``: the user gets one line with the failure instead."""
+    handler = _AgentLog(folder.ranks_path / "agent.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.launcher")]
+    before = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.propagate = propagate
+            logger.removeHandler(handler)
+        with suppress(OSError):
+            handler.close()
