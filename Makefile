@@ -10,19 +10,17 @@ INSTALL = $(VENV)/bin/uv pip install --quiet --python $(RUN)
 PAPER ?= micro
 SCALE ?= small
 PARALLEL := --numprocesses auto --dist worksteal
-TESTS := tests/slurm tests/dist tests/net tests/tools tests/unit # what takes longest first: the end fills with what is short
+# Tests that need more than Python and torch, or take minutes each: SLURM, hosts, disturbed trainings, frameworks, notebooks, a browser.
+SYSTEM := tests/slurm tests/net tests/dist/test_soak.py tests/dist/test_gallery.py tests/dist/test_framework_options.py \
+  tests/tools/test_notebooks.py tests/tools/test_browser.py
+TESTS := tests/dist tests/tools tests/unit $(addprefix --ignore=,$(SYSTEM)) # what takes longest first: the end fills with what is short
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadgroup --no-loadscope-reorder
-STUDIES = $(basename $(notdir $(wildcard $(patsubst %,conf/sweep/%.yaml,$(STUDY)))))
-ADVICE := results/figures/advice
-MODEL ?= resnet18
-COVERAGE := results/coverage
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-hosts figures reproduce study pages advice test-fast test test-all test-net test-slurm soak coverage system-packages check doctor \
-  docs dist format bench lock clean clean-runs
+.PHONY: help setup demo reproduce study pages test-fast test test-system test-all soak system-packages check docs dist bench lock clean clean-runs
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -49,55 +47,30 @@ demo: $(READY_FOR_DEMO) ## train a small ResNet with five methods on four worker
 	@$(RUN) -m experiments.sweep demo --jobs 1 # one at a time: its times are shown
 	@$(RUN) -m experiments.figures
 
-demo-hosts: $(READY) ## the demo's methods on four hosts with links of 100 Mbit/s and 1 Gbit/s: measured (root on Linux)
-	@$(RUN) -m experiments.bench network --hosts 4 --steps 40 --methods ddp,topk,cltk,threshold,micro --out results/figures/demo_hosts \
-	  experiment=digits
-
-figures: $(READY) ## redraw tables and figures from the run folders alone
-	@$(RUN) -m experiments.figures
-
 reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp|diloco|sparseloco|demo SCALE=small|medium|paper
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
 
-study: $(READY) ## the runs of studies of conf/sweep: STUDY="long_* gpt_rates" ROOT=DIR; the same command resumes; hours of a core
-	@test -n "$(strip $(STUDIES))" || { echo "no study of conf/sweep is called '$(STUDY)': make study STUDY=\"long_*\" ROOT=DIR"; exit 2; }
-	@for study in $(STUDIES); do $(RUN) -m experiments.sweep $$study $(if $(ROOT),dataset.root=$(ROOT)) output=results/study --jobs 1 || exit 1; done
+study: $(READY) ## the runs of studies of conf/sweep: STUDY="long gpt_rates/signs" ROOT=DIR; the same command resumes; hours of a core
+	@test -n "$(STUDY)" || { echo "name a study of conf/sweep: make study STUDY=long ROOT=DIR"; exit 2; }
+	@for study in $(STUDY); do $(RUN) -m experiments.sweep $$study $(if $(ROOT),dataset.root=$(ROOT)) output=results/study --jobs 1 || exit; done
 
 pages: $(READY) ## write the pages of published runs from results/published/runs; RUNS="DIR DIR" adds finished runs first; PAGE=long
 	@$(RUN) -m experiments.pages $(PAGE) $(addprefix --runs ,$(RUNS))
 
-advice: $(READY) ## profile a model and the methods on four ranks, then write results/published/advice*.md and their figures: MODEL=resnet18
-	@mkdir -p $(ADVICE)
-	@$(RUN) -m experiments.profile backward --nproc 4 --out $(ADVICE)/trace.json model=$(MODEL) dataset=synthetic batch_size=16 \
-	  'dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}'
-	@$(RUN) -m experiments.profile select --nproc 4 --methods micro,micro_repaired,micro_published,cltk,topk,oktopk,gaussiank,dgc,powersgd --out $(ADVICE)/select.json
-	@$(RUN) -m experiments.advise --link-mbit 100,1000 --trace $(ADVICE)/trace.json --select $(ADVICE)/select.json --out $(ADVICE)
-	@cp $(ADVICE)/advice.md results/published/advice.md && cp $(ADVICE)/advice-rates.png docs/images/advice.png
-	@$(RUN) -m experiments.advise --link-mbit 100,1000 --task resnet8-cifar10 --trace $(ADVICE)/trace.json --select $(ADVICE)/select.json --out $(ADVICE)-cifar10
-	@cp $(ADVICE)-cifar10/advice.md results/published/advice_cifar10.md && cp $(ADVICE)-cifar10/advice-rates.png docs/images/advice_cifar10.png
-
 test-fast: $(READY) ## on every save, about a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
 
-test: $(READY) ## every test that this machine can run, with every two values of a grid together
+test: $(READY) ## the tests, with every two values of a grid together
 	@$(RUN) -m pytest $(TESTS) $(SHARED) $(ARGS)
 
-test-all: $(READY) ## every test with every combination of a grid
-	@MICRO_TESTS=all $(MAKE) --no-print-directory test
+test-system: $(READY) ## the tests on SLURM, on hosts, with frameworks, notebooks and a browser, as far as this machine has them
+	@$(RUN) -m pytest $(SYSTEM) $(SHARED) $(ARGS)
 
-test-net: $(READY) ## the tests on hosts joined by shaped links (network namespaces: needs root and iproute2)
-	@$(RUN) -m pytest tests/net $(ARGS)
-
-test-slurm: $(READY) ## the tests on a SLURM of their own, started and stopped by them
-	@$(RUN) -m pytest tests/slurm $(ARGS)
+test-all: $(READY) ## all of them, with every combination of a grid
+	@MICRO_TESTS=all $(MAKE) --no-print-directory test test-system
 
 soak: $(READY) ## disturb trainings for TIME=2h from SEED=7 (CASES=1: that case alone) and check that they end with equal weights
 	@$(RUN) -m tests.soak --time $(or $(TIME),10m) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(ARGS)
-
-coverage: $(READY) ## lines and branches of micro/ and experiments/ that make test runs, processes included
-	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
-	@COVERAGE_CORE=ctrace $(MAKE) --no-print-directory test ARGS="--cov --cov-append --cov-report= --timeout 600"
-	@$(RUN) -m coverage report --skip-covered --sort=cover | tee $(COVERAGE)/report.txt
 
 system-packages: ## install what some tests need beside Python, as root on Debian or Ubuntu; they are skipped where it is missing
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
@@ -110,9 +83,6 @@ check: $(READY) ## formatter, linter and type check
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m ruff check .
 	@$(RUN) -m mypy
-
-doctor: $(READY) ## tell what this machine can do
-	@$(RUN) -m experiments.doctor
 
 docs: $(READY) ## build the pages into site/, every link checked; needs no network
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
@@ -127,10 +97,6 @@ dist: $(READY) ## build and check the distributions, install the wheel in a new 
 	@cd $(VENV)-dist && OMP_NUM_THREADS=1 bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
 	  ../tests/dist/scripts/sparse_ddp.py | tee train.log; grep -q '^step 100' train.log # gloo may abort a process that is leaving
 	@rm -rf $(VENV)-dist
-
-format: $(READY) ## format the code and mend what the linter can
-	@$(RUN) -m ruff format .
-	@$(RUN) -m ruff check --fix .
 
 bench: $(READY) ## measure the cost of a step against its floor, and of the loop against plain DDP
 	@$(RUN) -m experiments.bench step
@@ -147,7 +113,7 @@ lock: ## renew requirements/ from pyproject.toml, with the checksums of the file
 	@rm -rf $(VENV)-lock
 
 clean: ## remove figures, pages and caches, which can be made again; no runs
-	@rm -rf results/figures site dist $(COVERAGE) .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf results/figures site dist results/coverage .pytest_cache .mypy_cache .ruff_cache
 
 clean-runs: ## remove runs and reproductions (results/runs, results/papers) after asking; YES=1 does not ask
 	@if [ "$(YES)" = 1 ]; then answer=y; \

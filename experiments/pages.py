@@ -32,9 +32,9 @@ def _run(options: argparse.Namespace) -> int:
     pages = [load_page(name) for name in options.pages or page_names()]
     if options.runs:
         from experiments.reports.pages.finished import finished_rows
-        from experiments.sweeps.study import planned_runs, studies
+        from experiments.sweeps.study import parts_of, planned_runs, studies
 
-        plans = {study: planned_runs(study) for study in studies()}
+        plans = {part: planned_runs(part) for study in studies() for part in parts_of(study)}
         for path in add(finished_rows(options.runs, [load_page(name) for name in page_names()], plans)):
             print(path)
     table = read(FOLDER)

@@ -1,4 +1,4 @@
-"""Run a study: ``python -m experiments.sweep NAME [KEY=VALUE ...]`` for the grid in conf/sweep/NAME.yaml, or a file.
+"""Run a study: ``python -m experiments.sweep NAME [KEY=VALUE ...]`` for the grids in conf/sweep/NAME.yaml, or a file.
 
 Every run of the grid is checked before the first one starts. Finished runs are skipped, unfinished ones resume from
 their last checkpoint, and after a failed run the others still run.
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.config.command_line import Parser, run_command
-from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
@@ -19,16 +18,16 @@ from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, remove
 from experiments.runs.finished_requests import check_requests
-from experiments.runs.output import check_are_folders, check_outputs, distinct
+from experiments.runs.output import check_are_folders, check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.runs.saved_run import other_code
 from experiments.runs.status import State, state_of
 from experiments.sweeps.listing import counted, lines_of
 from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.slurm_queue import queued_folders, submit_array
-from experiments.sweeps.study import jobs_of, studies
+from experiments.sweeps.study import runs_of, studies
 
-_STUDY = "a yaml file, or a study of conf/sweep/"
+_STUDY = "a yaml file, or a study of conf/sweep/, with /PART for one of its parts"
 _PROG = "python -m experiments.sweep"
 _VERBS_HELP = """
   %(prog)s status NAME [KEY=VALUE ...]      the state of each run
@@ -54,8 +53,7 @@ def _run(words: list[str]) -> int:
     given = parser.parse_intermixed_args(words)
     if read_rank_environment():
         raise UserError("a sweep starts the workers of each run: call it without torchrun or srun")
-    grid = jobs_of(given.name, given.words)
-    grid, configs = distinct(grid, compose_runs(grid))
+    grid, configs = runs_of(given.name, given.words)
     at_once = num_at_once(configs, given.jobs)
     if given.list or (given.dry_run and given.backend == "local"):
         return _list(configs)
@@ -65,7 +63,8 @@ def _run(words: list[str]) -> int:
 
     check_runs(configs)
     if given.backend == "slurm":
-        print(submit_array(Path(given.name).stem, grid, configs, dry_run=given.dry_run))
+        name = Path(given.name).stem if Path(given.name).suffix else given.name
+        print(submit_array(name, grid, configs, dry_run=given.dry_run))
         return 0
     return _carry_out(configs, at_once=at_once, on_error=given.on_error)
 
@@ -90,8 +89,7 @@ def _carry_out(configs: list[TrainConfig], *, at_once: int, on_error: str) -> in
 
 def _status(words: list[str]) -> int:
     given = _parser(_STUDY, verb="status").parse_args(words)
-    grid = jobs_of(given.name, given.words)
-    return _list(distinct(grid, compose_runs(grid))[1])
+    return _list(runs_of(given.name, given.words)[1])
 
 
 def _rerun(words: list[str]) -> int:
@@ -106,8 +104,7 @@ def _clean(words: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--all", action="store_true", help="finished runs too")
     given = parser.parse_intermixed_args(words)
-    grid = jobs_of(given.name, given.words)
-    configs = compose_runs(grid)
+    _, configs = runs_of(given.name, given.words)
     check_are_folders(configs)
     queued = queued_folders(configs)  # they go on from their checkpoints
     found = removable(dict.fromkeys(map(folder_of, configs)), finished_too=given.all)

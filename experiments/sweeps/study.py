@@ -1,4 +1,8 @@
-"""A study: the runs of its grid, from a file of conf/sweep or from the user's own file."""
+"""A study: the runs of its grids, from a file of conf/sweep or from the user's own file.
+
+A file has one grid, or several under ``parts``: NAME means all of them, NAME/PART one. Under ``scales`` stand the forms
+of a study for smaller and larger machines: one of them has to be named.
+"""
 
 import dataclasses
 import itertools
@@ -10,45 +14,75 @@ from hydra.core.override_parser.types import Override
 
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
-from experiments.config.errors import UserError, suggestion
+from experiments.config.errors import UserError, check_choice, suggestion
 from experiments.config.identity import run_name
 from experiments.config.paths import CONF
 from experiments.config.ranges import check_num_runs, check_path
+from experiments.config.schema import TrainConfig
 from experiments.config.values import Flat, flat
 from experiments.runs.output import distinct
 
+SEVERAL = ("parts", "scales")  # keys under which a file has several grids
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Runs that differ in some keys.
+
+    Attributes:
+        words: of all runs.
+        values: what each key is set to; a list among them is several words that are set together.
+    """
+
+    words: list[str]
+    values: dict[str, list[Any]]
+
+    def __len__(self) -> int:
+        return math.prod(map(len, self.values.values()))
+
+    def jobs(self) -> list[list[str]]:
+        """Return the words of each run: the product of the values."""
+        choices = [[_words(key, value) for value in values] for key, values in self.values.items()]
+        return [[*self.words, *itertools.chain(*job)] for job in itertools.product(*choices)]
+
 
 def studies() -> list[str]:
-    """Return the names of all studies."""
+    """Return the names of all studies, which are files."""
     return sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
 
 
-def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
-    """Return one list of words per run of a study: the product of its grid.
+def parts_of(name: str) -> list[str]:
+    """Return NAME/PART for each part or scale of a file of conf/sweep; its name where it has none."""
+    study = read_yaml(_path_of(name))
+    parts = next((study[key] for key in SEVERAL if key in study), None)
+    return [f"{name}/{part}" for part in parts] if parts else [name]
 
-    A value of the grid may be a list of words: all of them are then set together, and the key is only a label. So two
-    settings can change together.
+
+def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
+    """Return the words of each run of a study; a run that several of its parts have comes several times.
 
     Args:
-        name: name of a file of conf/sweep, or path of a yaml file.
+        name: NAME or NAME/PART of conf/sweep, or path of a yaml file.
         overrides: words for every run, added after the study's own.
 
     Raises:
         UserError: no such study, or its file has the wrong form.
     """
-    path = _path_of(name)
-    study = read_yaml(path)
-    if set(study) != {"overrides", "grid"}:
-        raise UserError(f"{path} must have the keys overrides and grid")
-    fixed, grid = study["overrides"] or [], study["grid"] or {}
-    if not isinstance(fixed, list) or not isinstance(grid, dict):
-        raise UserError(f"{path}: overrides must be a list of words, and grid a mapping of lists")
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise UserError(f"{path}: grid.{key} must be a list of values, got {values!r}")
-    check_num_runs(str(path), math.prod(map(len, grid.values())))
-    choices = [[_words(key, value) for value in values] for key, values in grid.items()]
-    return [[*map(str, fixed), *itertools.chain(*job), *overrides] for job in itertools.product(*choices)]
+    return [[*job, *overrides] for grid in _grids(name) for job in grid.jobs()]
+
+
+def runs_of(name: str, overrides: list[str]) -> tuple[list[list[str]], list[TrainConfig]]:
+    """Return the words and the configuration of each run of a study, each run once.
+
+    Raises:
+        UserError: no such study, a wrong setting, or two runs of one grid that would share a folder.
+    """
+    runs: dict[str, tuple[list[str], TrainConfig]] = {}
+    for grid in _grids(name):
+        jobs = [[*job, *overrides] for job in grid.jobs()]
+        for words, config in zip(*distinct(jobs, compose_runs(jobs)), strict=True):
+            runs.setdefault(run_name(config), (words, config))
+    return [words for words, _ in runs.values()], [config for _, config in runs.values()]
 
 
 def planned_runs(name: str, device: str = "cpu") -> dict[str, Flat]:
@@ -57,13 +91,52 @@ def planned_runs(name: str, device: str = "cpu") -> dict[str, Flat]:
     Args:
         device: of all runs; those of published pages were on CPUs.
     """
-    jobs = jobs_of(name, [f"cluster.device={device}"])
-    _, configs = distinct(jobs, compose_runs(jobs))
+    _, configs = runs_of(name, [f"cluster.device={device}"])
     return {run_name(config): flat(dataclasses.asdict(config)) for config in configs}
 
 
+def _grids(name: str) -> list[Grid]:
+    """Return the grids that a name means. Raises: UserError: as jobs_of."""
+    file, part = (name, "") if _is_path(name) else name.partition("/")[::2]
+    path = _path_of(file)
+    study = read_yaml(path)
+    kind = next((key for key in SEVERAL if key in study), "")
+    parts = study.get(kind)
+    if not kind:
+        if part:
+            raise UserError(f"study {file} has no parts, got '{name}'")
+        grids = [_grid(str(path), study, [])]
+    elif not isinstance(parts, dict) or not set(study) <= {"overrides", kind} or not parts:
+        raise UserError(f"{path} must have a mapping of {' or '.join(SEVERAL)}, and overrides for all of them")
+    elif kind == "scales" and not part:
+        raise UserError(f"study {file} has several scales; name one: {', '.join(f'{file}/{each}' for each in parts)}")
+    else:
+        if part:
+            check_choice(f"part of {file}", list(parts), part)
+        common = study.get("overrides", [])
+        grids = [_grid(f"{path}: {each}", parts[each], common) for each in ([part] if part else parts)]
+    check_num_runs(name, sum(map(len, grids)))
+    return grids
+
+
+def _grid(where: str, given: Any, common: list[Any]) -> Grid:
+    if not isinstance(given, dict) or "grid" not in given or not set(given) <= {"overrides", "grid"}:
+        raise UserError(f"{where} must have the keys overrides and grid")
+    words, values = given.get("overrides") or [], given["grid"] or {}
+    if not isinstance(words, list) or not isinstance(common, list) or not isinstance(values, dict):
+        raise UserError(f"{where}: overrides must be a list of words, and grid a mapping of lists")
+    for key, some in values.items():
+        if not isinstance(some, list) or not some:
+            raise UserError(f"{where}: grid.{key} must be a list of values, got {some!r}")
+    return Grid(words=list(map(str, [*common, *words])), values=values)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
 def _path_of(name: str) -> Path:
-    if name.endswith((".yaml", ".yml")):
+    if _is_path(name):
         check_path("the file of a study", name)
         return Path(name)
     if name not in studies():

@@ -15,7 +15,7 @@ from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
-from experiments.sweeps.study import jobs_of, studies
+from experiments.sweeps.study import jobs_of, parts_of, studies
 from experiments.training.preflight import prepare_runs
 
 
@@ -34,7 +34,7 @@ def test_every_choice_of_every_group_composes() -> None:
     assert compose_one("cluster=simulated", "cluster.world_size=16").world_size == 16
 
 
-@pytest.mark.parametrize("study", studies())
+@pytest.mark.parametrize("study", [part for study in studies() for part in parts_of(study)])
 def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     words = ["schedule.trace=trace.json", "schedule.link=link.json"] if "planned" in study else []
     seen: set[str] = set()
@@ -96,7 +96,7 @@ def test_values_are_set_as_hydra_sets_them(words: tuple[str, ...]) -> None:
     assert compose_run(list(words)) == merged
 
 
-@pytest.mark.parametrize("study", ["demo", "methods_digits", "equal_bytes_digits", "curves_cifar10"])
+@pytest.mark.parametrize("study", ["demo", "methods/digits", "equal_bytes/digits", "curves/cifar10"])
 def test_the_runs_of_a_study_are_those_that_hydra_composes(study: str) -> None:
     jobs = jobs_of(study, [])
     for words in (jobs[0], jobs[-1]):

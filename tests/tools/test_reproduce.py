@@ -134,11 +134,14 @@ def test_every_part_of_every_paper_runs_in_a_new_folder(name: str, tmp_path: Pat
 
 def a_few_runs_of(name: str, folder: Path) -> str:
     """Write a study of two runs of another one, which differ in method, form, schedule or workers; returns the file."""
-    content = yaml.safe_load((CONF / "sweep" / f"{name}.yaml").read_text())
-    differ = next(key for key in content["grid"] if key not in ("seed", "task"))
-    grid = {key: values[: 1 + (key == differ)] for key, values in content["grid"].items()}
-    file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(content | {"grid": grid}))
+    study, scale = name.split("/")
+    content = yaml.safe_load((CONF / "sweep" / f"{study}.yaml").read_text())
+    part = content["scales"][scale]
+    differ = next(key for key in part["grid"] if key not in ("seed", "task"))
+    grid = {key: values[: 1 + (key == differ)] for key, values in part["grid"].items()}
+    words = [*content.get("overrides", []), *part.get("overrides", [])]
+    file = folder / f"{study}.yaml"
+    file.write_text(yaml.safe_dump({"overrides": words, "grid": grid}))
     return str(file)
 
 

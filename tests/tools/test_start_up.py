@@ -25,7 +25,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         "sweep --help",
         "sweep demo --list",
         "sweep status demo",
-        "sweep methods_digits --dry-run",
+        "sweep methods/digits --dry-run",
         "sweep demo --backend slurm --dry-run cluster=slurm cluster.nnodes=2 cluster.slurm.partition=gpu",
         "figures --help",
     ],

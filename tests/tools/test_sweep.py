@@ -127,7 +127,10 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("grid: {seed: [0]}", "must have the keys overrides and grid"),
+        ("overrides: [a=1]", "must have the keys overrides and grid"),
+        ("parts: {one: {overrides: [a=1]}}", "study.yaml: one must have the keys overrides and grid"),
+        ("parts: [one]", "must have a mapping of parts or scales"),
+        ("scales: {small: {grid: {seed: [0]}}, paper: {grid: {seed: [1]}}}", "study/small, study/paper"),
         ("overrides: [a=1]\ngrid: {seed: 3}", "grid.seed must be a list of values, got 3"),
         ("overrides: [a=1]\ngrid: {seed: []}", "grid.seed must be a list"),
         ("overrides: {a: 1}\ngrid: {seed: [1]}", "overrides must be a list of words"),
@@ -139,6 +142,16 @@ def test_a_file_that_is_no_study_is_told_in_one_line(conf: Path, text: str, mess
     with pytest.raises(UserError, match=message) as caught:
         study.jobs_of("study", [])
     assert "\n" not in str(caught.value)
+
+
+def test_a_study_is_all_of_its_parts_or_one_and_a_run_of_two_parts_is_one_run(conf: Path) -> None:
+    one, two = "{overrides: [epochs=3], grid: {seed: [0, 1]}}", "{grid: {seed: [1, 2], epochs: [3, 4]}}"
+    (conf / "study.yaml").write_text(f"overrides: [sparsifier=topk]\nparts: {{one: {one}, two: {two}}}")
+    assert study.parts_of("study") == ["study/one", "study/two"]
+    assert study.jobs_of("study/one", ["lr=1"])[1] == ["sparsifier=topk", "epochs=3", "seed=1", "lr=1"]
+    assert [len(study.runs_of(name, [])[1]) for name in ("study/one", "study/two", "study")] == [2, 4, 5]
+    with pytest.raises(UserError, match=r"got 'tow'; did you mean 'two'"):
+        study.jobs_of("study/tow", [])
 
 
 def test_no_study_has_the_name_of_a_verb() -> None:

@@ -1,4 +1,4 @@
-"""The table of published runs: a row per run with its configuration and its curve, in one CSV per study."""
+"""The table of published runs: a row per run with its configuration and its curve, one CSV per study."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,8 +37,8 @@ COLUMNS = [
 
 kind: ``run``, or ``mean``: what is known of several runs of which no record is left, with ``low`` and ``high``, the
 ends of their range; ``reached``, for 90, 95 and 99 % of dense's end the share, how many of them came there, and the
-means of their bytes and epochs; and the seconds of the whole run on links. studies: those of conf/sweep that have the
-run. form: in what it differs from the usual settings of its study. measured_density: a mean over steps. compute_s:
+means of their bytes and epochs; and the seconds of the whole run on links. studies: NAME or NAME/PART of conf/sweep.
+form: in what it differs from the usual settings of its study. measured_density: a mean over steps. compute_s:
 seconds in which a worker computes for one batch, a median; of real workers also STAGES, means of the density's error
 and medians of the seconds of a step. config: its settings as JSON, without those that change no
 number. curve: POINT at each evaluation, commas within and semicolons between; what is not known is empty.
@@ -80,7 +80,7 @@ def rows_of(frames: Frames, forms: Mapping[str, str], *, study: str = "", metric
 def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
     """Add runs to the files of their studies, in place of rows of the same name; return the files that changed."""
     written = []
-    for study, own in new.groupby(new["studies"].str.split().str[0]):
+    for study, own in new.groupby(new["studies"].str.extract(r"^([^/ ]*)", expand=False)):
         path = folder / f"{study}.csv"
         before = _read(path) if path.exists() else own.iloc[:0]
         after = pd.concat([before[~before["run"].isin(own["run"])], own]).sort_values(["kind", "run"])
