@@ -10,7 +10,7 @@ from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_path
 from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import judge
 from experiments.tracking.wandb_account import check_wandb
@@ -71,12 +71,10 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
 
 
 def _check_whole(folder: RunFolder) -> None:
-    """Refuse a damaged run before anything is made; say where a run of an earlier version cannot be verified."""
+    """Refuse a damaged run before anything is made."""
     verdict = judge(folder)
     if verdict.problem:
         raise UserError(f"{folder.path.name} is damaged: {verdict.problem}; run it again with resume=scratch")
-    if not verdict.is_verified:
-        print(f"not verified, written by an earlier version: {folder.path.name}")
     for path in (folder.steps_path, folder.epochs_path):
         if path.exists():
             read_records(path)

@@ -10,7 +10,7 @@ import yaml
 
 from experiments.config.errors import UserError, one_line
 from experiments.runs.atomic_files import load_json
-from experiments.runs.json_lines import Row, read_records
+from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, Verdict, judge
 

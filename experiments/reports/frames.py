@@ -43,15 +43,13 @@ class Frames:
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
 
-    ``unverified`` are runs of earlier versions, whose rows have no sums. ``origins`` has the code, machine and company
-    of each run; see provenance.py. ``manifests`` has a digest of each run's manifest, where there is one; ``settings``
-    the keys of each configuration.
+    ``origins`` has the code, machine and company of each run; see provenance.py. ``manifests`` has a digest of each
+    run's manifest, where there is one; ``settings`` the keys of each configuration.
     """
 
     runs: pd.DataFrame
     steps: pd.DataFrame
     epochs: pd.DataFrame
-    unverified: tuple[str, ...] = ()
     origins: Mapping[str, Origin] = field(default_factory=dict)
     manifests: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Config] = field(default_factory=dict)
@@ -60,13 +58,7 @@ class Frames:
         """Return a line for each run that skipped all steps, and lines for the rest."""
         lost = self.steps.groupby("run")["skipped"].all()
         skipped = [f"no step was applied, all were skipped: {run}" for run in lost.index[lost]]
-        return [*self.damage(), *skipped, *unlike(self.studies(), self.origins)]
-
-    def damage(self) -> list[str]:
-        """Return a line for the runs that are not verified."""
-        if not self.unverified:
-            return []
-        return [f"not verified, written by an earlier version: {len(self.unverified)} of {len(self.runs)} runs"]
+        return [*skipped, *unlike(self.studies(), self.origins)]
 
     def studies(self) -> dict[str, list[str]]:
         """Return the runs that stand side by side in a table, by model, data set and number of workers."""
@@ -128,7 +120,6 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -
         runs=table,
         steps=_records(found, identity, "steps", STEP_NUMBERS, _read).pipe(_complete_steps),
         epochs=_records(found, identity.assign(rule=table["rule"]), "epochs", EPOCH_NUMBERS, _read_epochs),
-        unverified=tuple(run for run in table["run"] if not found[run].verdict.is_verified),
         origins={run: origin_of(manifests[run]) for run in table["run"]},
         manifests={run: digest_of(manifests[run]) for run in table["run"] if manifests[run]},
         settings=configs,

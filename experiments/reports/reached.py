@@ -37,5 +37,5 @@ def write_reached(frames: Frames, out: Path) -> list[Path]:
     if rows.empty or (rows["sparsifier"] == "dense").all():
         return []
     page = dataclasses.replace(load_page("long"), how="")
-    text = "\n\n".join([markdown(page, rows, runs).rstrip(), *frames.damage()]) + "\n"
+    text = markdown(page, rows, runs).rstrip() + "\n"
     return [write_csv(rows, out / "reached.csv"), write_file(out / "reached.md", text)]

@@ -1,5 +1,6 @@
 """Write files whole or not at all, and the error messages of files that cannot be written."""
 
+import hashlib
 import json
 import math
 import os
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from experiments.config.errors import UserError
 from experiments.runs.disks import explained, is_of_disk, remedy
@@ -122,6 +123,23 @@ def to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:  # what json raises for NaN and infinity
         return json.dumps(_without_nan(value), allow_nan=False, indent=indent)
+
+
+class Digest(NamedTuple):
+    """Size and SHA-256 of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def digest_of(path: Path, size: int | None = None) -> Digest:
+    """Return the digest of a file, or of its first bytes. Raises: OSError."""
+    with path.open("rb") as file:
+        if size is None:
+            digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type] # it is readable
+            return Digest(file.tell(), digest.hexdigest())
+        start = file.read(size)
+        return Digest(len(start), hashlib.sha256(start).hexdigest())
 
 
 def flush_file(file: BinaryIO) -> None:

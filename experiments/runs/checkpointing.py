@@ -1,7 +1,7 @@
 """Save a run at intervals, stop it at a signal, and resume it from a checkpoint: the same on all ranks."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeVar
 import torch.distributed as dist
 
 from experiments.config.errors import UserError
-from experiments.config.identity import run_name
 from experiments.config.schema import CheckpointConfig, TrainConfig
-from experiments.runs.checkpoint_folder import Checkpoint
-from experiments.runs.checkpoint_parts import PartDigest
-from experiments.runs.checkpoints import Checkpoints
-from experiments.runs.rewinding import Records
+from experiments.runs import checkpoints
+from experiments.runs.atomic_files import Digest
+from experiments.runs.checkpoints import Checkpoint
+from experiments.runs.rank_files import write_rank
+from experiments.runs.records import Extent
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, Workers, random_state, read_state
 from experiments.runs.stop_signals import stop_signals
@@ -59,9 +59,8 @@ class Checkpointer:
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
         self._config, self._workers, self._store = _frequency(config), workers, store
         self._round, self._delay = max(1, config.rounds.every), config.rounds.delay
-        self._resume = config.resume
-        self._folder = folder
-        self._files = own_checkpoints(config, folder, num_ranks=workers.num_ranks)
+        self._resume, self._folder = config.resume, folder
+        self._saved_step: int | None = None  # of the newest checkpoint
         self._saved_at = time.monotonic()
         self._first_step: int | None = None
         if self._config.every_s or self._config.every_steps:
@@ -76,93 +75,75 @@ class Checkpointer:
         self._leave_note((step // self._round + 1) * self._round + self._delay)
         return note if note != "continue" else self._by_steps(step)
 
-    def save(self, position: Position, shared: dict[str, Any], records: Records | None = None) -> None:
+    def save(self, position: Position, shared: dict[str, Any], records: Mapping[str, Extent]) -> None:
         """Save every rank's state.
 
         Args:
             shared: the state that is equal on all ranks; rank 0's is saved.
-            records: what rank 0 has recorded until now; others give None.
+            records: what rank 0 has on the disk of each record; empty on other ranks.
 
         Raises:
             UserError: on all ranks, if one rank could not write, or another process has taken over the folder.
         """
-        draft = self._as_owner(lambda: self._files.begin(position.step))
+        step = position.step
+        if step == self._saved_step:  # a run that stops where it began
+            return
+        draft = self._as_owner(lambda: checkpoints.begin(self._folder, step))
         try:
             written = self._everywhere(lambda: self._write(draft, {"position": asdict(position), **shared}))
+            ranks = [digest for digests in written for digest in digests]
+            self._as_owner(
+                lambda: checkpoints.publish(self._folder, draft, step, ranks, records, keep=self._config.keep)
+            )
         except UserError:
-            self._as_owner(lambda: self._files.discard(draft))
+            self._on_main(lambda: checkpoints.discard(draft))
             raise
-        digests = [part for parts in written for part in parts]
-        self._as_owner(lambda: self._files.publish(draft, position.step, digests, records))
-        self._saved_at = time.monotonic()
+        self._saved_step, self._saved_at = step, time.monotonic()
 
-    def beginning(self) -> tuple[Saved | None, Sequence[str]]:
-        """Return the checkpoint that the run resumes from, None for a start from step 0, and why others are not used.
+    def resume(self) -> tuple[Saved | None, Sequence[str]]:
+        """Return the newest whole checkpoint, from which the run resumes, and a line for each that is not used.
 
-        Where none can be used, ``resume=scratch`` puts all of them aside.
-
-        Raises:
-            NoWholeCheckpoint: none can be used, and nothing else was chosen.
-        """
-        try:
-            saved = self.newest()
-        except NoWholeCheckpoint as error:
-            if self._resume != "scratch":
-                raise
-            self._as_owner(lambda: self._folder.set_aside(self._folder.checkpoints_path))
-            return None, error.reasons
-        return saved, saved.passed_over if saved else ()
-
-    def newest(self) -> Saved | None:
-        """Return the newest checkpoint that every rank can read, the same on all ranks; None if there never was one.
-
-        The rows that were recorded until then are whole.
+        It is None for a start from step 0: without any checkpoint or, where none can be used, with ``resume=scratch``.
+        All others that are newer are removed: the run will write them again.
 
         Raises:
             NoWholeCheckpoint: there are some, and none can be used.
         """
-        candidates, passed_over = self._on_main(self._with_rows)
-        for checkpoint, ends in candidates:
+        candidates, problems = self._on_main(lambda: checkpoints.usable(self._folder))
+        saved = self._first_readable(candidates, problems)
+        if saved:
+            step = self._saved_step = saved.position.step
+            self._as_owner(lambda: checkpoints.remove_after(self._folder, step))
+            return saved, problems
+        if problems and self._resume != "scratch":
+            raise NoWholeCheckpoint(self._folder.path, problems)
+        if problems:
+            self._as_owner(self._folder.set_aside_records)
+        return None, problems
+
+    def _first_readable(self, candidates: Sequence[Checkpoint], problems: list[str]) -> Saved | None:
+        """Return the first checkpoint that every rank can read; a line is added to ``problems`` for those before it."""
+        for checkpoint in candidates:
             saved, problem = _attempt(lambda chosen=checkpoint: read_state(chosen, self._workers))  # type: ignore[misc]
-            problems = [str(found) for found in self._workers.gather_items(problem) if found]
-            if saved and not problems:
-                return replace(saved, ends=ends, passed_over=tuple(passed_over))
-            passed_over.append(problems[0])
-        if passed_over:
-            raise NoWholeCheckpoint(self._folder.path, passed_over)
+            found = [str(each) for each in self._workers.gather_items(problem) if each]
+            if saved and not found:
+                return saved
+            problems.append(found[0])
         return None
-
-    def _with_rows(self) -> tuple[list[tuple[Checkpoint, dict[Path, int]]], list[str]]:
-        """Return the checkpoints whose rows are whole, with the end of those rows, and why not the others.
-
-        Newest first.
-        """
-        found, problems = [], self._files.problems()
-        for checkpoint in self._files.candidates():
-            ends, problem = _attempt(lambda at=checkpoint: self._folder.check_rows(at.step, at.records))  # type: ignore[misc]
-            if ends is None:
-                problems.append(f"{checkpoint.path.name}: {problem}")
-            else:
-                found.append((checkpoint, ends))
-        return found, problems
-
-    def remove_after(self, step: int) -> None:
-        """Remove the checkpoints of steps after ``step``, from which the run resumes."""
-        self._as_owner(lambda: self._files.remove_after(step))
 
     def finish(self, mark_done: Callable[[], None]) -> None:
         """Remove the checkpoints of a finished run, after rank 0 has marked it: a kill at any moment loses nothing."""
 
         def mark_and_remove() -> None:
             mark_done()
-            self._files.remove_all()
+            checkpoints.remove_all(self._folder)
 
         self._as_owner(mark_and_remove)
 
-    def _write(self, draft: Path, shared: dict[str, Any]) -> list[PartDigest]:
+    def _write(self, draft: Path, shared: dict[str, Any]) -> list[Digest]:
         random = random_state(self._workers.device)
         return [
-            self._files.write_part(draft, rank, {"own": own, "random": random, "shared": shared if rank == 0 else None})
+            write_rank(draft, rank, {"own": own, "random": random, "shared": shared if rank == 0 else None})
             for rank, own in zip(self._workers.ranks, self._workers.states(), strict=True)
         ]
 
@@ -221,21 +202,6 @@ class Checkpointer:
     def _by_steps(self, step: int) -> Action:
         every = self._config.every_steps
         return "save" if every and step % every == 0 and step != self._first_step else "continue"
-
-
-def own_checkpoints(config: TrainConfig, folder: RunFolder, *, num_ranks: int | None = None) -> Checkpoints:
-    """Return the checkpoints of a run.
-
-    Args:
-        num_ranks: of the group that writes them; None: all ranks of the run.
-    """
-    return Checkpoints(
-        folder.checkpoints_path,
-        run=run_name(config),
-        world_size=num_ranks or config.world_size,
-        keep=config.checkpoint.keep,
-        former=range(1, config.world_size + 1) if config.rounds.lost_workers == "go_on" else (),
-    )
 
 
 def _frequency(config: TrainConfig) -> CheckpointConfig:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from experiments.config.errors import UserError, one_line
 from experiments.runs.atomic_files import DiskError, from_json, write_json
@@ -74,35 +74,36 @@ def lock_folder(path: Path) -> Iterator[None]:
         FolderInUse: another process owns it.
         UserError: the folder cannot be made or written.
     """
-    key = path.resolve()
     made = make_folder(path)
     # No soft lock: its file would remain after its owner was killed.
     lock = FileLock(path / ".lock", timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
+    owner = _this_process()
+    try:
+        _take(path, lock, owner, made)
+        _tokens[path.resolve()] = owner.token
+        yield
+    finally:
+        _tokens.pop(path.resolve(), None)
+        if owner_of(path) == owner:
+            with suppress(OSError):
+                owner_path(path).unlink()
+        lock.release()
+
+
+def _take(path: Path, lock: BaseFileLock, owner: Owner, made: list[Path]) -> None:
+    """Take the lock and leave the token; where that fails, remove the folders that were made. Raises: UserError."""
     try:
         with _locks_may_be_missing():
             lock.acquire()
-        owner = _this_process()
         write_json(owner_path(path), asdict(owner))
     except Timeout:
         raise FolderInUse(path, owner_of(path)) from None
     except OSError as error:
-        lock.release()
         _remove_folders(made)
         raise cannot_use(path, error) from None
     except UserError:
-        lock.release()
         _remove_folders(made)
         raise
-    _tokens[key] = owner.token
-    try:
-        yield
-    finally:
-        del _tokens[key]
-        found = owner_of(path)
-        if found and found.token == owner.token:
-            with suppress(OSError):
-                owner_path(path).unlink()
-        lock.release()
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from typing import Any
 
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import cannot_write, remove_drafts, write_json
+from experiments.runs.atomic_files import remove_drafts, write_json
 from experiments.runs.lock import Owner, cannot_use, check_owned, is_locked, lock_folder, make_folder, owner_of
-from experiments.runs.rewinding import Records, move_tail, rows_before
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 
@@ -133,44 +132,9 @@ class RunFolder:
         """Return whether a process owns the folder at this moment."""
         return is_locked(self.path)
 
-    def check_rows(self, step: int, records: Records | None) -> dict[Path, int]:
-        """Return where the rows of the first ``step`` steps end in each file, in bytes; they are whole.
-
-        Args:
-            records: What a checkpoint of that step holds of them; None for one of an earlier version.
-
-        Raises:
-            DamagedRows: A row of them is missing or damaged.
-            RecordError: A file cannot be read.
-        """
-        steps, epochs = rows_before(self.steps_path, self.epochs_path, step, records)
-        return {self.steps_path: steps.end, self.epochs_path: epochs.end}
-
-    def rewind(self, ends: Mapping[Path, int] | None = None) -> Path | None:
-        """Rewind the records to an earlier moment, given by what ``check_rows`` returned; None removes all rows.
-
-        Later rows of steps and epochs move to ``attempts/<n>/``: to the folder of the attempt that ``claim`` moved, or
-        else to a new one. After a crash each file is either unchanged or complete.
-
-        Returns:
-            The folder to which rows were moved, None if there were no later rows.
-
-        Raises:
-            RecordError: A file cannot be read or written.
-            FolderLost: This process no longer owns the folder.
-        """
-        self.check_owned()
-        found = {path: (ends or {}).get(path, 0) for path in (self.steps_path, self.epochs_path) if path.exists()}
-        moving = {path: end for path, end in found.items() if end < path.stat().st_size}
-        if not moving:
-            return None
-        try:
-            attempt = self._attempt_without((self.steps_path, self.epochs_path))
-        except OSError as error:
-            raise cannot_write(self.attempts_path, error) from None
-        for path, start in moving.items():
-            move_tail(path, start, attempt / path.name)
-        return attempt
+    def set_aside_records(self) -> None:
+        """Move records and checkpoints, none of which can be used, to ``attempts/<n>/``. Raises: as ``set_aside``."""
+        self.set_aside(self.steps_path, self.epochs_path, self.checkpoints_path)
 
     def set_aside_ending(self) -> None:
         """Move what a finished run left to ``attempts/<n>/``, DONE first: it starts again. Raises: as ``set_aside``."""

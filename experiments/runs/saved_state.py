@@ -10,10 +10,9 @@ from torch import Tensor
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.checkpoint_folder import Checkpoint, part_path
-from experiments.runs.checkpoint_parts import torn
-from experiments.runs.checkpoints import Checkpoints, open_checkpoint
-from experiments.runs.rewinding import Records
+from experiments.runs.checkpoints import Checkpoint, damaged, open_checkpoint, rank_path
+from experiments.runs.rank_files import read_rank
+from experiments.runs.records import Extent
 from micro.checkpoints.resizing import average
 
 
@@ -69,9 +68,7 @@ class Saved:
         ranks: the state of each rank of this process, in order.
         random: state of this process's random generators, None if they are seeded again.
         world_size: of the run that saved it.
-        ends: where the rows that were recorded until then end in each file of records; empty for another run's.
-        records: what was recorded until then.
-        passed_over: for each newer checkpoint that could not be used, one line with the reason.
+        records: what was recorded until then, by the name of the file.
     """
 
     position: Position
@@ -79,9 +76,7 @@ class Saved:
     ranks: list[dict[str, Any]]
     random: dict[str, Tensor] | None
     world_size: int
-    ends: Mapping[Path, int] = field(default_factory=dict)
-    records: Records | None = None
-    passed_over: tuple[str, ...] = ()
+    records: Mapping[str, Extent] = field(default_factory=dict)
 
 
 def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
@@ -131,7 +126,7 @@ def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
     """Return what a checkpoint holds for the ranks of this process; a rank that it lacks gets the state of rank 0.
 
     Raises:
-        TornCheckpoint: A part is missing or damaged.
+        DamagedCheckpoint: A part is missing or damaged.
     """
     sources = [rank if rank < checkpoint.world_size else 0 for rank in workers.ranks]
     parts = _read_parts(checkpoint, sorted({0, *sources}))
@@ -142,15 +137,15 @@ def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
 
 
 def _read_parts(checkpoint: Checkpoint, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Return what these ranks saved. Raises: TornCheckpoint, also where a part holds no such state."""
-    parts = {rank: Checkpoints.read_part(checkpoint, rank) for rank in ranks}
+    """Return what these ranks saved. Raises: DamagedCheckpoint, also where a part holds no such state."""
+    parts = {rank: read_rank(checkpoint, rank) for rank in ranks}
     for rank, part in parts.items():
         problem = _foreign(part, {"own", "random", "shared"})
         if not problem and rank == 0:
             problem = _foreign(part["shared"], {"model", "optimizer", "num_steps", "position"})
             problem = problem or _foreign(part["shared"]["position"], set(Position.__slots__))
         if problem:
-            raise torn(part_path(checkpoint.path, rank), f"it is no part of a run's checkpoint: {problem}")
+            raise damaged(rank_path(checkpoint.path, rank), f"it is no part of a run's checkpoint: {problem}")
     return parts
 
 

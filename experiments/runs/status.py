@@ -6,12 +6,12 @@ from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
-from experiments.config.errors import UserError, one_line
+from experiments.config.errors import one_line
 from experiments.runs.atomic_files import load_json
+from experiments.runs.checkpoints import usable
 from experiments.runs.ending import DamagedRun, check_done
-from experiments.runs.json_lines import LastRow
+from experiments.runs.records import LastRow
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
-from experiments.runs.whole_rows import extents_from
 
 
 class State(StrEnum):
@@ -32,12 +32,10 @@ class Verdict:
 
     Attributes:
         problem: what is missing or damaged, in one line; empty where nothing is.
-        is_verified: whether its records have sums, and fit them; those of earlier versions have none.
     """
 
     state: State
     problem: str = ""
-    is_verified: bool = True
 
 
 def judge(folder: RunFolder) -> Verdict:
@@ -111,35 +109,14 @@ def _stamp(path: Path) -> tuple[str, int, int, int] | None:
 @lru_cache(maxsize=4096)
 def _judge_finished(folder: RunFolder, signature: tuple[object, ...]) -> Verdict:
     try:
-        return Verdict(State.DONE, is_verified=check_done(folder))
+        check_done(folder)
     except DamagedRun as error:
         return Verdict(State.DAMAGED, str(error))
+    return Verdict(State.DONE)
 
 
 @lru_cache(maxsize=4096)
 def _why_not_resumable(folder: RunFolder, signature: tuple[object, ...]) -> str:
     """Return why no checkpoint can be used, empty if one can, or if there is none."""
-    problems = []
-    for path in sorted((path for path in folder.checkpoints_path.glob("step-*") if path.is_dir()), reverse=True):
-        try:
-            _check_checkpoint(folder, path)
-        except UserError as error:
-            problems.append(f"{path.name}: {error}")
-        else:
-            return ""
-    return f"no checkpoint can be used: {'; '.join(problems)}" if problems else ""
-
-
-def _check_checkpoint(folder: RunFolder, path: Path) -> None:
-    """Check the sizes of a checkpoint's parts, and that the rows until then are whole. Raises: UserError."""
-    described = load_json(path / CHECKPOINT_FILE)
-    try:
-        step, records = int(described["step"]), extents_from(described.get("records"))
-        sizes = [int(part["size"]) for part in described["parts"]]
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{CHECKPOINT_FILE} is damaged") from None
-    for rank, size in enumerate(sizes):
-        part = _stamp(path / f"rank{rank}.pt")
-        if part is None or part[2] != size:
-            raise UserError(f"rank{rank}.pt is {'missing' if part is None else f'{part[2]} bytes long, not {size}'}")
-    folder.check_rows(step, records)
+    found, problems = usable(folder)
+    return f"no checkpoint can be used: {'; '.join(problems)}" if problems and not found else ""

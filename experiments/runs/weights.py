@@ -1,10 +1,9 @@
 """The weights at the end of a run: their digest, and the file that holds them if the run saves them."""
 
-import errno
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -29,7 +28,18 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
         RecordError: the file cannot be written.
     """
     with atomic_file(path, one_writer=True) as file:
-        try:
-            torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, file)
-        except RuntimeError:  # which torch's writer raises for a full disk
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        write_by_torch({name: tensor.detach().cpu() for name, tensor in weights.items()}, file)
+
+
+def write_by_torch(value: Mapping[str, Any], file: BinaryIO) -> None:
+    """Write a value as torch.save does; an error of the disk is raised as it is, where torch raises its own.
+
+    Raises:
+        OSError: the disk is full, or cannot be written.
+    """
+    try:
+        torch.save(value, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
-from experiments.runs.json_lines import LastRow
+from experiments.runs.records import LastRow
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_reason, judge, last_step, saved_step, state_of
 

@@ -19,9 +19,9 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_of
 from experiments.reports.measures import in_words
-from experiments.runs.json_lines import LastRow
 from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.output import check_outputs
+from experiments.runs.records import LastRow
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_log, state_of
 from experiments.sweeps.num_jobs import threads_per_process

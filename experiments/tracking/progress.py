@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from experiments.reports.measures import in_words
-from experiments.runs.json_lines import LastRow
+from experiments.runs.records import LastRow
 from experiments.runs.run_folder import RunFolder
 
 _REDRAW_S = 0.5

@@ -19,7 +19,7 @@ from experiments.launching.child_environment import num_cores
 from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.frames import Frames, load, tidy
 from experiments.reports.run_configs import Selection
-from experiments.runs.json_lines import Row
+from experiments.runs.records import Row
 from experiments.runs.status import State, Verdict
 from experiments.tracking.wandb_account import require_key, require_wandb
 

@@ -11,7 +11,7 @@ import yaml
 
 from experiments.config.tracking_settings import TrackingConfig
 from experiments.runs.atomic_files import load_json
-from experiments.runs.json_lines import NewRows, Row
+from experiments.runs.records import NewRows, Row
 from experiments.runs.run_folder import RunFolder
 
 RECORDS = ("steps", "epochs")

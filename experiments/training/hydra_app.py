@@ -24,8 +24,8 @@ from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.launching.rank_environment import check_shape, read_rank_environment
 from experiments.reports.measures import METRICS
-from experiments.runs.json_lines import LastRow
 from experiments.runs.output import check_outputs, distinct
+from experiments.runs.records import LastRow
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, failure_reason, judge, state_of
 from experiments.training.hydra_errors import hydra_errors, lost_jobs, split_options

@@ -1,7 +1,7 @@
 """The training loop: steps, epochs, checkpoints, and the resume from a checkpoint."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from experiments.config.start_up import collect_as_usual
 from experiments.launching.stalls import notes
 from experiments.runs.checkpointing import Checkpointer
 from experiments.runs.ending import check_ending
-from experiments.runs.rewinding import Records
+from experiments.runs.records import Extent
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
 from experiments.training.groups import groups_until_now, plain
@@ -46,7 +46,7 @@ class Trainer:
         self._steps = steps_of(config, workers)
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
-        own, self.passed_over = self._checkpointer.beginning()
+        own, self.passed_over = self._checkpointer.resume()
         notes.begin("the warm-up")
         workers.warm_up()
         self.resumed_from = own or read_start_from(config, workers)
@@ -54,10 +54,7 @@ class Trainer:
             self._load(self.resumed_from, of=folder.path if own else config.start_from)
         self.groups = groups_until_now(config, own, workers.num_ranks)
         self._throughput = Throughput(workers.task.config, workers.task)
-        self._checkpointer.remove_after(self.position.step)
-        if workers.is_main:
-            folder.rewind(self.resumed_from.ends if self.resumed_from else None)
-        self._recorder = Recorder(folder) if workers.is_main else None
+        self._recorder = Recorder(folder, own.records if own else {}) if workers.is_main else None
 
     def run(self, mark_done: Callable[[dict[str, Any]], None] = lambda row: None) -> bool:
         """Train to the end; return False if a signal stopped the run, after it was saved.
@@ -86,18 +83,14 @@ class Trainer:
         return True
 
     @property
-    def records(self) -> Records:
-        """What rank 0 has recorded; empty on other ranks."""
+    def records(self) -> Mapping[str, Extent]:
+        """What rank 0 has recorded, by the name of the file; empty on other ranks."""
         return self._recorder.extents if self._recorder else {}
 
     def _finish(self, mark_done: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
-        self._check_ending()
         notes.begin("the end")
+        check_ending(self._folder, self.records)
         mark_done(row)
-
-    def _check_ending(self) -> None:
-        notes.begin("the check of the records")
-        check_ending(self._folder, self.records, step=self.position.step)
 
     def close(self) -> None:
         """Close the files of records."""

@@ -27,7 +27,7 @@ from experiments.launching.error_files import recorded_errors
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.stalls import notes
 from experiments.runs.atomic_files import disk_errors, write_atomic, write_json
-from experiments.runs.checkpointing import own_checkpoints
+from experiments.runs.checkpoints import remove_all
 from experiments.runs.ending import write_done
 from experiments.runs.finished_requests import unmet_request
 from experiments.runs.manifest import code_of_attempts, collect_manifest
@@ -80,7 +80,7 @@ def _begin(config: TrainConfig, folder: RunFolder, command: list[str], owned: Ex
     try:
         owned.enter_context(folder.claim())
         if is_finished(config, folder):
-            own_checkpoints(config, folder).remove_all()  # a kill right after DONE left them
+            remove_all(folder)  # a kill right after DONE left them
             return True
         if folder.is_done():
             folder.set_aside_ending()

@@ -1,15 +1,13 @@
 """What rank 0 records of each step and epoch."""
 
 import math
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import micro
 from experiments.runs.atomic_files import RecordError
-from experiments.runs.json_lines import RecordWriter
+from experiments.runs.records import Extent, RecordWriter
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.whole_rows import Extent
 from experiments.training.workers import Reduced
 
 
@@ -17,13 +15,13 @@ class Recorder:
     """Rank 0's records of a run.
 
     Args:
-        after_gap: the files of which earlier rows are missing.
+        kept: what stays of each record, by the name of the file; the rest is dropped.
     """
 
-    def __init__(self, folder: RunFolder, after_gap: Collection[Path] = ()) -> None:
+    def __init__(self, folder: RunFolder, kept: Mapping[str, Extent]) -> None:
         self._folder = folder
         self._steps, self._epochs = (
-            RecordWriter(path, after_gap=path in after_gap) for path in (folder.steps_path, folder.epochs_path)
+            RecordWriter(path, kept.get(path.name, Extent())) for path in (folder.steps_path, folder.epochs_path)
         )
 
     def step(self, row: dict[str, Any]) -> None:
@@ -47,8 +45,8 @@ class Recorder:
 
     @property
     def extents(self) -> dict[str, Extent]:
-        """How many rows of steps and of epochs there are, and the sums of the last ones."""
-        return {"steps": self._steps.extent, "epochs": self._epochs.extent}
+        """What each record has, by the name of its file."""
+        return {writer.path.name: writer.extent for writer in (self._steps, self._epochs)}
 
     def close(self) -> None:
         """Close the files."""

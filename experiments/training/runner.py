@@ -19,7 +19,7 @@ from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.runs.atomic_files import disk_errors, load_json
-from experiments.runs.checkpointing import own_checkpoints
+from experiments.runs.checkpoints import remove_all
 from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import stop_signals
@@ -72,7 +72,7 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
         if is_finished(config, folder):
             if folder.checkpoints_path.exists():  # a kill right after DONE left them
                 with folder.claim():
-                    own_checkpoints(config, folder).remove_all()
+                    remove_all(folder)
             return False
         if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
             raise FolderInUse(folder.path, folder.owner())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from tests.dist.commands import ROOT, only_run
 from tests.dist.rank_functions import train
 from tests.waiting import LIMIT_S

@@ -8,7 +8,7 @@ import pytest
 from experiments.config.schema import ClusterConfig
 from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import RankFailure
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from tests.dist.commands import only_run, run
 from tests.dist.processes import ranks

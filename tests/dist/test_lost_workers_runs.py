@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessException
 
 from experiments.config.errors import UserError
-from experiments.runs.checkpoint_folder import read_description
-from experiments.runs.json_lines import read_records
+from experiments.runs.checkpoints import describe
+from experiments.runs.records import read_records
 from tests.dist.commands import ROOT, only_run
 from tests.dist.fresh_ranks import run_fresh
 from tests.dist.rank_functions import Ended, train
@@ -138,7 +138,7 @@ def test_torchrun_goes_on_with_the_node_that_is_left(tmp_path: Path) -> None:
 
 def is_of_two(checkpoint: Path) -> bool:
     try:
-        return read_description(checkpoint)[0].world_size == 2
+        return describe(checkpoint).world_size == 2
     except UserError:  # a newer one has taken its place
         return False
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.dist

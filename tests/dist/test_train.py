@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments import figures, sweep
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from tests.dist.commands import ROOT, only_run, run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import called, join_where_the_folder_fails, train

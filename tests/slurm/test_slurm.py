@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config.errors import UserError
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import saved_step
 from experiments.sweeps.job_script import Array, arrays_of, script

@@ -100,7 +100,7 @@ def _jump(seconds: float) -> None:
 def _watch(reached: Callable[[str], None]) -> None:
     """Have the functions that are points call ``reached`` before their work, and, for a row, after it too."""
     from experiments.runs.checkpointing import Checkpointer
-    from experiments.runs.json_lines import RecordWriter
+    from experiments.runs.records import RecordWriter
     from experiments.training.loop import Trainer
     from micro.comm import Comm
 

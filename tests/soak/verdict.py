@@ -10,7 +10,7 @@ from typing import Any
 from experiments.config.errors import UserError
 from experiments.config.stopping import STOP_SIGNALS, exit_code
 from experiments.runs.atomic_files import load_json
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from tests.soak.attempt import Ended
 from tests.soak.case import Fault, Setup

@@ -1,6 +1,5 @@
 """Files and names from strangers: nothing that is read runs code, and no name leaves its quotes."""
 
-import hashlib
 import io
 import os
 import pickle
@@ -28,7 +27,9 @@ from experiments.config.schema import to_yaml
 from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.html_page import Page, Section, from_markdown, write_page
 from experiments.reports.plot_style import plain
-from experiments.runs.checkpoint_parts import PartDigest, read_part
+from experiments.runs.atomic_files import digest_of
+from experiments.runs.checkpoints import Checkpoint
+from experiments.runs.rank_files import read_rank
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_run import saved_config
 from experiments.studies.simulated_steps.network_files import load_network
@@ -69,9 +70,9 @@ def evil_tensors(marker: Path) -> bytes:
     return file.getvalue()
 
 
-def read_part_of_checkpoint(folder: Path, content: bytes) -> None:
+def read_checkpoint(folder: Path, content: bytes) -> None:
     (folder / "rank0.pt").write_bytes(content)
-    read_part(folder / "rank0.pt", PartDigest(hashlib.sha256(content).hexdigest(), len(content)))
+    read_rank(Checkpoint(path=folder, step=0, ranks=[digest_of(folder / "rank0.pt")]), 0)
 
 
 def read_npy(folder: Path, content: bytes) -> None:
@@ -80,7 +81,7 @@ def read_npy(folder: Path, content: bytes) -> None:
 
 
 READERS: dict[str, Callable[[Path, bytes], object]] = {
-    "checkpoint": read_part_of_checkpoint,
+    "checkpoint": read_checkpoint,
     "state of a rank": lambda folder, content: state_of(content),
     "array": read_npy,
 }

@@ -10,10 +10,10 @@ import torch
 import micro
 from experiments.config.errors import UserError
 from experiments.config.schema import to_yaml
+from experiments.runs import checkpoints
 from experiments.runs.atomic_files import load_json
-from experiments.runs.checkpoints import Checkpoints
-from experiments.runs.json_lines import read_records
-from experiments.runs.run_folder import folder_of
+from experiments.runs.records import read_records
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import saved_step
 from experiments.training import rank_main
 from experiments.training.runner import execute
@@ -88,11 +88,11 @@ def test_checkpoints_stay_until_the_run_is_marked_as_done(tmp_path: Path, monkey
 def test_what_a_kill_right_after_done_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured(tmp_path, *IMAGES, "sparsifier=micro", "checkpoint.every_steps=2")
 
-    def killed(checkpoints: Checkpoints) -> None:
+    def killed(folder: RunFolder) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "remove_all", killed)
+        patch.setattr(checkpoints, "remove_all", killed)
         with pytest.raises(KeyboardInterrupt):
             execute(config, lambda config, folder: nullcontext())
     folder = folder_of(config)
@@ -113,8 +113,7 @@ def test_checkpoints_come_by_steps_and_a_torn_one_falls_back(tmp_path: Path) -> 
     part.write_bytes(part.read_bytes()[:-10])
     end = Run(parted)
     assert end.began_at == 6
-    assert end.trainer.resumed_from is not None
-    assert "rank1.pt" in end.trainer.resumed_from.passed_over[0]
+    assert "rank1.pt" in end.trainer.passed_over[0]
     assert end.digest == whole.digest
     assert [row["step"] for row in read_records(end.folder.steps_path)] == list(range(10))
 

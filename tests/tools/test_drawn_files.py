@@ -73,10 +73,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     checkpoint = folder / "runs/run/checkpoints/step-00000006"
     checkpoint.mkdir(parents=True)
-    parts = [{"sha256": "0" * 64, "size": 5}] * 3
-    (checkpoint / "CHECKPOINT.json").write_text(
-        json.dumps({"format": 1, "step": 6, "world_size": 3, "run": "run", "parts": parts})
-    )
+    digest = {"bytes": 5, "sha256": "0" * 64}
+    held = {"step": 6, "ranks": [digest] * 3, "records": {"steps.jsonl": {"rows": 1, **digest}}}
+    (checkpoint / "CHECKPOINT.json").write_text(json.dumps(held))
     (folder / "study.yaml").write_text(
         "overrides: [epochs=2]\ngrid: {seed: [0, 1], sparsifier: [topk, [sparsifier=micro, lr=1]]}\n"
     )
@@ -126,7 +125,7 @@ FOUND = [  # what readers stumbled over
     b"\xf9",
     b"[" * 3000,
     b'{"rank": 1, "log": {}}',
-    b'{"rank": 1e999, "step": 1e999, "format": 1e999, "parts": 1e999, "git": [1]}',
+    b'{"rank": 1e999, "step": 1e999, "ranks": 1e999, "records": 1e999, "git": [1]}',
     b'{"step": 1e999, "epoch": 0}\n',
     b'{"git": {"revision": 1, "diff_sha256": []}}',
     b'{"step": null, "epoch": 0}\n',

@@ -15,6 +15,7 @@ from experiments.runs.git_state import git_state
 from experiments.runs.manifest import code_of_attempts
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_run import other_code
+from tests.finished_runs import finished
 
 HERE: dict[str, Any] = {
     "git": {"revision": "a" * 40, "diff_sha256": None},
@@ -52,13 +53,12 @@ def write_run(root: Path, seed: int, manifest: dict[str, Any]) -> RunFolder:
         "manifest.json": json.dumps(manifest),
         "steps.jsonl": '{"step": 0, "epoch": 0, "density": 0.1, "compute_s": 1}\n',
         "epochs.jsonl": '{"epoch": 0, "step": 0, "accuracy": 0.5, "train_loss": 1, "time_s": 1}\n',
-        "DONE": "{}",
     }
     folder = root / f"run-s{seed}"
     folder.mkdir(parents=True)
     for name, content in files.items():
         (folder / name).write_text(content)
-    return RunFolder(folder)
+    return finished(RunFolder(folder))
 
 
 def test_unlike_runs_are_marked_and_with_strict_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

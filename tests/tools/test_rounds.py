@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
 PLAIN = ["optimizer.momentum=0", "optimizer.weight_decay=0", "lr_warmup_epochs=0"]

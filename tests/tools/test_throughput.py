@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import models
-from experiments.runs.json_lines import read_records
+from experiments.runs.records import read_records
 from experiments.training import throughput
 from tests.tools.simulated_runs import Run, configured
 

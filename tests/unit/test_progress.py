@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.runs.json_lines import LastRow, RecordWriter
+from experiments.runs.records import LastRow, RecordWriter
 from experiments.tracking import progress
 from experiments.tracking.progress import Snapshot, watch
 
