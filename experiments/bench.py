@@ -8,9 +8,8 @@ network  training over links of a known rate, on hosts that are network namespac
        predicted, with the kernel's count of bytes (needs root)
 network_rounds  forms of local steps on such hosts: seconds of a batch beside those that the page on equal tokens
        simulates, with the kernel's count of bytes (needs root)
-gpu    Triton's kernels on a GPU: equal to the reference, bandwidth, reads by the host, CUDA graphs, and steps of all
-       methods, of one rank and over NCCL on several GPUs; without a GPU in Triton's interpreter, and compiled for GPUs
-       that are not there
+gpu    Triton's kernels on a GPU: equal to torch, bandwidth, reads by the host, CUDA graphs, and steps of all methods,
+       of one rank and over NCCL on several GPUs; compiled for GPUs that are not there
 
 Each prints its tables as Markdown and writes them with their numbers into the folder --out, some with a figure. Times
 come from one run on one machine: compare them within a table, not across machines.
@@ -23,7 +22,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import gpu, loop, rules
+from experiments.benchmarks import loop, rules
+from experiments.benchmarks.gpu import command as gpu
 from experiments.benchmarks.network import command as network
 from experiments.benchmarks.network import rounds as network_rounds
 from experiments.benchmarks.step import command as step

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from experiments.bench import main
-from experiments.benchmarks import gpu_ranks, loop
+from experiments.benchmarks import loop
+from experiments.benchmarks.gpu import steps
 from experiments.benchmarks.network import command as network
 from experiments.ranks.hosts import unavailable
 from tests.dist.processes import ranks
@@ -40,16 +40,13 @@ def test_the_loop_takes_medians_over_pairs_and_the_slowest_rank() -> None:
 
 @pytest.mark.xdist_group("ranks")
 def test_steps_of_several_ranks_stand_beside_an_all_reduce() -> None:
-    def row(settings: dict[str, Any]) -> dict[str, Any]:
-        first, second = ranks(2).run(gpu_ranks.work, settings)
+    for method, sent in (("topk", None), ("dense", 4000)):  # of 1000 numbers, twice a half
+        first, second = ranks(2).run(steps.work, {"method": method, "numel": 1000})
         assert first.keys() == second.keys()
-        return first
-
-    lines = list(gpu_ranks.table(["topk", "dense"], 1000, row))
-    cells = [[cell.strip(" |`") for cell in line.split(" | ")] for line in lines[2:]]
-    assert [name for name, *_ in cells] == ["topk", "dense"]
-    assert all(int(each[1]) == 2 and float(each[2]) > 0 and float(each[3]) > 0 for each in cells)
-    assert float(cells[1][-1]) == 0.004  # of 1000 numbers, twice a half
+        assert first["problem"] == ""
+        assert first["step_s"] > 0
+        assert first["dense_s"] > 0
+        assert sent is None or first["sent"] == sent
 
 
 def test_rules(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What only a GPU can tell: bandwidth of the kernels, reads by the host, capture in a CUDA graph."""
+"""What only a GPU can tell: seconds between events, operations that make the host wait, capture in a CUDA graph."""
 
 import statistics
 import warnings
@@ -6,40 +6,38 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.benchmarks import gpu_steps
-from experiments.studies.methods import known_methods
+from experiments.benchmarks.tables import Column, Columns
+from experiments.ranks.measures import Row
 from micro.kernels import candidates
 from micro.kernels.candidates import Candidates
 from micro.randomness import generator
 
-ROUNDS = 30
-WARMUP = 5
+ROUNDS, WARMUP = 30, 5
 DENSITY = 0.01
 SLICES = 8  # a rank of MiCRO among as many searches an eighth
+KERNELS: Columns = {
+    "kernel": Column("kernel"),
+    "ms": Column("seconds", "{:.3f}", 1e3),
+    "GB/s": Column("rate", "{:.0f}", 1e-9),
+    "share of a copy's": Column("share", "{:.2f}"),
+    "operations that make the host wait": Column("waits", "{:.0f}"),
+    "captured in a graph": Column("captured"),
+}
+Work = Callable[[], object]
 
 
-def report(device: torch.device, numel: int) -> Iterator[str]:
-    """Return the sections of the report, as Markdown."""
-    yield from ("", f"## Bandwidth at d = {numel:,}, float32, density {DENSITY}", "")
-    yield "| kernel | ms | GB/s | share of a copy's |"
-    yield "|---|---:|---:|---:|"
+def kernel_rows(device: torch.device, numel: int) -> Iterator[Row]:
+    """Yield a row for each kernel on float32 vectors, a copy first."""
     copied = 0.0
     for name, work, moved in _works(device, numel):
-        seconds = _seconds(work)
-        copied = copied or moved / seconds
-        rate = moved / seconds
-        yield f"| {name} | {1e3 * seconds:.3f} | {rate / 1e9:.0f} | {rate / copied:.2f} |"
-    yield from ("", "## Reads by the host and CUDA graphs", "")
-    yield "| kernel | operations that make the host wait | captured in a graph |"
-    yield "|---|---:|---|"
-    for name, work, _ in _works(device, numel):
-        yield f"| {name} | {_waits(work)} | {_capture(work)} |"
-    yield from ("", f"## Steps of one rank at d = {numel:,}, density {gpu_steps.DENSITY}", "")
-    yield from gpu_steps.table(known_methods(), numel, device, gpu_steps.Meters(_seconds, _waits, _capture))
+        elapsed = seconds(work)
+        copied = copied or moved / elapsed
+        facts = {"share": moved / elapsed / copied, "waits": waits(work), "captured": captured(work)}
+        yield {"kernel": name, "seconds": elapsed, "rate": moved / elapsed, **facts}
 
 
-def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Callable[[], object], float]]:
-    """Return what is timed, each with the bytes that it moves; a copy first."""
+def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Work, float]]:
+    """Yield what is timed, each with the bytes that it moves."""
     from micro.kernels import triton
     from micro.kernels.triton import summing
 
@@ -54,15 +52,15 @@ def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Callable[[],
     yield "copy", lambda: target.copy_(x), 8 * numel
     yield "absorb", lambda: triton.absorb_(residual, grad), 16 * numel
     yield "absorb and collect", lambda: triton.absorb_and_collect_(residual, grad, plan, found), 16 * numel
-    yield "above", lambda: triton.above(x, cut), 4 * numel + 4 * numel
+    yield "above", lambda: triton.above(x, cut), 8 * numel
     yield "count by magnitude", lambda: triton.magnitude_counts(x, 0, 20, 2040), 4 * numel
     yield "sums", lambda: summing.sums(x, -1.0), 4 * numel
     yield "absorb and sum", lambda: summing.absorb_and_sum_(residual, grad), 16 * numel
     yield "scatter", lambda: triton.scatter_add_(target, indices, values), 16 * indices.numel()
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the median seconds of ``work`` on the device."""
+def seconds(work: Work) -> float:
+    """Return the median seconds of ``work`` on the device, after a warm-up."""
     times = []
     for _ in range(WARMUP + ROUNDS):
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -74,7 +72,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return statistics.median(times[WARMUP:])
 
 
-def _waits(work: Callable[[], object]) -> int:
+def waits(work: Work) -> int:
     """Return how many operations of ``work`` PyTorch reports as waiting for the device."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -86,7 +84,7 @@ def _waits(work: Callable[[], object]) -> int:
     return sum("synchroniz" in str(each.message) for each in heard)
 
 
-def _capture(work: Callable[[], object]) -> str:
+def captured(work: Work) -> str:
     """Return whether ``work`` runs in a CUDA graph, or why not."""
     graph = torch.cuda.CUDAGraph()
     try:

@@ -1,0 +1,126 @@
+"""Every kernel with the dtypes and settings that it mostly meets, for compiling it ahead of time."""
+
+from typing import Any
+
+from experiments.benchmarks.gpu.compiling import Variant
+
+ADDED = "residual:*fp32 grad:*fp32 first_bad:*i32 numel:i32"
+SCANNED = "x:*fp32 threshold:*fp32 numel:i32"
+CODED = "values:*fp32 numel:i32 first:i32 second:i32"
+SCALED = f"{CODED} scales:*fp32 packed:*u8"
+NATURAL = f"{CODED} codes:*u8 below:*i32 highest:*i32"
+DECODED = (
+    "scales:*fp32 packed:*u8 x:*fp32 out:*fp32 is_finite:*i32 rows:i32 row_scales:i32 row_codes:i32 "
+    "divisor:fp32 numel:i32"
+)
+
+
+def variants() -> list[Variant]:
+    """Return the kernels of methods, then those of quantisers, with the settings that a codec has by default."""
+    return [*_of_methods(), *_encoding(), *_decoding()]
+
+
+def _of_methods() -> list[Variant]:
+    from micro.kernels.candidates import NUM_BINS
+    from micro.kernels.triton import absorbing, scanning, scattering, summing
+    from micro.kernels.triton.launching import ALIGNED, BLOCK
+
+    blocks = {"ALIGNED": ALIGNED, "BLOCK": BLOCK}
+    limited = {**blocks, "LIMIT": 2.0**100}
+    narrow = ADDED.replace("grad:*fp32", "grad:*bf16")
+    counted = f"{ADDED} plan:*i32 counts:*i32 bins:*i32"
+    placed = "residual:*fp32 plan:*i32 ends:*i32 numel:i32 capacity:i32 indices:*i32 values:*fp32"
+    put = f"{SCANNED} ends:*i32 room:i32 indices:*i32 magnitudes:*fp32"
+    binned = "x:*fp32 bins:*i32 first:i32 shift:i32 num_bins:i32 numel:i32"
+    scattered = "vector:*fp32 indices:*i32 values:*fp32 numel:i32 count:i32"
+    summed = "partials:*fp64 numel:i32"
+    in_slice = "4 in the slice, where a block holds any, and 8 for each"
+    two_kinds = "bfloat16 into float32"
+    return [
+        Variant("absorb", absorbing.absorb_kernel, ADDED, limited, "16", 16, stores=True),
+        Variant("absorb", absorbing.absorb_kernel, narrow, limited, "12", 12, two_kinds, stores=True),
+        Variant(
+            *("absorb and count", absorbing.absorb_and_count_kernel, counted),
+            *({**limited, "NUM_BINS": NUM_BINS}, "16", 16),
+            stores=True,
+        ),
+        Variant("place candidates", absorbing.place_kernel, placed, blocks, in_slice, 4),
+        Variant("count above", scanning.count_kernel, f"{SCANNED} counts:*i32", blocks, "4", 4),
+        Variant("put above", scanning.put_kernel, put, blocks, "4 where a block holds any, and 8 for each", 4),
+        Variant("count by magnitude", scanning.histogram_kernel, binned, {**blocks, "NUM_BINS": 2048}, "4", 4),
+        Variant("scatter", scattering.scatter_kernel, scattered, blocks, "16 for each index", 0),
+        Variant("sums", summing.sum_kernel, f"{summed} x:*fp32 floor:*fp32", blocks, "4", 4),
+        Variant(
+            "absorb and sum", summing.absorb_and_sum_kernel, f"{ADDED} partials:*fp64", limited, "16", 16, stores=True
+        ),
+    ]
+
+
+def _encoding() -> list[Variant]:
+    from micro.kernels.triton import casting, encoding
+    from micro.kernels.triton.blockwise import TILE
+    from micro.kernels.triton.launching import ALIGNED, BLOCK
+
+    def rows(block: int, **constants: Any) -> dict[str, Any]:
+        return {"ROWS": TILE // block, "BLOCK": block, **constants}
+
+    qsgd = rows(512, IS_LEAST_SQUARES=True, WIDTH=4, HALVINGS=9)
+    terngrad = rows(1024, IS_LEAST_SQUARES=True, HALVINGS=10)
+    onebit = "values:*fp32 numel:i32 scales:*fp32 packed:*u8 uppers:*fp32 lowers:*fp32"
+    single = {"ALIGNED": ALIGNED, "BLOCK": BLOCK}
+    cast = "values:*fp32 numel:i32 codes:*i16"
+    random = {**single, "IS_RANDOM": True}
+    digits = "digits:*u8 packed:*u8 numel:i32"
+    return [
+        Variant("int8", encoding.int8_kernel, f"{SCALED} codes:*i8", rows(256, IS_RANDOM=False), "5", 5),
+        Variant("qsgd, 4 bits", encoding.levels_kernel, SCALED, qsgd, "4.5", 4.5),
+        Variant("terngrad", encoding.ternary_kernel, f"{SCALED} digits:*u8 clip:fp32", terngrad, "5", 5),
+        Variant(
+            "terngrad, packing",
+            encoding.pack_ternary_kernel,
+            digits,
+            {"BLOCK": BLOCK},
+            "1.2",
+            1.2,
+            "uint8",
+            loads=False,
+        ),
+        Variant("onebit", encoding.signs_kernel, onebit, rows(1024, HAS_TWO=True, HALVINGS=10), "4.1", 4.125),
+        Variant("bfloat16", casting.cast_kernel, cast, {**single, "IS_HALF": False}, "6", 6, stores=True),
+        Variant("natural, highest", casting.highest_power_kernel, NATURAL, random, "4", 4),
+        Variant("natural", casting.natural_kernel, NATURAL, random, "5", 5),
+    ]
+
+
+def _decoding() -> list[Variant]:
+    from micro.kernels.triton import decoding
+
+    kinds = [
+        ("bfloat16", decoding.CAST, (False,), 2.0),
+        ("natural", decoding.NATURAL, (), 1.0),
+        ("int8", decoding.LEVELS, (8, 128, -128, 256), 1.0),
+        ("qsgd, 4 bits", decoding.LEVELS, (4, 0, -7, 512), 0.5),
+        ("terngrad", decoding.LEVELS, (decoding.TERNARY, 0, -1, 1024), 0.2),
+        ("sign", decoding.SIGNS, (1024,), 0.125),
+        ("onebit", decoding.MEANS, (1024,), 0.125),
+    ]
+    return [_decoder(*kind, is_rest=is_rest) for kind in kinds for is_rest in (False, True)]
+
+
+def _decoder(name: str, kind: int, settings: tuple[int, ...], num_bytes: float, *, is_rest: bool) -> Variant:
+    from micro.kernels.triton import decoding
+    from micro.kernels.triton.launching import ALIGNED, BLOCK
+
+    types = DECODED.replace("packed:*u8", "packed:*i16") if name == "bfloat16" else DECODED
+    constants = {"KIND": kind, "SETTINGS": settings, "IS_REST": is_rest, "IS_MEAN": not is_rest}
+    moved = num_bytes + (8 if is_rest else 4)
+    return Variant(
+        f"{name}, {'what is left' if is_rest else 'mean'}",
+        decoding.decode_kernel,
+        types,
+        {**constants, "ALIGNED": ALIGNED, "BLOCK": BLOCK},
+        f"{moved:g}" if is_rest else f"4, and {num_bytes:g} for each message",
+        moved,
+        loads=is_rest,
+        stores=True,
+    )

@@ -1,0 +1,158 @@
+"""`experiments.bench gpu`: kernels are checked and compiled, and what measures on a GPU is tried with stand-ins."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from unittest.mock import patch
+
+import pandas as pd
+import pytest
+import torch
+
+from experiments.benchmarks.gpu import timing
+from experiments.benchmarks.gpu.command import SOUND, faults
+from experiments.studies.methods import known_methods
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)  # the report takes half a minute of a core
+needs_triton = pytest.mark.skipif(
+    not find_spec("triton"), reason="triton is not installed: torch's wheels for CUDA bring it"
+)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+NARROW = ("terngrad, packing",)  # five bytes become one
+PUBLISHED = ROOT / "results/published/gpu_kernels.md"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of the report of a process of its own: in this one Triton may interpret."""
+    out = tmp_path_factory.mktemp("gpu")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(out / "cache")
+    command = [sys.executable, "-m", "experiments.bench", "gpu", "--numel", "1000000", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return (out / "gpu.md").read_text().splitlines()
+
+
+def rows(lines: list[str], heading: str) -> list[list[str]]:
+    """Return the cells of the table under a heading."""
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"## {heading}")) + 4
+    end = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:end]]
+
+
+@needs_triton
+def test_all_kernels_compile_without_spills_and_with_wide_loads(report: list[str]) -> None:
+    assert SOUND in report
+    found = rows(report, "Compiled ahead of time")
+    assert {row[2] for row in found} == {"sm_80", "sm_90", "sm_100"}
+    for name, _, _, registers, spilled, shared, loads, stores in found:
+        assert 0 < int(registers) <= 128, name  # 16 warps of a multiprocessor at least
+        assert int(spilled) == 0, name
+        assert int(shared) <= 48 * 1024, name
+        assert int(loads) > 0 or name in NARROW or name.endswith("mean"), name
+        assert int(stores) > 0 or not (name.startswith("absorb") or name.endswith(("mean", "left"))), name
+
+
+@needs_triton
+def test_the_published_table_names_the_same_kernels_and_bytes(report: list[str]) -> None:
+    published = PUBLISHED.read_text().splitlines()
+    assert rows(published, "Bytes that each kernel moves") == rows(report, "Bytes that each kernel moves")
+    kernels = [[row[:3] for row in rows(lines, "Compiled ahead of time")] for lines in (published, report)]
+    assert kernels[0] == kernels[1]
+
+
+@needs_triton
+@needs_gpu
+@pytest.mark.gpu
+def test_on_a_gpu_kernels_are_checked_and_all_methods_take_a_step(report: list[str]) -> None:
+    assert {result for _, result in rows(report, "Against torch")} == {"equal"}
+    kernels = {name: cells for name, *cells in rows(report, "Kernels at")}
+    assert len(kernels) == 8
+    assert kernels["absorb and collect"][-2:] == kernels["scatter"][-2:] == ["0", "yes"]
+    steps = {name: cells for name, *cells in rows(report, "Steps on 1")}
+    assert steps.keys() == set(known_methods())
+    assert {name: cells[-1] for name, cells in steps.items() if cells[-1]} == {}
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: with one nothing travels over NCCL")
+def test_on_several_gpus_all_methods_take_a_step_over_nccl(report: list[str]) -> None:
+    steps = rows(report, f"Steps on {torch.cuda.device_count()}")
+    assert {cells[0] for cells in steps} == set(known_methods())
+    assert [cells for cells in steps if cells[-1]] == []
+
+
+def test_what_is_wrong_or_badly_compiled_is_named() -> None:
+    frame = pd.DataFrame({"kernel": ["scatter", "absorb"], "gpu": ["sm_90", "sm_90"], "is_sound": [True, True]})
+    assert faults({"kernels of methods": ""}, frame) == [SOUND]
+    found = faults({"kernels of methods": "the scan"}, frame.assign(is_sound=[True, False]))
+    assert len(found) == 2
+    assert "the scan" in found[0]
+    assert "absorb" in found[1]
+
+
+def test_seconds_are_the_median_between_events_after_a_warm_up() -> None:
+    clock, calls = count(), count()
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None: ...
+
+        def record(self) -> None:
+            self.at = next(clock)
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, later: "Event") -> float:
+            return float(later.at - self.at)
+
+    def work() -> None:
+        for _ in range(100 if next(calls) < timing.WARMUP else 2):
+            next(clock)
+
+    with patch.object(torch.cuda, "Event", Event):
+        assert timing.seconds(work) == pytest.approx(3e-3)
+    assert next(calls) == timing.WARMUP + timing.ROUNDS
+
+
+def test_waits_are_the_warnings_about_synchronizing_operations() -> None:
+    modes: list[str] = []
+
+    def work() -> None:
+        for _ in range(2):  # of one place: both count
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    with patch.object(torch.cuda, "set_sync_debug_mode", modes.append):
+        assert timing.waits(work) == 2
+        with pytest.raises(ZeroDivisionError):
+            timing.waits(lambda: 1 / 0)
+    assert modes == ["warn", "default"] * 2
+
+
+def test_a_capture_says_yes_or_why_not() -> None:
+    class Graph:
+        def replay(self) -> None: ...
+
+    @contextmanager
+    def graph(_: Graph) -> Iterator[None]:
+        yield
+
+    def refused() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    with (
+        patch.object(torch.cuda, "CUDAGraph", Graph),
+        patch.object(torch.cuda, "graph", graph),
+        patch.object(torch.cuda, "synchronize", lambda: None),
+    ):
+        assert timing.captured(lambda: None) == "yes"
+        assert timing.captured(refused) == "no: operation not permitted when stream is capturing"
