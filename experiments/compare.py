@@ -61,10 +61,10 @@ def _run(words: list[str]) -> int:
 
 @contextmanager
 def _progress_bar() -> Iterator[ShowProgress]:
-    """Show on a terminal which measurement runs, and how many there are."""
+    """Show on a terminal which measurement ended, and how many there are."""
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", completed=-1)  # a task is shown when it begins, and counts when the next one does
+        bar = progress.add_task("measuring")
 
         def show(name: str, total: int) -> None:
             progress.update(bar, description=name, total=total, advance=1)

@@ -18,26 +18,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.config.option_types import to_density, to_path, to_positive, whole_number
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.studies.simulated_steps.files import write
+from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
 from experiments.studies.simulated_steps.network_choices import ALGORITHMS, INTRA, RANKS_PER_NODE
 from experiments.studies.simulated_steps.questions import compute
 from experiments.studies.simulated_steps.settings import (
-    MEMORY_GB_S,
     METHODS,
     NETWORKS,
     SCHEDULES,
     TRACES,
     WORKERS,
-    Request,
     Study,
     study_of,
 )
-from experiments.studies.simulated_steps.tables import print_speedups
+from experiments.studies.simulated_steps.tables import speedups
 from experiments.studies.simulated_steps.trace_changes import GRAINS
 
 
@@ -48,21 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    console = Console() if sys.stdout.isatty() else Console(width=140)
     options = parser().parse_args(words)
     study = check_options(options)
     check_folder(options.out)
-    frames = compute(study, console.print)
-    print_speedups(frames["steps"], console)
+    frames = compute(study, print)
+    print(speedups(frames["steps"]))
     command = shlex.join(["python", "-m", "experiments.simulate", *words])
     for path in write_or_rescue(lambda out: write(study, frames, out, command), options.out):
-        console.print(str(path), soft_wrap=True)
+        print(path)
     return 0
 
 
 def check_options(options: argparse.Namespace) -> Study:
     """Return what the command line asks for: methods, schedules, traces and networks. Raises: UserError."""
-    return study_of(Request(**{key: value for key, value in vars(options).items() if key != "out"}))
+    return study_of(options)
 
 
 def parser() -> Parser:

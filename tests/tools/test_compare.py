@@ -1,6 +1,7 @@
 """The comparison measures what it says: against closed forms on tiny gradients, and for every yaml there is."""
 
 import math
+import multiprocessing
 import os
 import re
 from collections.abc import Iterator
@@ -18,14 +19,13 @@ import micro
 from experiments import compare
 from experiments.config.errors import UserError
 from experiments.reports.names import in_order, label
-from experiments.studies.gradient_sources import SHAPES, TITLES, Gradients, layered, synthetic, wide_sum
+from experiments.studies.gradient_sources import SHAPES, Gradients, synthetic, wide_sum
 from experiments.studies.method_comparison import measure
 from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.numbers import front
-from experiments.studies.method_comparison.panel_figures import draw_density_steps
 from experiments.studies.method_comparison.point_figures import draw_front
-from experiments.studies.method_comparison.processes import Failed, Processes, put_on_file
+from experiments.studies.method_comparison.processes import Call, processes, results
 from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.method_comparison.trial import trial
 from experiments.studies.methods import build_methods, known_methods
@@ -78,11 +78,6 @@ def test_densities_of_equal_bytes_send_equal_bytes() -> None:
 def test_correlated_ranks_share_half_of_their_variance() -> None:
     first, second = small("correlated", numel=20_000).rows[0, :2]
     assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.parametrize("numel", [1, 7, 8, 500, 50_000])
-def test_layers_cover_the_vector(numel: int) -> None:
-    assert layered(numel).numel == numel
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 8])
@@ -214,34 +209,7 @@ def test_results_of_other_settings_or_code_are_not_kept(tmp_path: Path) -> None:
     assert KeptResults(path, {"revision": "b"}).results == {"two": 2}
 
 
-@pytest.fixture(scope="module")
-def two_processes() -> Iterator[Processes]:
-    with Processes(2) as processes:
-        yield processes
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes to cores")
-def test_each_process_keeps_to_one_core(two_processes: Processes) -> None:
-    cores = [value for _, value in two_processes.run([partial(os.sched_getaffinity, 0)] * 2, lambda _: None)]
-    assert all(len(each) == 1 and each <= os.sched_getaffinity(0) for each in cores)
-    assert len(cores[0] | cores[1]) == min(2, len(os.sched_getaffinity(0)))
-
-
-def test_several_processes_measure_what_one_does_also_when_one_dies(two_processes: Processes) -> None:
-    gradients, begun = small(), []  # type: tuple[Gradients, list[int]]
-    methods = build_methods(["topk", "qsgd"], DENSITY)
-    shared = put_on_file(gradients, two_processes.file("gradients"))
-    calls = [*(partial(trial, name, method, shared, N) for name, method in methods.items()), partial(os._exit, 3)]
-    found = dict(two_processes.run(calls, begun.append))
-    assert begun == [2, 1, 0]
-    assert isinstance(found[2], Failed)
-    assert "exit code 3" in found[2].reason
-    for place, (name, method) in enumerate(methods.items()):
-        here, there = trial(name, method, gradients, N)[0], found[place][0]
-        assert {**here, "select_topks": 0} == {**there, "select_topks": 0}
-
-
-def test_streams_made_beside_trials_are_those_made_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ComparisonSettings(
         methods=["topk"],
         streams=["normal", "laplace", "recorded"],
@@ -262,18 +230,30 @@ def test_streams_made_beside_trials_are_those_made_alone(tmp_path: Path, monkeyp
         rows.append([row | {"select_topks": 0} for row in done.rows])
     assert [row["stream"] for row in rows[0]] == list(settings.streams)
     assert rows[0] == rows[1]
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_that_dies_ends_the_comparison_with_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one_and_no_more(pool: object, calls: list[Call]) -> Iterator[tuple[int, object]]:
+        with processes(2) as real:
+            yield 0, calls[0]()
+            yield from results(real, [partial(os._exit, 3)])
+
+    monkeypatch.setattr(measure, "results", one_and_no_more)
+    words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
+    assert compare.main([*words, "--select-numel", "none", "--out", str(tmp_path)]) == 1
+    assert "failed: a process was killed" in capsys.readouterr().out
+    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk"}
+    assert (tmp_path / "trials.jsonl").exists()
 
 
 MISTAKES = {
     "--methods topk,mikro": "methods must be one of .*cltk.*got 'mikro'; did you mean 'micro'",
     "--streams gaussian": "streams must be one of normal, laplace, .*recorded, got 'gaussian'",
-    "--density 2": r"density must be in \(0, 1\], got 2",
-    "--steps 0": "--steps must be at least 1, got 0",
-    "--world-sizes 0": "--world-sizes must be at least 1, got 0",
     "--world-sizes 2 4": "KEY=VALUE expected, got '4'; lists are separated by commas",
-    "--world-sizes 2,x": "--world-sizes must be a whole number, got 'x'",
     "seed=1 --steps 2 batch_size=4": "stand together, got 'batch_size=4' apart",
-    "--record model=mlp": "no such option: --record",
     "--streams recorded --methods topk model=resnet9": "model must be one of .*got 'resnet9'",
     "--streams recorded --methods topk density=0.1": "a recording settles",
 }
@@ -368,20 +348,3 @@ def test_of_many_methods_the_front_and_what_all_know_are_named() -> None:
     figure = draw_front(rows, "Many")
     assert _names(figure) == [{label(name) for name in methods[:5]}] * 2
     assert "20 others, in the table" in {text.get_text() for text in figure.legends[0].get_texts()}
-
-
-def test_of_few_methods_all_are_named() -> None:
-    methods = ["topk", "sage_published", "micro_published"]
-    rows = pd.DataFrame({"method": methods}).assign(
-        bytes_share=[0.1, 0.2, 0.05], step_error=[1.0, 2.0, 3.0], cumulative_error=[0.5, 0.6, 0.4]
-    )
-    assert _names(draw_front(rows, "Few")) == [{label(name) for name in methods}] * 2
-
-
-def test_panels_are_one_per_method() -> None:
-    steps = [("topk", s, t, 2.0) for s in TITLES for t in range(3)] + [
-        ("micro", s, t, 1.0) for s in TITLES for t in range(3)
-    ]
-    figure = draw_density_steps(pd.DataFrame(steps, columns=["method", "stream", "step", "build_up"]), "Title")
-    assert [axes.get_title() for axes in figure.axes] == ["Top-k", "MiCRO"]
-    assert all(len(axes.get_lines()) == 1 + len(TITLES) for axes in figure.axes)

@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import micro
-from experiments.studies.mirrored_ranks import MirroredComm
 from micro import kernels
+from tests.mirrored_ranks import MirroredComm
 
 NUMEL, DENSITY, FEW, MANY = 40_960, 0.05, 4, 1024
 GATHER = micro.Gather()

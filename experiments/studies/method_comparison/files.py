@@ -12,10 +12,11 @@ from experiments.studies.gradient_sources import TITLES
 from experiments.studies.method_comparison.measure import Comparison
 from experiments.studies.method_comparison.numbers import ordered_rows, sparse_rows, tradeoff_numbers, volumes
 from experiments.studies.method_comparison.panel_figures import (
-    draw_build_up,
-    draw_density_steps,
+    BUILD_UP,
+    DENSITY_STEPS,
+    VOLUME,
     draw_selection_times,
-    draw_volume,
+    draw_streams,
 )
 from experiments.studies.method_comparison.point_figures import draw_front, draw_tradeoff
 from experiments.studies.method_comparison.report import report
@@ -51,13 +52,13 @@ def _density_figures(
     if steps.empty:
         return
     drawn = steps[["method", "stream", "world_size", "step", "target_density", "density", "build_up"]]
-    figure = draw_density_steps(drawn, f"Density over steps, {world_size} workers, {title}")
+    figure = draw_streams(drawn, DENSITY_STEPS, f"Density over steps, {world_size} workers, {title}")
     yield from save(figure, drawn, out / "density")
-    figure = draw_build_up(sparse, f"Build-up over workers, {title}")
+    figure = draw_streams(sparse, BUILD_UP, f"Build-up over workers, {title}")
     yield from save(figure, sparse[["method", "stream", "world_size", "build_up"]], out / "build-up")
     sent = volumes(sparse)
     if not sent.empty:
-        yield from save(draw_volume(sent, f"Volume over workers, {title}"), sent, out / "volume")
+        yield from save(draw_streams(sent, VOLUME, f"Volume over workers, {title}"), sent, out / "volume")
 
 
 def _front_figures(numbers: pd.DataFrame, settings: ComparisonSettings, out: Path) -> Iterator[Path]:

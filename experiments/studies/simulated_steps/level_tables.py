@@ -1,14 +1,13 @@
 """The report of one level beside two, in Markdown."""
 
-from collections.abc import Callable
 from itertools import product
 
 import pandas as pd
 
-from experiments.reports.markdown import table
 from experiments.reports.names import human, in_order, label
 from experiments.studies.simulated_steps.levels import LEVELS
 from experiments.studies.simulated_steps.settings import Study
+from experiments.studies.simulated_steps.tables import Show, by_workers
 
 HOW_TO_READ = """\
 Nothing was trained. *One level*: all workers exchange as one group. *Two levels*: gradients are averaged densely within
@@ -24,7 +23,7 @@ Two levels call the same under both.
 Selection takes the processor and is counted before the exchange. In two levels it is from a shard, and taking shards
 apart and together reads and writes 20 bytes an element. What a method sends is counted for a steady step.
 """
-SHOWN: dict[str, Callable[[pd.Series], str]] = {
+SHOWN: dict[str, Show] = {
     "Step, ms": lambda row: f"{1e3 * row['step_s']:.4g}",
     "Speed-up": lambda row: f"{row['speedup']:.4g}",
     "Sent to other nodes, a worker and step, MB": lambda row: f"{row['between_bytes'] / 1e6:.3g}",
@@ -48,15 +47,6 @@ def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
     ):
         parts.append(f"## {human(str(model))} on {network_name}, {algorithm}, {compute_s:.3g} s of computation")
         parts.append(f"Computation {study.assumed[str(model)]}.")
-        parts += [f"{name}:\n\n{_table(rows, show)}" for name, show in SHOWN.items()]
+        ways = {way: f"{label(way[0])}, {way[1]}" for way in product(in_order(rows["method"]), LEVELS)}
+        parts += [f"{name}:\n\n{by_workers(rows, ways, ['method', 'levels'], show)}" for name, show in SHOWN.items()]
     return "\n\n".join(parts) + "\n"
-
-
-def _table(rows: pd.DataFrame, show: Callable[[pd.Series], str]) -> str:
-    """Return a line for each number of workers, a column for each method and number of levels."""
-    ways = list(product(in_order(rows["method"]), LEVELS))
-    lines = []
-    for workers, some in rows.groupby("workers", sort=True):
-        found = {(row["method"], row["levels"]): show(row) for _, row in some.iterrows()}
-        lines.append([str(workers), *(found[way] for way in ways)])
-    return table(["workers", *(f"{label(method)}, {levels}" for method, levels in ways)], lines)

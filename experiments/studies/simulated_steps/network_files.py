@@ -1,8 +1,8 @@
 """Read and check the files of conf/network."""
 
-from dataclasses import MISSING, replace
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -10,8 +10,9 @@ from yaml import YAMLError
 
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.paths import CONF
-from experiments.studies.simulated_steps.networks import Fit, Fitted, LinkValues, NetworkPreset, Nodes, NodeValues
-from micro.planning.collectives import Algorithm
+from experiments.studies.simulated_steps.networks import Fit, LinkValues, NetworkPreset, Nodes, NodeValues
+
+Kind = TypeVar("Kind", Fit, LinkValues, NodeValues, NetworkPreset)
 
 
 def known_networks() -> list[str]:
@@ -51,11 +52,8 @@ def one_link(name: str) -> str:
     )
 
 
-def load_network(name_or_path: str | Path, **settings: float) -> NetworkPreset:
+def load_network(name_or_path: str | Path) -> NetworkPreset:
     """Return a network of conf/network by name, or of a yaml of the same form by its path (with a suffix).
-
-    Args:
-        settings: parts of the link that the file leaves open, or to replace: alpha_s, beta_s, gamma_s, rate_bps.
 
     Raises:
         UserError: no such network, a file that cannot be read, a field missing, unknown or out of its range.
@@ -68,8 +66,7 @@ def load_network(name_or_path: str | Path, **settings: float) -> NetworkPreset:
             raise UserError(f"network must be among {', '.join(known)} or a yaml file, got '{name_or_path}'{hint}")
         path = CONF / "network" / f"{name_or_path}.yaml"
     try:
-        preset = _preset(_read(path))
-        return _with_settings(preset, settings) if settings else preset
+        return _preset(_read(path))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -84,82 +81,42 @@ def _read(path: Path) -> object:
 
 
 def _preset(found: object) -> NetworkPreset:
-    values = _checked(NetworkPreset, found, "")
-    if "fitted" in values and values["fitted"] not in get_args(Fitted):
-        raise ValueError(f"fitted must be one of {', '.join(get_args(Fitted))}, got '{values['fitted']}'")
-    if "algorithm" in values and values["algorithm"] not in get_args(Algorithm):
-        raise ValueError(f"algorithm must be one of {', '.join(get_args(Algorithm))}, got '{values['algorithm']}'")
-    if "nodes" in values:
-        values["nodes"] = _node_values(values["nodes"])
+    values = _fields(NetworkPreset, found)
     if ("fits" in values) == ("link" in values):
         raise ValueError("give either fits or a link")
     if "link" in values:
-        return NetworkPreset(**{**values, "link": _link_values(values["link"], "link: ")})
-    rows = values["fits"]
-    if not isinstance(rows, list) or not rows:
-        raise ValueError("fits must be a list of world_size, alpha_s and beta_s")
-    fits = tuple(_fit(row, f"fits[{place}]: ") for place, row in enumerate(rows))
-    sizes = [fit.world_size for fit in fits]
-    if sizes != sorted(set(sizes)):
-        raise ValueError(f"world_size of fits must rise, got {', '.join(map(str, sizes))}")
-    return NetworkPreset(**{**values, "fits": fits})
+        values["link"] = _part(LinkValues, values["link"], "link")
+    if "nodes" in values:
+        values["nodes"] = _part(NodeValues, values["nodes"], "nodes")
+        if values["nodes"].intra not in known_networks():
+            hint = suggestion(str(values["nodes"].intra), known_networks())
+            raise ValueError(f"nodes: intra must be a name of conf/network, got '{values['nodes'].intra}'{hint}")
+    if "fits" in values:
+        rows = values["fits"]
+        if not isinstance(rows, list) or not rows:
+            raise ValueError("fits must be a list of world_size, alpha_s and beta_s")
+        values["fits"] = tuple(_part(Fit, row, f"fits[{place}]") for place, row in enumerate(rows))
+    return NetworkPreset(**values)
 
 
-def _fit(row: object, where: str) -> Fit:
-    values = _checked(Fit, row, where)
-    size = values["world_size"]
-    if not isinstance(size, int) or size < 2:
-        raise ValueError(f"{where}world_size must be a whole number of at least 2, got {size!r}")
-    return Fit(world_size=size, alpha_s=_number(values, "alpha_s", where), beta_s=_number(values, "beta_s", where))
+def _part(kind: type[Kind], found: object, where: str) -> Kind:
+    """Return a part of a file as its dataclass. Raises: ValueError: it is none; the line begins with ``where``."""
+    try:
+        return kind(**_fields(kind, found))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
-def _link_values(row: object, where: str) -> LinkValues:
-    values = _checked(LinkValues, row, where)
-    for name in values:
-        value = _number(values, name, where)
-        if name in ("rate_bps", "overhead") and value == 0:
-            raise ValueError(f"{where}{name} must be above 0, got 0")
-    return LinkValues(**values)
-
-
-def _node_values(row: object) -> NodeValues:
-    values = _checked(NodeValues, row, "nodes: ")
-    size = values["ranks_per_node"]
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"nodes: ranks_per_node must be a whole number of at least 1, got {size!r}")
-    if values["intra"] not in known_networks():
-        hint = suggestion(str(values["intra"]), known_networks())
-        raise ValueError(f"nodes: intra must be a name of conf/network, got '{values['intra']}'{hint}")
-    return NodeValues(**values)
-
-
-def _with_settings(preset: NetworkPreset, settings: dict[str, float]) -> NetworkPreset:
-    if preset.fits:
-        raise ValueError(f"{next(iter(settings))} is for a network that is a link, but this one has fits: leave it out")
-    given = _link_values(dict(settings), "")
-    link = replace(preset.link, **{name: getattr(given, name) for name in settings})
-    if "rate_bps" in settings and "beta_s" not in settings:
-        link = replace(link, beta_s=None)  # the rate that was given, not what the file has
-    return replace(preset, link=link)
-
-
-def _checked(cls: type, found: object, where: str) -> dict[str, Any]:
-    """Return ``found`` as values for a dataclass: a mapping with no key that is unknown, and none missing."""
+def _fields(kind: type[Kind], found: object) -> dict[str, Any]:
+    """Return values for a dataclass: a mapping with no key that is unknown, and none missing."""
     if not isinstance(found, dict):
-        raise ValueError(f"{where}must be a mapping, got {type(found).__name__}")
-    slots = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        raise ValueError(f"must be a mapping, got {type(found).__name__}")
+    slots = kind.__dataclass_fields__
     for key in found:
         if key not in slots:
             hint = suggestion(str(key), list(slots))
-            raise ValueError(f"{where}'{key}' is not a field, which are {', '.join(slots)}{hint}")
+            raise ValueError(f"'{key}' is not a field, which are {', '.join(slots)}{hint}")
     for name, slot in slots.items():
         if slot.default is MISSING and slot.default_factory is MISSING and name not in found:
-            raise ValueError(f"{where}'{name}' is missing")
+            raise ValueError(f"'{name}' is missing")
     return {str(key): value for key, value in found.items()}
-
-
-def _number(values: dict[str, Any], name: str, where: str) -> float:
-    value = values[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ValueError(f"{where}{name} must be a number of at least 0, got {value!r}")
-    return float(value)

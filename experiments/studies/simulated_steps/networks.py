@@ -1,7 +1,7 @@
 """Networks that papers and public code describe, scaled to any number of ranks."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from experiments.config.errors import UserError
 from micro.parts import Rule
@@ -24,6 +24,11 @@ class Fit:
     alpha_s: float
     beta_s: float
 
+    def __post_init__(self) -> None:
+        _check_count("world_size", self.world_size, least=2)
+        _check_number("alpha_s", self.alpha_s)
+        _check_number("beta_s", self.beta_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkValues:
@@ -43,6 +48,14 @@ class LinkValues:
     rate_bps: float | None = None
     overhead: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name in ("alpha_s", "beta_s", "gamma_s", "rate_bps", "overhead"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_number(name, value)
+            if value == 0 and name in ("rate_bps", "overhead"):
+                raise ValueError(f"{name} must be above 0, got 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeValues:
@@ -56,6 +69,9 @@ class NodeValues:
     ranks_per_node: int
     intra: str
 
+    def __post_init__(self) -> None:
+        _check_count("ranks_per_node", self.ranks_per_node, least=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPreset:
@@ -67,7 +83,7 @@ class NetworkPreset:
         fitted, algorithm: the collective that the fits are of, and its assumed algorithm.
         fitted_on: sizes of the messages it was fitted on.
         fits: by number of ranks, rising.
-        link: where there are no fits.
+        link: where there are no fits; what it leaves open is given in a copy of its file.
         nodes: where the network is one between nodes; None: its ranks reach each other alike.
     """
 
@@ -80,6 +96,14 @@ class NetworkPreset:
     fits: tuple[Fit, ...] = ()
     link: LinkValues = field(default_factory=LinkValues)
     nodes: NodeValues | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("fitted", get_args(Fitted)), ("algorithm", get_args(Algorithm))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got '{getattr(self, name)}'")
+        sizes = [fit.world_size for fit in self.fits]
+        if sizes != sorted(set(sizes)):
+            raise ValueError(f"world_size of fits must rise, got {', '.join(map(str, sizes))}")
 
     def network(self, world_size: int, algorithm: Algorithm | None = None, *, rule: Rule = "repaired") -> Network:
         """Return the costs of ``world_size`` ranks: exactly the fit where there is one for them, scaled from it else.
@@ -114,11 +138,13 @@ class NetworkPreset:
     def _link_as_given(self) -> Link:
         link = self.link
         if link.alpha_s is None:
-            raise UserError(f"network {self.name} has no alpha_s, seconds of start-up a message: give alpha_s")
+            raise UserError(f"network {self.name} has no alpha_s, seconds a message: copy its yaml and give alpha_s")
         if link.beta_s is not None:
             return Link(link.alpha_s, link.beta_s, link.gamma_s)
         if link.rate_bps is None:
-            raise UserError(f"network {self.name} has no rate: give rate_bps, bits a second, or beta_s, seconds a byte")
+            raise UserError(
+                f"network {self.name} has no rate: copy its yaml and give rate_bps, bits a second, or beta_s"
+            )
         return Link(link.alpha_s, 8 / link.rate_bps * link.overhead, link.gamma_s)
 
 
@@ -178,3 +204,13 @@ class Nodes:
 
 def _ranks(fit: Fit) -> int:
     return fit.world_size
+
+
+def _check_count(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")

@@ -1,5 +1,6 @@
 """The settings of a simulation, read and checked before anything is computed."""
 
+import argparse
 import itertools
 import math
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.studies.methods import select_names
-from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S, method_choices
+from experiments.studies.simulated_steps.method_choices import method_choices
 from experiments.studies.simulated_steps.network_choices import (
     ALGORITHMS,
     AlgorithmChoice,
@@ -30,26 +31,6 @@ WORKERS = "1,2,4,8,16,32,64,128,256,512,1024,2048"
 SCHEDULES = f"layerwise,single,mgwfbp,{EXACT}"
 METHODS = f"{DENSE},micro,oktopk,topk"
 SPARSE_SCHEDULES = (EXACT, "single")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The options of a command line as they are given; see the help of ``python -m experiments.simulate``."""
-
-    trace: Sequence[Path] = TRACES
-    network: Sequence[str] = (NETWORKS,)
-    algorithm: Sequence[str] = ()
-    ranks_per_node: int | None = None
-    intra: str | None = None
-    two_level: bool = False
-    workers: Sequence[int] = tuple(map(int, WORKERS.split(",")))
-    schedules: Sequence[str] = tuple(SCHEDULES.split(","))
-    methods: Sequence[str] = tuple(METHODS.split(","))
-    density: float = 0.001
-    grain: str = "layer"
-    select: Path | None = None
-    memory_gb_s: float = MEMORY_GB_S
-    compute_s: str = "published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,42 +60,42 @@ class Study:
     selection: str
 
 
-def study_of(request: Request) -> Study:
-    """Return the study that a request describes, its files read.
+def study_of(options: argparse.Namespace) -> Study:
+    """Return the study that the options of ``python -m experiments.simulate`` describe, its files read.
 
     Raises:
         UserError: a file that cannot be used, a name that does not exist, a number out of its range.
     """
-    workers = _checked_workers(request.workers)
-    algorithms = _algorithms(request.algorithm)
-    nodes = NodeOptions(intra=request.intra, ranks_per_node=request.ranks_per_node, two_level=request.two_level)
-    networks = [each for name in request.network for each in network_choices(name, algorithms, nodes, workers)]
+    workers = tuple(sorted(set(options.workers)))
+    algorithms = _algorithms(options.algorithm)
+    nodes = NodeOptions(intra=options.intra, ranks_per_node=options.ranks_per_node, two_level=options.two_level)
+    networks = [each for name in options.network for each in network_choices(name, algorithms, nodes, workers)]
     _check_nodes(nodes, networks)
-    if request.two_level and request.select:
+    if options.two_level and options.select:
         raise UserError("--select holds no times of two levels: leave out --select or --two-level")
     methods, selection = method_choices(
-        request.methods, request.density, table=request.select, memory_gb_s=request.memory_gb_s
+        options.methods, options.density, table=options.select, memory_gb_s=options.memory_gb_s
     )
-    schedules = select_names(request.schedules, list(known(Schedule)), "schedules")
+    schedules = select_names(options.schedules, list(known(Schedule)), "schedules")
     ways = [Way(DENSE, name) for name in schedules]
     ways += [Way(method, schedule) for method in methods.sparse for schedule in SPARSE_SCHEDULES]
-    recorded = [load_measured(Trace, path) for path in request.trace]
+    recorded = [load_measured(Trace, path) for path in options.trace]
     models = [trace.model for trace in recorded]
     if len(set(models)) < len(models):
         raise UserError(f"--trace must be of different models, got {', '.join(models)}")
     for network, trace in itertools.product(networks, recorded):
         _check_costs(trace, network, methods)
-    timed = [_computing(trace, request.compute_s) for trace in recorded]
+    timed = [_computing(trace, options.compute_s) for trace in recorded]
     return Study(
         recorded=tuple(recorded),
-        traces=tuple(GRAINS[request.grain](trace) for trace, _ in timed),
+        traces=tuple(GRAINS[options.grain](trace) for trace, _ in timed),
         assumed={trace.model: words for trace, words in timed},
         networks=tuple(networks),
-        two_level=request.two_level,
+        two_level=options.two_level,
         methods=methods,
         ways=tuple(ways),
         workers=workers,
-        density=request.density,
+        density=options.density,
         selection=selection,
     )
 
@@ -163,9 +144,3 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
     if not 0 < compute_s < math.inf:
         raise UserError(f"--compute-s must be a number above 0, 'trace' or 'published', got '{given}'")
     return rescaled(trace, compute_s), "as given"
-
-
-def _checked_workers(given: Sequence[int]) -> tuple[int, ...]:
-    if min(given) < 1:
-        raise UserError(f"--workers must be at least 1, got {min(given)}")
-    return tuple(sorted(set(given)))

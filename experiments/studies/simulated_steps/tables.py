@@ -1,11 +1,8 @@
-"""Tables of simulated steps, on the terminal and in Markdown."""
+"""The report of simulated steps, in Markdown."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from experiments.reports.markdown import table
 from experiments.reports.names import human, in_order, label
@@ -13,6 +10,12 @@ from experiments.studies.simulated_steps.labels import rate_name, way_name
 from experiments.studies.simulated_steps.published_gains import Published, nearest
 from experiments.studies.simulated_steps.settings import Study
 
+Show = Callable[[pd.Series], str]
+SHOWN: dict[str, Show] = {
+    "Speed-up": lambda row: f"{row['speedup']:.4g}",
+    "Exposed, ms": lambda row: f"{1e3 * row['exposed_s']:.3g}",
+    "Groups": lambda row: f"{row['num_groups']}",
+}
 SETTING = ["model", "network", "algorithm", "compute_s"]
 HOW_TO_READ = """\
 Nothing was trained: a trace gives each gradient's bytes and the moment it is ready, a model of a network what a
@@ -39,16 +42,12 @@ its ResNet-50; how many travel in each reading of ours stands in brackets.
 """
 
 
-def print_speedups(steps: pd.DataFrame, console: Console) -> None:
-    """Print speed-ups and, in brackets, numbers of groups: a table per model, network and algorithm."""
+def speedups(steps: pd.DataFrame) -> str:
+    """Return speed-ups and, in brackets, numbers of groups: a table per model, network and algorithm."""
+    parts = []
     for setting, rows in steps.groupby(SETTING, sort=False):
-        ways = _ways(rows)
-        shown = Table(title=_title(setting), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-        for name in ("workers", *ways):
-            shown.add_column(name, justify="right")
-        for cells in _cells(rows, lambda row: f"{row['speedup']:.4g} ({row['num_groups']})"):
-            shown.add_row(*cells)
-        console.print(shown)
+        parts += [f"## {_title(setting)}", _by_ways(rows, lambda row: f"{row['speedup']:.4g} ({row['num_groups']})")]
+    return "\n\n".join(parts)
 
 
 def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> str:
@@ -73,30 +72,26 @@ def _title(setting: tuple[Hashable, ...]) -> str:
     return f"{human(str(model))} on {network}, {algorithm}, {compute_s:.3g} s of computation"
 
 
+def by_workers(rows: pd.DataFrame, ways: Mapping[tuple[str, str], str], columns: Sequence[str], show: Show) -> str:
+    """Return a table with a line for each number of workers.
+
+    Args:
+        ways: heading of each further column, by the values that its rows have in ``columns``.
+    """
+    lines = []
+    for workers, some in rows.groupby("workers", sort=True):
+        found = {tuple(row[column] for column in columns): show(row) for _, row in some.iterrows()}
+        lines.append([str(workers), *(found[way] for way in ways)])
+    return table(["workers", *ways.values()], lines)
+
+
 def _tables(rows: pd.DataFrame) -> list[str]:
-    names = ["workers", *_ways(rows)]
-    shows: dict[str, Callable[[pd.Series], str]] = {
-        "Speed-up": lambda row: f"{row['speedup']:.4g}",
-        "Exposed, ms": lambda row: f"{1e3 * row['exposed_s']:.3g}",
-        "Groups": lambda row: f"{row['num_groups']}",
-    }
-    return [f"{name}:\n\n{table(names, _cells(rows, show))}" for name, show in shows.items()]
+    return [f"{name}:\n\n{_by_ways(rows, show)}" for name, show in SHOWN.items()]
 
 
-def _ways(rows: pd.DataFrame) -> list[str]:
-    return [way_name(method, schedule) for method, schedule in dict.fromkeys(_pairs(rows))]
-
-
-def _cells(rows: pd.DataFrame, show: Callable[[pd.Series], str]) -> list[list[str]]:
-    """Return a line per number of workers, a cell per way."""
-    return [
-        [str(workers), *(show(row) for _, row in some.iterrows())]
-        for workers, some in rows.groupby("workers", sort=True)
-    ]
-
-
-def _pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(rows["method"], rows["schedule"], strict=True))
+def _by_ways(rows: pd.DataFrame, show: Show) -> str:
+    pairs = dict.fromkeys(zip(rows["method"], rows["schedule"], strict=True))
+    return by_workers(rows, {pair: way_name(*pair) for pair in pairs}, ["method", "schedule"], show)
 
 
 def _gains(headline: pd.DataFrame) -> str:
