@@ -38,41 +38,23 @@ def findings(links: Mapping[str, Link], world_size: int, trace: Path | None) -> 
         return
     evidence, profile = load_evidence(None, LEVEL), load_measured(Trace, trace or TRACE)
     for name, link in links.items():
-        yield _finding(evidence, profile, name, link, world_size)
-    yield Finding(
-        name="evidence",
-        value="",
-        note=f"epochs of {describe(evidence)}; steps of {human(profile.model)}, predicted from its profile",
-    )
+        rate = 8 / link.beta_s if link.beta_s else math.inf
+        setting = Setting(profile, world_size, rate, link.alpha_s, select=None, memory_gb_s=MEMORY_GB_S)
+        yield _finding(evidence, setting, name)
+    note = f"epochs of {describe(evidence)}; steps of {human(profile.model)}, predicted from its profile"
+    yield Finding(name="evidence", value="", note=note)
 
 
-def _finding(evidence: Evidence, trace: Trace, name: str, link: Link, world_size: int) -> Finding:
-    setting = Setting(
-        trace=trace,
-        world_size=world_size,
-        rate=8 / link.beta_s if link.beta_s else math.inf,
-        latency_s=link.alpha_s,
-        select=None,
-        memory_gb_s=MEMORY_GB_S,
-    )
+def _finding(evidence: Evidence, setting: Setting, name: str) -> Finding:
     rows = predict(evidence, setting)
-    known = rows[(rows["why"] == "") & (rows["method"] != DENSE)].to_dict("records")
-    best = min(known, key=lambda row: float(row["time"]))
-    method, gain, border = label(str(best["method"]), str(best["variant"])), float(best["time"]), float(best["border"])
-    pays = gain < 1
+    best = rows[(rows["why"] == "") & (rows["method"] != DENSE)].sort_values("time").iloc[0]
+    method, gain, border = label(best["method"], best["variant"]), float(best["time"]), float(best["border"])
     density = "" if best["density"] == 1 else f" at density {best['density']:g}"
-    below = (
-        f"it pays {'at any rate' if math.isinf(border) else f'below {human_rate(border)}' if border else 'at no rate'}"
-    )
+    below = "at any rate" if math.isinf(border) else f"below {human_rate(border)}" if border else "at no rate"
     return Finding(
         name=f"{NAME}, {name}",
-        value=method if pays else label(DENSE),
-        note=f"{method}{density} takes {gain:.2g} of DDP's time to {LEVEL} % of dense's end; {below}",
-        state="here" if pays else "absent",
-        data={
-            "method": str(best["method"]),
-            "density": float(best["density"]),
-            "time_of_dense": gain,
-            "pays_below_bits_per_s": border,
-        },
+        value=method if gain < 1 else label(DENSE),
+        note=f"{method}{density} takes {gain:.2g} of DDP's time to {LEVEL} % of dense's end; it pays {below}",
+        state="here" if gain < 1 else "absent",
+        data={"method": best["method"], "time_of_dense": gain, "pays_below_bits_per_s": border},
     )

@@ -1,6 +1,6 @@
 """The findings of checks: lines with a state, in sections; a failed check is a line too."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,15 +37,14 @@ class Section:
     findings: tuple[Finding, ...]
 
 
-def section(title: str, **checks: Check) -> Section:
+def section(title: str, *checks: Check) -> Section:
     """Carry out each check; an error in one becomes a line under its name and does not stop the others."""
-    return Section(
-        title=title, findings=tuple(line for name, check in checks.items() for line in _carry_out(name, check))
-    )
+    return Section(title=title, findings=tuple(line for check in checks for line in _carry_out(check)))
 
 
-def _carry_out(name: str, check: Check) -> list[Finding]:
+def _carry_out(check: Check) -> Iterator[Finding]:
     try:
-        return list(check())
+        yield from check()
     except Exception as error:  # the report must show any error
-        return [Finding(name=name, value="failed", note=one_line_with_type(error), state="failed")]
+        name = getattr(check, "func", check).__name__.strip("_")
+        yield Finding(name=name, value="failed", note=one_line_with_type(error), state="failed")

@@ -1,15 +1,24 @@
-"""Two ranks on this machine that measure; they start early, so that they import while the caller works."""
+"""Two ranks on this machine that measure all-reduces, and MiCRO's reduction of a model's gradient."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
-from experiments.launching.process_lifetime import exit_at_termination
-from experiments.ranks.group import RankFailure, RankGroup
+import torch
+
+import micro
+import models
+from experiments.profiles.link import measure_op
+from experiments.profiles.select import time_reduction
+from experiments.ranks.group import RankGroup
+from micro import kernels
+from micro.comm import GroupComm
 
 WORLD_SIZE = 2
 TIMEOUT_S = 100  # if kernels are not compiled yet, their compilation takes most of this
+MODEL, SIZES_OF_DATA = "resnet18", {"in_channels": 3, "num_classes": 10}
+DENSITY = 0.01
+SIZES = [64, 2**12, 2**16, 2**20, 2**22, 2**24]  # bytes of a vector
+REPEATS, SECONDS = 16, 3.0  # of each size where all of them take no longer
+STEPS = 5  # numbers of reductions, after a warm-up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,32 +36,32 @@ class Measured:
     model: str
     numel: int
     density: float
-    sizes: list[int]
+    sizes: list[float]
     seconds: list[float]
     select_s: float
 
 
-@contextmanager
-def measuring_pair() -> Iterator[Callable[[], Measured]]:
-    """Start the two ranks; yield a function that waits for their measurements.
-
-    The function raises RuntimeError, in one line, if a rank failed or they took too long.
-    """
-    env = {"OMP_NUM_THREADS": "1"}
-    with exit_at_termination(), RankGroup(WORLD_SIZE, env=env, collective_s=TIMEOUT_S) as ranks:
-        ranks.send(_measure)
-        yield partial(_receive, ranks)
+def measured_pair() -> Measured:
+    """Start two ranks and return what they measure. Raises: RankFailure: one failed, or they took too long."""
+    with RankGroup(WORLD_SIZE, env={"OMP_NUM_THREADS": "1"}, collective_s=TIMEOUT_S) as ranks:
+        found: Measured = ranks.call(measure, timeout_s=TIMEOUT_S)[0]
+    return found
 
 
-def _receive(ranks: RankGroup) -> Measured:
-    try:
-        measured: Measured = ranks.receive(TIMEOUT_S)[0]
-    except RankFailure as error:
-        raise RuntimeError(f"two ranks on this machine could not measure: {error}") from None
-    return measured
-
-
-def _measure() -> Measured:
-    from experiments.checkup.pair_measurement import measure  # imports torch, which the caller does not need
-
-    return measure()
+def measure() -> Measured:
+    """Time all-reduces of several sizes, and MiCRO's reduction of a model's gradient; both ranks call this."""
+    kernels.prepare()
+    comm, device = GroupComm(), torch.device("cpu")
+    points = measure_op("all_reduce", SIZES, comm, device, REPEATS, SECONDS)
+    with torch.device("meta"):  # only the shapes are needed
+        numel = sum(p.numel() for p in models.build(MODEL, sizes=SIZES_OF_DATA).parameters())
+    reducer = micro.SparseReducer(micro.Micro(), density=DENSITY)
+    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(comm.rank))
+    return Measured(
+        model=MODEL,
+        numel=numel,
+        density=DENSITY,
+        sizes=[size for size, _ in points],
+        seconds=[seconds for _, seconds in points],
+        select_s=time_reduction(reducer, gradient, STEPS),
+    )

@@ -1,4 +1,4 @@
-"""A report on a terminal, as plain text, or as JSON."""
+"""A report as plain text, or as JSON."""
 
 import json
 import math
@@ -10,29 +10,10 @@ from experiments.checkup.findings import Section, State
 
 FORMAT = "micro-doctor-1"
 MARKS: Mapping[State, str] = {"here": "+", "absent": "-", "failed": "!"}
-STYLES: Mapping[State, str] = {"here": "green", "absent": "yellow", "failed": "bold red"}
 
 
-def show_rich(section: Section) -> None:
-    """Print a section as a table for people at a terminal."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=section.title, title_justify="left", title_style="bold", show_header=False, box=SIMPLE)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(max_width=24)
-    table.add_column(style="dim")
-    for line in section.findings:
-        mark = Text(MARKS[line.state], style=STYLES[line.state])
-        table.add_row(mark, line.name, Text(line.value, style=STYLES[line.state]), Text(line.note))
-    Console().print(table)
-
-
-def show_plain(section: Section) -> None:
-    """Print a section as plain lines."""
+def show(section: Section) -> None:
+    """Print a section, a line for each finding."""
     names = max((len(line.name) for line in section.findings), default=0)
     values = max((len(line.value) for line in section.findings), default=0)
     print(section.title)

@@ -24,31 +24,19 @@ class Verdict:
     """The time of a reduction of one model's gradient on one link.
 
     Attributes:
-        link: name of the link.
-        latency_s, bits_per_s: latency per message, and rate of sending and summing.
+        bits_per_s: rate of sending and summing.
         dense_s: time of a dense ring all-reduce.
-        select_s: time of MiCRO without its collectives, measured here.
-        exchange_s: time of MiCRO's collectives.
+        sparse_s: time of MiCRO: of its computation as measured here, and of its collectives.
         break_even_bits_per_s: at this latency MiCRO takes less time below this rate; 0 if it never does, infinite if
             it always does.
     """
 
-    link: str
-    model: str
     numel: int
-    density: float
     world_size: int
-    latency_s: float
     bits_per_s: float
     dense_s: float
-    select_s: float
-    exchange_s: float
+    sparse_s: float
     break_even_bits_per_s: float
-
-    @property
-    def sparse_s(self) -> float:
-        """MiCRO's selection and exchange."""
-        return self.select_s + self.exchange_s
 
     @property
     def pays(self) -> bool:
@@ -70,60 +58,52 @@ def given_links(rates_mbit: Sequence[float], latency_us: float | None, here: Lin
 
 def findings(links: Mapping[str, Link], measured: Measured, world_size: int) -> Iterator[Finding]:
     """Yield what was measured, then a verdict for each link; the first is the measured one."""
-    verdicts = [judge(name, link, measured, world_size) for name, link in links.items()]
-    here = verdicts[0]
+    here = next(iter(links.values()))
     between = f"between {WORLD_SIZE} gloo ranks on this machine"
-    yield Finding(name="latency", value=f"{1e6 * here.latency_s:.3g} us", note=f"a message, {between}")
-    yield Finding(name="bandwidth", value=human_rate(here.bits_per_s), note=f"of an all-reduce {between}")
+    yield Finding(name="latency", value=f"{1e6 * here.alpha_s:.3g} us", note=f"a message, {between}")
+    yield Finding(name="bandwidth", value=human_rate(_rate(here)), note=f"of an all-reduce {between}")
     yield Finding(
         name="selection",
         value=f"{1e3 * measured.select_s:.3g} ms",
         note=f"MiCRO at density {measured.density:g} on {measured.numel:,} numbers, {WORLD_SIZE} ranks, CPU",
     )
-    for verdict in verdicts:
+    for name, link in links.items():
+        verdict = judge(link, measured, world_size)
         yield Finding(
-            name=verdict.link,
+            name=name,
             value="can pay" if verdict.pays else "cannot pay",
-            note=in_words(verdict),
+            note=in_words(verdict, measured),
             state="here" if verdict.pays else "absent",
             data=asdict(verdict),
         )
     yield Finding(name="assumptions", value="", note=ASSUMED)
 
 
-def judge(name: str, link: Link, measured: Measured, world_size: int) -> Verdict:
+def judge(link: Link, measured: Measured, world_size: int) -> Verdict:
     """Compare MiCRO with dense for ``world_size`` workers, each with its own link of this kind.
 
     The time of the selection was measured with two workers; with more workers each of them searches less.
     """
-    dense_s = _dense_s(link, measured.numel, world_size)
-    exchange_s = _exchange_s(link, measured, world_size)
     return Verdict(
-        link=name,
-        model=measured.model,
         numel=measured.numel,
-        density=measured.density,
         world_size=world_size,
-        latency_s=link.alpha_s,
-        bits_per_s=8 / link.beta_s if link.beta_s else math.inf,
-        dense_s=dense_s,
-        select_s=measured.select_s,
-        exchange_s=exchange_s,
+        bits_per_s=_rate(link),
+        dense_s=_dense_s(link, measured, world_size),
+        sparse_s=measured.select_s + _exchange_s(link, measured, world_size),
         break_even_bits_per_s=_break_even(link.alpha_s, measured, world_size),
     )
 
 
-def in_words(verdict: Verdict) -> str:
+def in_words(verdict: Verdict, measured: Measured) -> str:
     """Return the verdict as a few sentences."""
     if verdict.world_size == 1:
         return "One worker sends nothing: there is nothing to save."
-    gradient = f"The gradient of {verdict.model} among {verdict.world_size} workers"
-    parts = f"{_duration(verdict.select_s)} to select, {_duration(verdict.exchange_s)} to exchange"
-    against = (
-        f"{gradient}: dense all-reduce {_duration(verdict.dense_s)}, "
-        f"MiCRO at density {verdict.density:g} {_duration(verdict.sparse_s)} ({parts})."
+    times = (
+        f"The gradient of {measured.model} among {verdict.world_size} workers: dense all-reduce "
+        f"{_duration(verdict.dense_s)}, MiCRO at density {measured.density:g} {_duration(verdict.sparse_s)} "
+        f"({_duration(measured.select_s)} to select)."
     )
-    return f"{_can(verdict)} {against} {_border(verdict)}"
+    return f"{times} {_border(verdict.break_even_bits_per_s)}"
 
 
 def human_rate(bits_per_s: float) -> str:
@@ -133,26 +113,22 @@ def human_rate(bits_per_s: float) -> str:
     return f"{bits_per_s / 1e9:.3g} Gbit/s" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:.3g} Mbit/s"
 
 
+def _rate(link: Link) -> float:
+    return 8 / link.beta_s if link.beta_s else math.inf
+
+
 def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def _can(verdict: Verdict) -> str:
-    if not verdict.pays:
-        return "Sparsifying cannot pay here."
-    return f"Sparsifying can pay here, {verdict.dense_s / verdict.sparse_s:.2g} times as fast as dense."
-
-
-def _border(verdict: Verdict) -> str:
-    if verdict.break_even_bits_per_s == 0:
+def _border(rate: float) -> str:
+    if rate == 0:
         return "It pays at no rate: it does not send fewer bytes."
-    if math.isinf(verdict.break_even_bits_per_s):
-        return "It pays at any rate."
-    return f"It pays below {human_rate(verdict.break_even_bits_per_s)}."
+    return f"It pays {'at any rate' if math.isinf(rate) else f'below {human_rate(rate)}'}."
 
 
-def _dense_s(link: Link, numel: int, world_size: int) -> float:
-    return costs.Flat(link, world_size).seconds("all_reduce", ELEMENT_BYTES * numel)
+def _dense_s(link: Link, measured: Measured, world_size: int) -> float:
+    return costs.Flat(link, world_size).seconds("all_reduce", ELEMENT_BYTES * measured.numel)
 
 
 def _exchange_s(link: Link, measured: Measured, world_size: int) -> float:
@@ -164,8 +140,8 @@ def _exchange_s(link: Link, measured: Measured, world_size: int) -> float:
 def _break_even(latency_s: float, measured: Measured, world_size: int) -> float:
     """Return the rate at which both take the same time; both times are linear in the seconds per byte."""
     start, byte = Link(latency_s, 0.0), Link(0.0, 1.0)
-    later_s = measured.select_s + _exchange_s(start, measured, world_size) - _dense_s(start, measured.numel, world_size)
-    fewer_bytes = _dense_s(byte, measured.numel, world_size) - _exchange_s(byte, measured, world_size)
+    later_s = measured.select_s + _exchange_s(start, measured, world_size) - _dense_s(start, measured, world_size)
+    fewer_bytes = _dense_s(byte, measured, world_size) - _exchange_s(byte, measured, world_size)
     if fewer_bytes <= 0:
         return 0.0
     return 8 * fewer_bytes / later_s if later_s > 0 else math.inf

@@ -41,7 +41,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def setting(rate: float) -> Setting:
-    return Setting(trace=TRACE, world_size=4, rate=rate, latency_s=1e-4, select=None, memory_gb_s=10)
+    return Setting(TRACE, world_size=4, rate=rate, latency_s=1e-4, select=None, memory_gb_s=10)
 
 
 @pytest.mark.parametrize("rate", [1e7, 1e12])

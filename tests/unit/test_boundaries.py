@@ -19,8 +19,8 @@ LEVELS = (  # the packages of experiments/: each imports from the levels above i
     ("tracking",),
     ("training",),
     ("sweeps", "studies"),
-    ("profiles", "checkup"),
-    ("benchmarks",),
+    ("profiles",),
+    ("checkup", "benchmarks"),
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 OPTIONAL = ("timm", "torchvision", "transformers")  # for models/, where a function that needs one imports it

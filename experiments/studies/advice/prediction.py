@@ -36,7 +36,7 @@ class Course:
         return self.epochs * self.step_s(rate)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """What a prediction is for.
 
