@@ -1,108 +1,72 @@
-"""One HTML page of figures, tables and text in a single file, which opens without a network."""
+"""A study's page in a browser: its Markdown as HTML, by one small template. Figures stand beside it."""
 
-import base64
-import struct
-from dataclasses import dataclass
+import html
+import re
 from pathlib import Path
+from string import Template
+from urllib.parse import urlsplit
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from markupsafe import Markup
+from markdown_it.token import Token
 
-from experiments.runs.atomic_files import write_atomic
+from experiments.reports.output import write_file
 
-DOTS_PER_PIXEL = 2  # of a figure's file to a pixel of the page
+TEMPLATE = Path(__file__).with_name("page.html")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A figure as the page holds it.
+def write_html(text: str, title: str, path: Path) -> Path:
+    """Write Markdown as a page that loads the pictures beside it and nothing else; the same text gives the same bytes.
 
-    Attributes:
-        name: of its files, without their endings.
-        uri: the picture itself.
-        width, height: pixels that it takes.
-        num_rows: of numbers drawn.
-        runs: that they come from.
+    Raises:
+        OSError: it cannot be written.
     """
-
-    name: str
-    uri: str
-    width: int
-    height: int
-    num_rows: int | None
-    runs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """What one command left.
-
-    Attributes:
-        key: of links to it, and the folder of its pictures.
-        title: what it shows.
-        text: a sentence above the figures; may be empty.
-        command: as a user would type it.
-        seconds: that it took, None where it is not known.
-        reports: tables and text.
-        runs: finished ones, a line of cells each, the names of the columns first.
-        settings: that all of its runs share, as yaml.
-        facts: name, value and number of runs of each fact about machines and code.
-        missing: why there is nothing to show; empty where there is something.
-    """
-
-    key: str
-    title: str
-    command: str
-    text: str = ""
-    seconds: float | None = None
-    pictures: tuple[Picture, ...] = ()
-    reports: tuple[Markup, ...] = ()
-    runs: tuple[tuple[str, ...], ...] = ()
-    settings: str = ""
-    facts: tuple[tuple[str, str, int], ...] = ()
-    missing: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """A page: the title of its window, its heading, a note below it, and its sections."""
-
-    title: str
-    heading: str
-    note: str
-    sections: tuple[Section, ...]
-
-
-def write_page(page: Page, path: Path) -> Path:
-    """Write a page; the same content gives the same bytes. Raises: UserError when it cannot be written."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    write_atomic(path, environment.get_template("page.html").render(page=page) + "\n")
-    return path
-
-
-def picture(path: Path) -> Picture:
-    """Return a PNG, with the number of rows in the .csv beside it and the runs in the .runs.txt."""
-    data = path.read_bytes()
-    width, height = struct.unpack(">II", data[16:24])  # of a PNG's header
-    numbers, runs = path.with_suffix(".csv"), path.with_name(f"{path.stem}.runs.txt")
-    return Picture(
-        name=path.stem,
-        uri=f"data:image/png;base64,{base64.b64encode(data).decode()}",
-        width=width // DOTS_PER_PIXEL,
-        height=height // DOTS_PER_PIXEL,
-        num_rows=len(numbers.read_text().splitlines()) - 1 if numbers.exists() else None,
-        runs=tuple(runs.read_text().splitlines()) if runs.exists() else (),
-    )
-
-
-def from_markdown(text: str) -> Markup:
-    """Return a report as HTML, HTML in it escaped, its headings two levels below those of the page."""
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image"])
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)
+    sections = _sections(tokens)
     for token in tokens:
-        if token.type in ("heading_open", "heading_close"):
-            token.tag = f"h{min(6, int(token.tag[1]) + 2)}"
-    return Markup(parser.renderer.render(tokens, parser.options, {}))  # the parser has escaped it
+        for child in token.children or []:
+            if child.type == "image" and _is_elsewhere(str(child.attrs["src"])):
+                child.type = "text"  # its content is the description of the picture
+    body = parser.renderer.render(tokens, parser.options, {})
+    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    links = "".join(f'<li><a href="#{key}">{html.escape(name)}</a></li>\n' for key, name in sections.items())
+    page = Template(TEMPLATE.read_text(encoding="utf-8"))
+    return write_file(path, page.substitute(title=html.escape(title), links=links, body=body))
+
+
+def escaped(text: str) -> str:
+    """Return Markdown that shows a text as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Return Markdown of a block of code."""
+    ticks = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
+
+
+def below(text: str, levels: int) -> str:
+    """Return Markdown whose headings, outside of blocks of code, are some levels lower."""
+    lines, in_code = [], False
+    for line in text.splitlines():
+        in_code ^= line.startswith("```")
+        is_heading = line.startswith("#") and not in_code
+        lines.append(f"{'#' * levels}{line}" if is_heading else line)
+    return "\n".join(lines)
+
+
+def _sections(tokens: list[Token]) -> dict[str, str]:
+    """Give each heading of the second level a key to link to; return their names by these keys."""
+    found: dict[str, str] = {}
+    for place, token in enumerate(tokens):
+        if token.type == "heading_open" and token.tag == "h2":
+            key = f"section-{len(found) + 1}"
+            token.attrs["id"] = key
+            found[key] = "".join(child.content for child in tokens[place + 1].children or [])
+    return found
+
+
+def _is_elsewhere(address: str) -> bool:
+    parts = urlsplit(address)
+    return bool(parts.scheme or parts.netloc or address.startswith("/"))

@@ -1,17 +1,17 @@
 """The pages of docs/ and of a study in a real browser: quiet, complete in themselves, and readable on a phone."""
 
-import base64
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
 
-from experiments.reports.html_page import Page, Picture, Section, write_page
+from experiments.reports.html_page import fenced, write_html
+from experiments.reports.markdown import table
 from tests.tools.browser import CHROMIUM, Browser, browser
 
 ROOT = Path(__file__).parents[2]
@@ -54,24 +54,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a study with a wide figure, a wide table and a long command."""
-    figure = (ROOT / "docs/images/where_it_pays.png").read_bytes()
-    uri = f"data:image/png;base64,{base64.b64encode(figure).decode()}"
-    picture = Picture(name="wide", uri=uri, width=1400, height=640, num_rows=3, runs=("a-run-with-a-long-name" * 4,))
-    cells = "".join(f"<td>column {number}</td>" for number in range(30))
-    section = Section(
-        key="wide",
-        title="What is wide",
-        text="A claim.",
-        command="sweep wide " + " ".join(f"some.long.key{number}=value" for number in range(20)),
-        seconds=1.0,
-        pictures=(picture,),
-        reports=(Markup(f"<table><tr>{cells}</tr></table>"),),
-        runs=(("run", "method"), ("name" * 30, "micro")),
-        settings="key: " + "value" * 40,
-        facts=(("torch", "2.15.0", 1),),
-    )
-    page = Page(title="Wide", heading="Wide things", note="A note.", sections=(section,))
-    return write_page(page, tmp_path_factory.mktemp("study") / "index.html")
+    folder = tmp_path_factory.mktemp("study")
+    shutil.copy(ROOT / "docs/images/where_it_pays.png", folder / "wide.png")
+    names = [f"column {number}" for number in range(30)]
+    command = "sweep wide " + " ".join(f"some.long.key{number}=value" for number in range(20))
+    blocks = ["# Wide things", "## What is wide", fenced(command), "![wide](wide.png)", table(names, [names])]
+    blocks += [table(["run", "method"], [["name" * 30, "micro"]]), fenced("key: " + "value" * 40, "yaml"), "long" * 60]
+    return write_html("\n\n".join(blocks), "Wide", folder / "index.html")
 
 
 def look(tab: Browser, path: Path, home: Path) -> list[str]:

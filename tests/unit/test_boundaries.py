@@ -18,7 +18,8 @@ LEVELS = (  # the packages of experiments/: each imports from the levels above i
     ("launching", "ranks", "reports"),
     ("tracking",),
     ("training",),
-    ("sweeps", "studies"),
+    ("sweeps",),
+    ("studies",),
     ("profiles",),
     ("checkup", "benchmarks"),
 )
@@ -270,7 +271,7 @@ def test_tables_need_no_drawing_library() -> None:
         ("experiments.launching.elastic", "from experiments.reports.tables import markdown"),
         ("experiments.runs.status", "def late():\n    from experiments.tracking import progress"),
         ("experiments.sweeps.local_sweep", "from experiments import train"),
-        ("experiments.studies.gradient_sources", "import experiments.sweeps.slurm_queue"),
+        ("experiments.sweeps.slurm_queue", "import experiments.studies.gradient_sources"),
         ("micro.comm", "from micro.planning.tables import LinkTable"),
         ("micro.drivers.lane", "from micro.ddp import attach"),
         ("micro.reducers.sparse", "from micro.drivers.lane import Lane"),

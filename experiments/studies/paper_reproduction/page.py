@@ -4,14 +4,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
 from experiments.config.errors import UserError
 from experiments.reports.frames import load
-from experiments.reports.html_page import Page, Section, from_markdown, picture, write_page
+from experiments.reports.html_page import below, escaped, fenced, write_html
+from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
+from experiments.reports.output import write_file
 from experiments.reports.summary import summarise
 from experiments.reports.tables import markdown
 from experiments.runs.atomic_files import load_json
@@ -23,59 +26,79 @@ MACHINE = ("host", "platform", "gpus", "cuda", "num_threads")  # keys of a manif
 
 
 def write_paper_page(paper: Paper, out: Path) -> Path:
-    """Write index.html into the folder of a reproduction, from what stands there; the same files give the same bytes.
+    """Write page.md and index.html into the folder of a reproduction, from what stands there; return the latter's path.
+
+    The same files give the same bytes.
 
     Raises:
-        UserError: the page cannot be written.
+        OSError: the page cannot be written.
     """
-    page = Page(
-        title=f"{paper.name}, {paper.scale} scale",
-        heading=paper.name,
-        note=f"{paper.source}. Reproduced at {paper.scale} scale; nothing here is the paper's own figure.",
-        sections=tuple(_training(part, out) if part.trains else _drawn(part, out) for part in paper.parts),
-    )
-    return write_page(page, out / "index.html")
+    note = f"{paper.source}. Reproduced at {paper.scale} scale; nothing here is the paper's own figure."
+    blocks = [f"# {escaped(paper.name)}", escaped(note)]
+    for part in paper.parts:
+        blocks += _head(part, out)
+        blocks += _training(part) if part.trains else _drawn(part, out)
+    text = "\n\n".join(blocks) + "\n"
+    write_file(out / "page.md", text)
+    return write_html(text, f"{paper.name}, {paper.scale} scale", out / "index.html")
 
 
-def _drawn(part: Part, out: Path) -> Section:
-    pictures = tuple(picture(path) for path in sorted(part.folder.rglob("*.png")))
-    reports = tuple(from_markdown(path.read_text()) for path in sorted(part.folder.rglob("*.md")))
-    missing = "" if pictures or reports else "This part left nothing to show."
-    return Section(**_head(part, out), pictures=pictures, reports=reports, missing=missing)
+def _head(part: Part, out: Path) -> list[str]:
+    blocks = [f"## {escaped(part.shows)}"]
+    if part.claim:
+        blocks.append(escaped(f"The paper: {part.claim}"))
+    blocks.append(fenced(part.command))
+    seconds = seconds_of(part, out)
+    return blocks if seconds is None else [*blocks, f"Took {seconds:.0f} s."]
 
 
-def _training(part: Part, out: Path) -> Section:
+def _drawn(part: Part, out: Path) -> list[str]:
+    """Return the figures and the reports of a part that does not train."""
+    figures = [block for path in sorted(part.folder.rglob("*.png")) for block in _figure(path, out)]
+    reports = [below(path.read_text(), 2) for path in sorted(part.folder.rglob("*.md"))]
+    return [*figures, *reports] or ["This part left nothing to show."]
+
+
+def _figure(path: Path, out: Path) -> list[str]:
+    """Return a figure, and below it the files beside it: the same for print, its numbers, the runs they are of."""
+    name, numbers, runs = path.relative_to(out), path.with_suffix(".csv"), path.with_name(f"{path.stem}.runs.txt")
+    beside = [str(name.with_suffix(".pdf"))]
+    if numbers.exists():
+        beside.append(f"numbers: {numbers.name}, {len(numbers.read_text().splitlines()) - 1} rows")
+    if runs.exists():
+        beside.append(f"of {len(runs.read_text().splitlines())} runs")
+    return [f"![{escaped(path.stem)}](<{quote(name.as_posix())}>)", f"*{escaped('; '.join(beside))}*"]
+
+
+def _training(part: Part) -> list[str]:
+    """Return the table of a study's finished runs, and what they are from."""
     assert part.runs is not None
     try:
         frames = load(part.runs)
     except UserError as error:
-        return Section(**_head(part, out) | {"seconds": None}, missing=str(error))
+        return [escaped(str(error))]
     folders = [RunFolder(part.runs / run) for run in frames.runs["run"]]
     last = frames.epochs.groupby("run").tail(1).set_index("run")
-    lines = [("run", "method", "seed", "measure")]
+    lines = []
     for run in frames.runs.to_dict("records"):
         row = last.loc[run["run"]]
         metric = metric_of([row["metric"]])
         score = f"{metric.name} {metric.format(row[metric.key])}"
-        lines.append((str(run["run"]), label(run["sparsifier"], run["variant"]), str(run["seed"]), score))
-    return Section(
-        **_head(part, out),
-        reports=(from_markdown(markdown(summarise(frames))),),
-        runs=tuple(lines),
-        settings=_shared([yaml.safe_load(folder.config_path.read_text()) for folder in folders]),
-        facts=tuple(_facts(folders)),
-    )
+        lines.append([str(run["run"]), label(run["sparsifier"], run["variant"]), str(run["seed"]), score])
+    facts = [[name, str(count), value] for name, value, count in _facts(folders)]
+    return [
+        below(markdown(summarise(frames)), 2),
+        f"### Runs ({len(lines)})",
+        _table(["run", "method", "seed", "measure"], lines),
+        "### Configuration that they share",
+        fenced(_shared([yaml.safe_load(folder.config_path.read_text()) for folder in folders]), "yaml"),
+        "### Code, data and machines",
+        _table(["what", "runs", "value"], facts),
+    ]
 
 
-def _head(part: Part, out: Path) -> dict[str, Any]:
-    claim = f"The paper: {part.claim}" if part.claim else ""
-    return {
-        "key": part.name,
-        "title": part.shows,
-        "text": claim,
-        "command": part.command,
-        "seconds": seconds_of(part, out),
-    }
+def _table(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return table(names, [[escaped(cell) for cell in line] for line in lines])
 
 
 def _shared(configs: Sequence[Any]) -> str:

@@ -4,40 +4,32 @@ A part that trains is done when all of its runs are. Another one leaves a stamp:
 that the command reads, and the files that it wrote.
 """
 
+import contextlib
+import functools
 import hashlib
+import importlib
+import io
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import Stopped, handled
 from experiments.runs.atomic_files import load_json, write_json
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.studies.paper_reproduction.papers import Paper, Part
+from experiments.sweeps.study import jobs_of
+from experiments.training.preflight import prepare_runs
 
 STAMPS = "parts"  # folder of the stamps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commands:
-    """What entry points know of the command of a part.
-
-    Attributes:
-        check: raises UserError where a command that does not train would not be understood.
-        runs_of: of a part that trains; raises UserError as a sweep does.
-    """
-
-    check: Callable[[Part], None]
-    runs_of: Callable[[Part], list[TrainConfig]]
-
-
-def check(paper: Paper, commands: Commands) -> None:
+def check(paper: Paper) -> None:
     """Check every command, and every run of every study whose files are there, before the first one starts.
 
     Raises:
@@ -45,12 +37,36 @@ def check(paper: Paper, commands: Commands) -> None:
     """
     for part in paper.parts:
         if not part.trains:
-            commands.check(part)
+            check_command(part)
         elif not _waits_for_files(part):
-            commands.runs_of(part)
+            runs_of(part)
 
 
-def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = False) -> Part | None:
+def check_command(part: Part) -> None:
+    """Parse a part's command as its entry point does, and check its options. Raises: UserError."""
+    module = importlib.import_module(f"experiments.{part.words[0]}")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            options = module.parser().parse_args(part.words[1:])
+        if hasattr(module, "check_options"):
+            module.check_options(options)
+    except SystemExit:
+        raise UserError(f"part {part.name}: its command asks for help alone") from None
+    except UserError as error:
+        raise UserError(f"part {part.name}: {error}") from None
+
+
+def runs_of(part: Part) -> list[TrainConfig]:
+    """Return the checked runs of a part that trains. Raises: UserError as a sweep does."""
+    return _composed(part.words[1:])
+
+
+@functools.cache
+def _composed(words: tuple[str, ...]) -> list[TrainConfig]:
+    return prepare_runs(jobs_of(words[0], list(words[1:])))
+
+
+def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
     """Carry out all parts in turn and print what each took and left; returns the one that failed, which is the last.
 
     Args:
@@ -58,7 +74,7 @@ def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = Fals
     """
     for number, part in enumerate(paper.parts, 1):
         head = f"[{number}/{len(paper.parts)}] {part.name}"
-        if _is_done(part, out, commands) and (part.trains or not again):
+        if _is_done(part, out) and (part.trains or not again):
             print(f"{head}: unchanged, nothing to do", flush=True)
             continue
         print(f"{head}: {part.command}", flush=True)
@@ -70,7 +86,7 @@ def reproduce(paper: Paper, out: Path, commands: Commands, *, again: bool = Fals
             return part
         files = _files(part)
         _write_stamp(part, out, seconds, files)
-        left = f"{len(commands.runs_of(part))} runs" if part.trains else f"{len(files)} files in {part.folder}"
+        left = f"{len(runs_of(part))} runs" if part.trains else f"{len(files)} files in {part.folder}"
         print(f"{head}: {seconds:.0f} s, {left}", flush=True)
     return None
 
@@ -109,9 +125,9 @@ def _waits_for_files(part: Part) -> bool:
     return any(not Path(name).exists() for name in named)
 
 
-def _is_done(part: Part, out: Path, commands: Commands) -> bool:
+def _is_done(part: Part, out: Path) -> bool:
     if part.trains:
-        runs = [folder_of(run) for run in commands.runs_of(part)]
+        runs = [folder_of(run) for run in runs_of(part)]
         return not _waits_for_files(part) and all(state_of(folder) == State.DONE for folder in runs)
     stamp = load_json(_stamp(part, out))
     if not all((part.folder / name).exists() for name in stamp.get("files", ())):
