@@ -11,9 +11,9 @@ import micro
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.studies.gradient_sources import RECORDED, Gradients, check_size
+from experiments.training.optimizers import learning_rate
 from experiments.training.preflight import prepare_runs, shapes_of
 from experiments.training.simulated_workers import SimulatedWorkers
-from experiments.training.steps import Steps
 from experiments.training.tasks import load_task
 
 FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings that a recording chooses itself
@@ -54,7 +54,6 @@ class Training:
     def __init__(self, config: TrainConfig, *, reducer: micro.Reducer | None = None) -> None:
         self._config = config
         self._workers = SimulatedWorkers(config, load_task(config, torch.device("cpu")), reducer=reducer)
-        self._steps = Steps(config, self._workers)
         self.layout = self._workers.layout
 
     def steps(self, num_steps: int) -> Iterator[Tensor]:
@@ -75,7 +74,7 @@ class Training:
             if index == 0:
                 self._workers.start_epoch(epoch)
             try:
-                self._steps.take(step, epoch, index)
+                self._workers.take_step(step, learning_rate(self._config, epoch + index / per_epoch))
             except micro.NonFiniteGradient as error:
                 raise UserError(f"the training to record: {error}") from None
             yield rows

@@ -10,7 +10,6 @@ from experiments.config.builders import build_reducer, build_schedule
 from experiments.config.errors import UserError
 from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
-from experiments.training.schedule_problem import problem_of
 from micro.comm import Comm, gather_objects
 from micro.planning.schedules.base import Plan
 from micro.planning.schedules.ddp import Ddp
@@ -28,6 +27,8 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
     schedule = build_schedule(config)
     if schedule is None or not schedule.is_planned:
         return None
+    from experiments.training.schedule_problem import problem_of  # few runs have a planned schedule
+
     files = config.schedule
     try:
         assert files.trace is not None

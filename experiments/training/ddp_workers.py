@@ -15,13 +15,14 @@ import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import agreed_plan, bucket_caps, check_buckets
+from experiments.training.gradient_workers import GradientWorkers
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task
-from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers, moved_to
+from experiments.training.workers import Reduced, kept_buffers, learnt_buffers, moved_to
 from micro.comm import GroupComm, gather_objects
 
 
-class DdpWorkers(Workers):
+class DdpWorkers(GradientWorkers):
     """This process is one rank of a torch.distributed group; DDP drives, micro reduces."""
 
     def __init__(self, config: TrainConfig, task: Task) -> None:

@@ -17,8 +17,8 @@ from experiments.runs.records import Extent
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
 from experiments.training.groups import groups_until_now, plain
+from experiments.training.optimizers import learning_rate
 from experiments.training.recording import Recorder, step_row
-from experiments.training.steps import steps_of
 from experiments.training.throughput import Throughput
 from experiments.training.workers import Workers
 
@@ -43,7 +43,6 @@ class Trainer:
         self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None = None
     ) -> None:
         self._config, self._workers, self._folder = config, workers, folder
-        self._steps = steps_of(config, workers)
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
         own, self.passed_over = self._checkpointer.resume()
@@ -102,7 +101,8 @@ class Trainer:
         notes.begin("step", self.position.step)
         started = time.perf_counter()
         at = self.position
-        lr, reduced = self._steps.take(at.step, epoch, index)
+        lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
+        reduced = self._workers.take_step(at.step, lr)
         loss = float(reduced.loss)  # host sync: for the record, and to include all work in the step's time
         step_s = time.perf_counter() - started
         self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
@@ -153,7 +153,7 @@ class Trainer:
         """Return the state that is equal on all ranks; batch-norm statistics are those of rank 0, as in DDP."""
         return {
             "model": self._workers.task.model.state_dict(),
-            "optimizer": self._steps.optimizer_state,
+            "optimizer": self._workers.optimizer_state,
             "num_steps": self._workers.num_steps,
             **({"groups": plain(self.groups)} if self.groups else {}),
         }
@@ -172,7 +172,7 @@ class Trainer:
 
     def _load_state(self, saved: Saved) -> None:
         self._workers.task.model.load_state_dict(saved.shared["model"])
-        self._steps.load(saved.shared["optimizer"])
+        self._workers.load_optimizer(saved.shared["optimizer"])
         self._workers.load_states(saved.ranks)
         set_random_state(saved.random, self._workers.device)
         at, before = saved.position, saved.shared["num_steps"]

@@ -27,7 +27,6 @@ from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.same_data import Checksums, checksums_of, other_data
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
-from experiments.training.round_memory import check_memory
 from experiments.training.tasks import check_task, steps_per_epoch
 from micro.local.splitting import check_streaming, split
 
@@ -113,6 +112,8 @@ def check_content(config: TrainConfig) -> None:
             f"than an epoch of dataset {config.dataset.name} has ({info.num_train}): lower one of them"
         )
     if config.rounds.every and config.cluster.simulated:
+        from experiments.training.round_memory import check_memory  # few runs have local steps
+
         check_memory(config, sum(p.numel() for p in model.parameters()))
     num_steps = config.epochs * steps_per_epoch(config, info)
     if config.rounds.every > num_steps:

@@ -36,12 +36,9 @@ from experiments.runs.status import judge
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.wandb_process import mirrored
-from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.devices import choose_device
 from experiments.training.groups import plain, with_ranks_there
 from experiments.training.loop import Trainer
-from experiments.training.round_workers import RealRoundWorkers, SimulatedRoundWorkers
-from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import Task, load_task
 from experiments.training.workers import Workers
 from micro.comm import gather_objects
@@ -230,10 +227,18 @@ def _leave_group() -> None:
 
 
 def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Workers]:
-    """Return what workers the run has: in this process or not, with an exchange at every step or of rounds."""
+    """Return what workers the run has, and load no others: in this process or not, exchanging at each step or round."""
     if config.rounds.every:
+        from experiments.training.round_workers import RealRoundWorkers, SimulatedRoundWorkers
+
         return SimulatedRoundWorkers if config.cluster.simulated else RealRoundWorkers
-    return SimulatedWorkers if config.cluster.simulated else DdpWorkers
+    if config.cluster.simulated:
+        from experiments.training.simulated_workers import SimulatedWorkers
+
+        return SimulatedWorkers
+    from experiments.training.ddp_workers import DdpWorkers
+
+    return DdpWorkers
 
 
 def _manifest(

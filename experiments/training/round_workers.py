@@ -37,7 +37,7 @@ class RoundWorkers(Workers):
         for replica in self.replicas:
             replica.start_epoch(epoch, start)
 
-    def reduce(self, step: int, lr: float) -> Reduced:
+    def take_step(self, step: int, lr: float) -> Reduced:
         """Take a step of each worker's own optimizer; at the end of a round, and of the run, exchange their weights."""
         started = time.perf_counter()
         drawn = [replica.draw() for replica in self.replicas]
@@ -55,9 +55,9 @@ class RoundWorkers(Workers):
         compute_s = sum(seconds for _, seconds in computed)
         return Reduced(computed[0][0], stats, compute_s, exposed_s if ended else 0.0, load_s, ended)
 
-    def _take_unrecorded(self, step: int) -> None:
+    def _rehearse_step(self, step: int) -> None:
         self._steps_left = 1  # so that each step ends with an exchange of all weights
-        super()._take_unrecorded(step)
+        self.take_step(step, self._config.lr)
 
     @abstractmethod
     def _after_step(self, *, is_exchange: bool) -> None:

@@ -1,13 +1,8 @@
-"""The random numbers of a run: they depend on its seed, the step and the rank alone."""
+"""The random numbers of a forward pass: they depend on seed, step and rank alone."""
 
 import torch
 
 import data
-
-
-def seed_model(seed: int) -> None:
-    """Seed the generator of a model's initial weights; the same on all ranks."""
-    torch.manual_seed(data.mix(seed))
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:

@@ -12,15 +12,16 @@ from torch import Tensor
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
+from experiments.training.gradient_workers import GradientWorkers
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task
-from experiments.training.workers import Reduced, Workers, kept_buffers, moved_to
+from experiments.training.workers import Reduced, kept_buffers, moved_to
 from micro import kernels
 from micro.clipping import clip_to_
 from micro.scope import scoped
 
 
-class SimulatedWorkers(Workers):
+class SimulatedWorkers(GradientWorkers):
     """All ranks in this process: their replicas are identical, so one model stands for all of them.
 
     The ranks' gradients are computed in turn and reduced by ``micro.Simulation``; batch-norm statistics are rank 0's,

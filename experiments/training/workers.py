@@ -20,7 +20,7 @@ WARM_UP_STEPS = 2  # the second finds thresholds, and the state of a text, where
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What a reduction returns; the reduced gradients are in the parameters.
+    """What a step returns.
 
     Attributes:
         loss: of rank 0's batches.
@@ -40,7 +40,7 @@ class Reduced:
 
 
 class Workers(ABC):
-    """The workers of a run that this process holds: one rank, or all. One optimizer step follows each ``reduce``.
+    """The workers of a run that this process holds: one rank, or all.
 
     Attributes:
         task: model and data.
@@ -58,7 +58,6 @@ class Workers(ABC):
 
     def __init__(self, config: TrainConfig, task: Task) -> None:
         self.task, self._config = task, config
-        self._carries: list[Carry] = []
 
     @property
     def device(self) -> torch.device:
@@ -80,8 +79,24 @@ class Workers(ABC):
         """Start drawing the batches of an epoch at step ``start``; start 0 also resets the carries."""
 
     @abstractmethod
-    def reduce(self, step: int, lr: float) -> Reduced:
-        """Draw each rank's batches, compute the gradients and reduce them; the caller has set them to zero."""
+    def take_step(self, step: int, lr: float) -> Reduced:
+        """Draw each rank's batches, compute their gradients, exchange and step.
+
+        Args:
+            step: its number in the training.
+            lr: the learning rate.
+
+        Raises:
+            NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
+        """
+
+    @property
+    def optimizer_state(self) -> dict[str, Any]:
+        """The state of an optimizer that is the same on all ranks; empty where there is none."""
+        return {}
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:  # noqa: B027 - where there is none
+        """Restore what ``optimizer_state`` was."""
 
     @abstractmethod
     def evaluate(self) -> Tensor:
@@ -121,10 +136,11 @@ class Workers(ABC):
         with self._taken_back(), kept_buffers(self.task.model):
             for step in range(min(WARM_UP_STEPS, self.num_steps)):
                 with suppress(NonFiniteGradient):
-                    self._take_unrecorded(step)
+                    self._rehearse_step(step)
 
-    def _take_unrecorded(self, step: int) -> None:
-        self.reduce(step, self._config.lr)
+    @abstractmethod
+    def _rehearse_step(self, step: int) -> None:
+        """Do what a step computes and sends; the state that it changes is taken back."""
 
     @contextmanager
     def _taken_back(self) -> Iterator[None]:
@@ -135,17 +151,6 @@ class Workers(ABC):
 
     def close(self) -> None:  # noqa: B027 - real workers have nothing to end
         """End the threads of the workers."""
-
-    def _scale(self, lr: float) -> float:
-        """Return the factor of each loss: with it the gradients of a step's batches add up to their mean."""
-        return (lr if self._config.optimizer.scales_gradients else 1.0) / self._config.accumulate
-
-    def _clip(self, lr: float) -> float | None:
-        """Return the limit on the norm of the workers' scaled gradients, None for no limit."""
-        chosen = self._config.optimizer
-        if chosen.clip is None or chosen.clip_at != "gradient":
-            return None
-        return chosen.clip * (lr if chosen.scales_gradients else 1.0)
 
 
 @contextmanager

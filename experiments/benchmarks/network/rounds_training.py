@@ -7,10 +7,10 @@ import torch.distributed as dist
 
 from experiments.benchmarks.network.training import CPU
 from experiments.training.ddp_workers import DdpWorkers
+from experiments.training.optimizers import learning_rate
 from experiments.training.preflight import prepare_runs
 from experiments.training.recording import step_row
 from experiments.training.round_workers import RealRoundWorkers
-from experiments.training.steps import steps_of
 from experiments.training.tasks import load_task
 from experiments.training.workers import Workers
 
@@ -24,15 +24,15 @@ class RoundTraining:
         (config,) = prepare_runs([words], joined_world_size=dist.get_world_size())
         task = load_task(config, CPU)
         self._workers: Workers = RealRoundWorkers(config, task) if config.rounds.every else DdpWorkers(config, task)
-        self._steps = steps_of(config, self._workers)
-        self._step = 0
+        self._config, self._step = config, 0
 
     def step(self) -> dict[str, Any]:
         """Take a step; return what a run would record of it."""
         epoch, index = divmod(self._step, self._workers.num_steps)
         if index == 0:
             self._workers.start_epoch(epoch)
-        lr, reduced = self._steps.take(self._step, epoch, index)
+        lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
+        reduced = self._workers.take_step(self._step, lr)
         self._step += 1
         row = step_row(self._step, epoch, float(reduced.loss), lr, reduced, step_s=0.0, time_s=0.0)
         return {key: row[key] for key in RECORDED}

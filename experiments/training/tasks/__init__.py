@@ -7,7 +7,6 @@ import models
 from experiments.config.builders import build_model
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.training.seeding import seed_model
 from experiments.training.tasks.base import Batch, Carry, Task
 from experiments.training.tasks.images import ImageTask
 from experiments.training.tasks.interactions import RankingTask
@@ -29,7 +28,7 @@ def load_task(config: TrainConfig, device: torch.device) -> Task:
     """Read the data and make the model."""
     content = data.load(config.dataset.name, root=config.dataset.root, seed=config.seed, **config.dataset.settings)
     sizes = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings).sizes
-    seed_model(config.seed)
+    torch.manual_seed(data.mix(config.seed))  # of the first weights, the same on all ranks
     model = build_model(config, sizes).to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)
