@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,7 @@ from types import FrameType
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_of
+from experiments.launching.elastic import TERMINAL
 from experiments.reports.measures import in_words
 from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.output import check_outputs
@@ -66,13 +68,16 @@ class LocalSweep:
     def run(self) -> int:
         """Carry out the runs; return 0 if all are done, 1 if not, or the exit code of a stop signal."""
         with handled(self._stop):
-            while self._start_more() or self._processes:
-                for answer in wait([each.answer for each in self._processes]):
-                    (ended,) = [each for each in self._processes if each.answer is answer]
-                    self._record_end(ended)
-                    self._processes.remove(ended)
+            try:
+                while self._start_more() or self._processes:
+                    ready = wait([each.answer for each in self._processes])
+                    for ended in [each for each in self._processes if each.answer in ready]:
+                        self._record_end(ended)
+                        self._processes.remove(ended)
+            finally:
+                self._pass_on(signal.SIGTERM)  # after an error of the sweep itself; else no process is left
         num_done = sum(state_of(folder) == State.DONE for folder in self._runs)
-        num_left = len(self._runs) - num_done - self._num_failed
+        num_left = max(0, len(self._runs) - num_done - self._num_failed)
         left = f", {num_left} left: run the same command to resume" if num_left else ""
         _print(f"{num_done} of {len(self._runs)} runs done, {self._num_failed} failed{left}")
         return exit_code(self._signal) if self._signal else int(num_done < len(self._runs))
@@ -93,6 +98,8 @@ class LocalSweep:
         variables = {**os.environ, RUNS_AT_ONCE: str(self._at_once)}
         if threads is not None:
             variables["OMP_NUM_THREADS"] = str(threads)  # for its ranks
+        if self._at_once == 1 and os.isatty(2):
+            variables[TERMINAL] = os.ttyname(2)
         answer, sender = _forked.Pipe(duplex=False)
         process = _forked.Process(target=carry_out, args=(config, folder, sender, variables, threads))
         process.start()
@@ -157,4 +164,5 @@ def _can_be_written(config: TrainConfig) -> bool:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with suppress(OSError):  # a pipe that nobody reads any more ends no run
+        print(line, file=sys.stderr, flush=True)

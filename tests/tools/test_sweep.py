@@ -243,29 +243,29 @@ def test_clean_takes_what_failed_or_was_broken_off_and_never_what_runs(tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"done", chosen[0].path.name}
 
 
-def clean(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
-    monkeypatch.setattr(sys, "argv", ["sweep", "clean", "demo", *words])
-    with pytest.raises(SystemExit) as caught:
-        sweep.main()
-    return caught.value.code
-
-
 def test_clean_asks_and_keeps_finished_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = f"output={tmp_path}"
-    monkeypatch.setattr(sweep, "jobs_of", lambda name, words: [[*WORDS, f"seed={seed}", *words] for seed in (0, 1)])
-    done, failed = (folder_of(config).path for config in prepare_runs(sweep.jobs_of("demo", [output])))
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps({"overrides": [*WORDS, f"output={tmp_path}/runs"], "grid": {"seed": [0, 1]}}))
+
+    def clean(*words: str) -> int | str | None:
+        monkeypatch.setattr(sys, "argv", ["sweep", "clean", str(path), *words])
+        with pytest.raises(SystemExit) as caught:
+            sweep.main()
+        return caught.value.code
+
+    done, failed = (folder_of(config).path for config in study.runs_of(str(path), [])[1])
     make(done, {"DONE": {}})
     make(failed, {"failure.json": FAILURE})
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    assert clean([output], monkeypatch) == 2  # nobody is at the terminal
+    assert clean() == 2  # nobody is at the terminal
     assert failed.exists()
     assert "add --yes" in capsys.readouterr().err
-    assert clean([output, "--yes"], monkeypatch) == 0
+    assert clean("--yes") == 0
     assert done.exists()
     assert not failed.exists()
-    assert clean([output, "--yes", "--all"], monkeypatch) == 0
+    assert clean("--yes", "--all") == 0
     assert not done.exists()
 
 
