@@ -1,4 +1,4 @@
-"""Check the settings of a run, without building parts or reading files, but for a user's own data."""
+"""Check the settings of a run, without building parts; of files only the content is hashed that a run's name says."""
 
 import hashlib
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.devices import resolve_device
+from experiments.config.digests import FILES, complete_digests
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError, check_choice
 from experiments.config.optimizer_settings import check_optimizer
@@ -19,7 +20,6 @@ from experiments.config.slurm_settings import IN_JOB, check_slurm
 from experiments.config.tracking_settings import check_tracking
 
 DEVICES = ("auto", "cpu", "cuda")
-FILES = ("trace", "link", "select")  # keys of a schedule that name files
 SCALES = ("paper", "small")
 SHAPES = ("steps", "linear", "cosine")
 PRECISIONS = ("float32", "bfloat16")
@@ -29,7 +29,7 @@ TIMEOUTS_S = (5.0, 604_800.0)  # a beat every quarter of a second at the least; 
 
 
 def check_settings(config: TrainConfig, *, joined_world_size: int | None = None) -> None:
-    """Check every setting; fill in world size, device, digest of the data, density of methods that send everything.
+    """Check every setting; fill in world size, device, digests of files, density of methods that send everything.
 
     Args:
         joined_world_size: the number of ranks, if torchrun or srun started this process as one of them.
@@ -44,6 +44,7 @@ def check_settings(config: TrainConfig, *, joined_world_size: int | None = None)
     _check_paths(config)
     _expand_home(config)
     _complete_dataset(config.dataset)
+    complete_digests(config)
     _check_numbers(config)
 
 

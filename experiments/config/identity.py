@@ -23,6 +23,7 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
     }
 )
 
+_DIGESTS = "digests."
 SIMULATED = "simulated"  # the cluster's name
 
 VERSION_1 = {  # the schema's settings when names of runs were fixed, by group; their values are always in the hash
@@ -39,6 +40,7 @@ VERSION_1 = {  # the schema's settings when names of runs were fixed, by group; 
 
 ADDED: Mapping[str, Any] = {
     "dataset.digest": None,
+    "digests": {},
     "optimizer.clip_norm": "rank",
     "lr_end": 0.0,
     "rounds.every": 0,
@@ -56,24 +58,6 @@ ADDED: Mapping[str, Any] = {
 
 A test compares them with the schema: a new setting is added here with what a run without it did.
 """
-
-FORMER: Mapping[str, Any] = {
-    "scope": "bucket",
-    "scale": "paper",
-    "lr_shape": "steps",
-    "accumulate": 1,
-    "precision": "float32",
-    "channels_last": False,
-    "compile": False,
-    "nonfinite": "stop",
-    "timed": True,
-    "start_from": None,
-    "resize": "refuse",
-    "save_weights": False,
-    "checkpoint": {},
-    "density_warmup": {},
-}
-"""Settings that runs of before version 1 may lack, with what those runs did. See saved_run.py."""
 
 
 def is_neutral(key: str) -> bool:
@@ -96,6 +80,8 @@ def identity(settings: Mapping[str, Any], kind: type = TrainConfig) -> Flat:
     }
     if found.get("cluster.name", SIMULATED) != SIMULATED:
         found["cluster.name"] = "local"  # real workers compute the same wherever they are
+    for key in [key for key in found if key.startswith(_DIGESTS)]:
+        found[key.removeprefix(_DIGESTS)] = found.pop(key)  # in place of the path
     return found
 
 

@@ -201,6 +201,7 @@ class TrainConfig:
     save_weights: bool
     output: str
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    digests: dict[str, str] = field(default_factory=dict)  # of the files that settings name, filled in: digests.py
 
     @property
     def world_size(self) -> int:

@@ -11,10 +11,9 @@ from yaml import YAMLError
 
 from experiments.config.compose import typed
 from experiments.config.errors import UserError, one_line, suggestion
-from experiments.config.identity import FORMER, NEUTRAL, is_neutral, newer_defaults
+from experiments.config.identity import NEUTRAL, is_neutral
 from experiments.config.paths import ROOT
 from experiments.config.schema import TrainConfig
-from experiments.config.values import MISSING, defaults_of_schema, flat, shown
 from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import git_state
 from experiments.runs.run_folder import RunFolder
@@ -35,7 +34,7 @@ def find_run(run: str, output: Path) -> RunFolder:
 
 
 def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
-    """Return the configuration of a run with ``overrides``, checked; settings that it lacks are those it ran with.
+    """Return the configuration of a run with ``overrides``, checked.
 
     Raises:
         UserError: this version cannot read the configuration, or an override would change the result.
@@ -54,18 +53,9 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     if not isinstance(composed, DictConfig):
         raise UserError(f"{folder.config_path} is not a configuration")
     try:
-        return typed({**FORMER, **OmegaConf.to_container(composed, resolve=True)})  # type: ignore[dict-item]
+        return typed(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
     except UserError as error:
         raise UserError(f"{folder.config_path}: {error}") from None
-
-
-def lacking_settings(original: RunFolder) -> list[str]:
-    """Return a line for each setting that the configuration of a run lacks, with the value that is taken for it."""
-    known = {**flat(defaults_of_schema()), **flat(FORMER), **newer_defaults()}
-    found = OmegaConf.load(original.config_path)
-    recorded = [key for key, value in known.items() if value != MISSING and not is_neutral(key)]
-    lacking = {key: known[key] for key in recorded if OmegaConf.select(found, key, default=MISSING) == MISSING}
-    return [f"the run's configuration is older than {key}: {shown(value)} is taken" for key, value in lacking.items()]
 
 
 def _refuse_interpolations(saved: Any) -> None:

@@ -1,18 +1,20 @@
 """A run's name follows what it computes, and stays when the schema gets a key or its output another place."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from experiments.config.compose import compose_run
+from experiments.config.digests import complete_digests
 from experiments.config.errors import UserError
 from experiments.config.identity import ADDED, VERSION_1, identity, run_name
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.config.values import defaults_of_schema, flat
 from experiments.runs.finished_requests import check_requests, unmet_request
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_run import lacking_settings, saved_config
+from tests.finished_runs import finished
 
 
 def test_the_name_follows_content_and_not_place() -> None:
@@ -83,28 +85,30 @@ def test_number_kind_and_device_of_workers_tell_runs_apart() -> None:
     assert len({on["cpu"], on["cuda"], *others}) == 4
 
 
-def finished(config: TrainConfig, *without: str) -> RunFolder:
-    """Write the folder of a finished run whose configuration lacks lines that begin with some words."""
+def test_files_that_settings_name_are_told_by_content_and_not_by_place(tmp_path: Path) -> None:
+    def named(place: str, start: str, trace: str) -> str:
+        checkpoint = tmp_path / place / "run/checkpoints/step-000000003/CHECKPOINT.json"
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.write_text(json.dumps({"step": 3, "ranks": [start], "time": place}))
+        (tmp_path / place / "trace.json").write_text(trace)
+        words = [f"start_from={tmp_path / place / 'run'}", f"schedule.trace={tmp_path / place / 'trace.json'}"]
+        return run_name(compose_run(words))
+
+    assert named("a", "1", "x") == named("b", "1", "x")
+    assert len({named("c", "1", "x"), named("d", "2", "x"), named("e", "1", "y")}) == 3
+    (tmp_path / "a/trace.json").write_text("changed")
+    config = compose_run([f"schedule.trace={tmp_path / 'a/trace.json'}"])
+    config.digests["schedule.trace"] = "of another"
+    with pytest.raises(UserError, match=r"schedule.trace=.* has other content"):
+        complete_digests(config)
+
+
+def done(config: TrainConfig) -> RunFolder:
+    """Write the folder of a finished run."""
     folder = folder_of(config)
     folder.path.mkdir(parents=True)
-    lines = to_yaml(config).splitlines(keepends=True)
-    folder.config_path.write_text("".join(line for line in lines if not line.strip().startswith(without or "#")))
-    for path in (folder.steps_path, folder.epochs_path):
-        path.write_text('{"step": 0}\n')
-    folder.done_path.write_text("{}")
-    return folder
-
-
-def test_a_run_whose_configuration_lacks_settings_is_read_as_it_ran(tmp_path: Path) -> None:
-    config = compose_run([f"output={tmp_path}", "sparsifier=topk"])
-    folder = finished(config, "compile", "channels_last", "clip_norm", "scope")
-    assert saved_config(folder, []) == config
-    assert sorted(line.partition(" is older than ")[2] for line in lacking_settings(folder)) == [
-        "channels_last: false is taken",
-        "compile: false is taken",
-        "optimizer.clip_norm: 'rank' is taken",
-        "scope: 'bucket' is taken",
-    ]
+    folder.config_path.write_text(to_yaml(config))
+    return finished(folder)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_a_run_whose_configuration_lacks_settings_is_read_as_it_ran(tmp_path: Pa
 )
 def test_a_finished_run_is_refused_what_it_has_not(words: list[str], line: str, tmp_path: Path) -> None:
     common = [f"output={tmp_path}", "measure_residual_every=10"]
-    finished(compose_run(common))
+    done(compose_run(common))
     config = compose_run([*common, *words])
     with pytest.raises(UserError, match=line) as caught:
         check_requests([config, compose_run([*common, "seed=5"])])
@@ -126,7 +130,7 @@ def test_a_finished_run_is_refused_what_it_has_not(words: list[str], line: str, 
 
 
 def test_a_finished_run_is_not_refused_what_it_has(tmp_path: Path) -> None:
-    folder = finished(compose_run([f"output={tmp_path}", "measure_residual_every=10"]))
+    folder = done(compose_run([f"output={tmp_path}", "measure_residual_every=10"]))
     folder.weights_path.touch()
     (folder.path / "wandb" / "offline-run-1-name").mkdir(parents=True)
     words = ["save_weights=true", "measure_residual_every=20", "tracking=wandb"]
