@@ -38,6 +38,7 @@ from experiments.runs.stop_signals import stop_signals
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"
 TERMINAL = "MICRO_TERMINAL"  # the path of the launcher's terminal, on which rank 0 may draw
 _SAVED = frozenset(map(exit_code, STOP_SIGNALS))
+_AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own time
 
 
@@ -74,7 +75,7 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
         logs_specs=logs,
         local_addr="localhost" if cluster.nnodes == 1 else None,  # a laptop's own name often does not resolve
         shutdown_timeout=max(_GRACE_S, cluster.slurm.signal_s),
-        signals_to_handle="none",  # _pass_on does what the agent's own handler does; a second Ctrl-C must leave
+        signals_to_handle=",".join(number.name for number in _agent_signals()) or "none",
     )
     try:
         with (
@@ -82,8 +83,8 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
             _environment(_variables(cluster, env or {})),
             _agent_log(folder),
             _failures(folder, logs, cluster),
-            handled(_pass_on, (signal.SIGHUP, signal.SIGQUIT)),
-            stop_signals.recorded(then=lambda number: _pass_on(number, None)),
+            handled(_pass_on, _AGENT_SIGNALS),  # the agent replaces the handler, and restores none
+            stop_signals.recorded(then=lambda number: _pass_on(number, None)),  # as the agent, but for a second Ctrl-C
         ):
             elastic_launch(config, sys.executable)("-u", "-m", module, str(path))
     except SignalException as stop:
@@ -117,6 +118,11 @@ class _Logs(DefaultLogsSpecs):
         found = super().reify(envs)
         self.stderr = found.stderrs
         return found
+
+
+def _agent_signals() -> list[signal.Signals]:
+    """Return the signals at which the agent ends the ranks by itself; nohup has SIGHUP ignored."""
+    return [number for number in _AGENT_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _pass_on(number: int, frame: object) -> None:

@@ -45,7 +45,7 @@ def check_runs(configs: Iterable[TrainConfig]) -> None:
     distinct: dict[str, TrainConfig] = {}
     for config in configs:
         check_parts(config)
-        _check_start(config)
+        check_start(config)
         distinct.setdefault(_content_key(config), config)
     for config in distinct.values():
         check_content(config)
@@ -132,7 +132,7 @@ def _note(line: str) -> None:
         print(f"note: {line}", file=sys.stderr)
 
 
-def _check_start(config: TrainConfig) -> None:
+def check_start(config: TrainConfig) -> None:
     """Check that torchrun has started this rank, and can start it again, where the run goes on without lost workers."""
     if config.rounds.lost_workers == "stop":
         return

@@ -26,7 +26,7 @@ from experiments.launching.elastic import LAUNCHER_PID
 from experiments.launching.error_files import recorded_errors
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.stalls import notes
-from experiments.runs.atomic_files import disk_errors, write_atomic, write_json
+from experiments.runs.atomic_files import disk_errors, load_json, write_atomic, write_json
 from experiments.runs.checkpoints import remove_all
 from experiments.runs.ending import write_done
 from experiments.runs.finished_requests import unmet_request
@@ -37,7 +37,7 @@ from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.wandb_process import mirrored
 from experiments.training.devices import choose_device
-from experiments.training.groups import plain, with_ranks_there
+from experiments.training.groups import in_words, plain, with_ranks_there
 from experiments.training.loop import Trainer
 from experiments.training.tasks import Task, load_task
 from experiments.training.workers import Workers
@@ -67,7 +67,10 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str], owned:
     owned.enter_context(recorded_errors(folder, rank))
     if store:
         owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
-    if not run_rank(config, folder, command):
+    is_done = run_rank(config, folder, command)
+    if rank == 0:
+        print_resume(config, folder)
+    if not is_done:
         raise stopped(folder, stop_signals.number)
     return True
 
@@ -114,6 +117,18 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
     if not problem and (unmet := unmet_request(config, folder)):
         raise UserError(unmet)
     return not problem
+
+
+def print_resume(config: TrainConfig, folder: RunFolder) -> None:
+    """Print the step from which a run resumed, and the checkpoints that it could not use."""
+    manifest = load_json(folder.manifest_path)
+    for line in manifest.get("passed_over", ()):
+        print(f"checkpoint not used: {line}", file=sys.stderr)
+    if manifest.get("began_at_step"):
+        why = " (resume=scratch is for damaged runs, this one is whole)" if config.resume == "scratch" else ""
+        print(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}", file=sys.stderr)
+    for group in manifest.get("groups", ())[1:]:
+        print(in_words(group, config.world_size), file=sys.stderr)
 
 
 def stopped(folder: RunFolder, number: int) -> SystemExit:
@@ -203,7 +218,17 @@ def _meet(limit: timedelta) -> tuple[dist.Store, int, int]:
         where = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = one_line_with_type(error)[:200]
         raise UserError(f"the ranks could not meet at {where}: {reason}; name a free port of rank 0's host") from None
-    return found
+    return dist.PrefixStore(_attempt(), found[0]), *found[1:]
+
+
+def _attempt() -> str:
+    """Return a prefix for the store's keys: after a restart of the ranks the agent's store still has old addresses.
+
+    On one node it is the number of restarts. Several nodes may count differently: there our launcher gives each start
+    of the ranks a store of its own.
+    """
+    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if is_alone else "attempt"
 
 
 _store: dist.Store | None = None  # of the process group

@@ -18,16 +18,15 @@ from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment
-from experiments.runs.atomic_files import disk_errors, load_json
+from experiments.runs.atomic_files import disk_errors
 from experiments.runs.checkpoints import remove_all
 from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import stop_signals
 from experiments.tracking.progress import watch
 from experiments.training.devices import note_of_idle_gpus
-from experiments.training.groups import in_words
 from experiments.training.preflight import check_runs
-from experiments.training.rank_main import is_finished, start_group, stopped, take_part, variables_of
+from experiments.training.rank_main import is_finished, print_resume, start_group, stopped, take_part, variables_of
 from experiments.training.tasks import steps_per_epoch
 from micro.comm import gather_objects
 
@@ -85,8 +84,8 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
                 take_part(config, folder, sys.argv, claimed)
         else:
             number = _start_workers(config, folder)
-        if _manifest_time(folder) != before:  # else the run was stopped before its first step
-            _print_resume(config, folder)
+            if _manifest_time(folder) != before:  # else the run was stopped before its first step
+                print_resume(config, folder)
         if number and not folder.is_done():
             raise stopped(folder, number)
     return True
@@ -160,15 +159,3 @@ def _print_note(line: str) -> None:
 
 def _manifest_time(folder: RunFolder) -> int | None:
     return folder.manifest_path.stat().st_mtime_ns if folder.manifest_path.exists() else None
-
-
-def _print_resume(config: TrainConfig, folder: RunFolder) -> None:
-    """Print the step from which a run resumed, and the checkpoints that it could not use."""
-    manifest = load_json(folder.manifest_path)
-    for line in manifest.get("passed_over", ()):
-        print(f"checkpoint not used: {line}", file=sys.stderr)
-    if manifest.get("began_at_step"):
-        why = " (resume=scratch is for damaged runs, this one is whole)" if config.resume == "scratch" else ""
-        print(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}", file=sys.stderr)
-    for group in manifest.get("groups", ())[1:]:
-        print(in_words(group, config.world_size), file=sys.stderr)

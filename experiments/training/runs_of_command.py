@@ -16,7 +16,7 @@ from experiments.runs.run_folder import folder_of
 from experiments.runs.saved_run import other_code
 from experiments.runs.stop_signals import stop_signals
 from experiments.training.devices import NoOwnGpu
-from experiments.training.preflight import check_runs
+from experiments.training.preflight import check_runs, check_start
 from experiments.training.runner import HostProblem, execute, join
 from micro import NonFiniteGradient
 
@@ -30,8 +30,10 @@ def carry_out(configs: Sequence[TrainConfig], ranks: RankEnvironment | None) -> 
     Raises:
         UserError: a run that could not start, or ranks that cannot meet.
     """
-    if ranks is None:  # ranks check them when they have met
+    if ranks is None:
         check_runs(configs)
+    for config in configs if ranks else ():  # the rest is checked on each host when the ranks have met
+        check_start(config)
     with handled(raise_stop):
         if ranks is None or ranks.rank == 0:
             check_outputs(configs)
