@@ -1,15 +1,11 @@
-"""Ways to end a process: with its parent, at once, or at SIGTERM by an exception."""
+"""Ways to end a process: with its parent, or at once."""
 
 import ctypes
 import os
 import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -37,29 +33,3 @@ def leave(code: int) -> NoReturn:
         with suppress(OSError):  # on a full disk, for instance
             stream.flush()
     os._exit(code)
-
-
-@contextmanager
-def exit_at_termination() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise SystemExit in this context, so that cleanup code runs."""
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-        before = {number: signal.signal(number, _exit) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def kill_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Kill the processes that still run, and wait for all to end."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launching.process_lifetime import kill_all
 from experiments.ranks.group import RankFailure, RankGroup
 from experiments.ranks.hosts import Hosts, unavailable
 from tests.dist.rank_functions import add, add_but_one
@@ -98,7 +97,8 @@ def test_a_host_that_vanishes_is_named_and_each_host_prints_one_line(hosts: Host
             hosts.start(host, [sys.executable, *words], ENVIRONMENT, stdout=log, stderr=log)
             for host, log in enumerate(logs)
         ]
-        closing.callback(kill_all, started)
+        for process in started:
+            closing.callback(process.kill)
         wait_until(lambda: any((tmp_path / "runs").glob("*/steps.jsonl")), "the first step")
         closing.enter_context(on_hosts.cut(hosts, cut))
         for process in started:
