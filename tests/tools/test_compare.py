@@ -12,13 +12,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 import micro
 from experiments import compare
 from experiments.config.errors import UserError
-from experiments.reports.names import in_order, label
+from experiments.reports.names import label
 from experiments.studies.gradient_sources import SHAPES, Gradients, synthetic, wide_sum
 from experiments.studies.method_comparison import measure
 from experiments.studies.method_comparison.equal_bytes import match_bytes
@@ -73,11 +71,6 @@ def test_densities_of_equal_bytes_send_equal_bytes() -> None:
         assert match.bytes_share == pytest.approx(wanted, rel=0.02)
     # 8 (n-1) p d bytes of pairs against 12 p d (n-1) / n: n / 1.5 times as many at the same density
     assert matches["cltk"].density / matches["topk_gather"].density == pytest.approx(N / 1.5, rel=0.05)
-
-
-def test_correlated_ranks_share_half_of_their_variance() -> None:
-    first, second = small("correlated", numel=20_000).rows[0, :2]
-    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 8])
@@ -309,35 +302,7 @@ def test_front_holds_what_nothing_beats() -> None:
     assert front([(3, 1), (1, 3), (2, 2), (2, 5), (4, 1), (1, 3)]) == [(1, 3), (2, 2), (3, 1)]
 
 
-def _overlaps(figure: Figure) -> list[str]:
-    figure.draw_without_rendering()
-    # Text's own method: an annotation's extent includes its line
-    renderer = figure._get_renderer()  # type: ignore[attr-defined]
-    pairs = []
-    for axes in figure.axes:
-        boxes = [(text.get_text(), Text.get_window_extent(text, renderer)) for text in axes.texts]
-        for place, (name, box) in enumerate(boxes):
-            pairs += [f"{name} / {other}" for other, beside in boxes[:place] if box.overlaps(beside)]
-    return pairs
-
-
-def test_names_of_crowded_points_do_not_overlap() -> None:
-    methods = [name for name in in_order(known_methods()) if not name.endswith("_published")][:30]
-    rows = pd.DataFrame({"method": methods}).assign(
-        bytes_share=[0.01 * 1.08**place for place in range(len(methods))],
-        step_error=[1 + 0.01 * (place % 3) for place in range(len(methods))],
-        cumulative_error=[0.9 - 0.02 * place for place in range(len(methods))],  # all are on this front
-    )
-    figure = draw_front(rows, "Crowded")
-    assert [len(axes.texts) for axes in figure.axes] == [30, 30]
-    assert _overlaps(figure) == []
-
-
-def _names(figure: Figure) -> list[set[str]]:
-    return [{text.get_text() for text in axes.texts} for axes in figure.axes]
-
-
-def test_of_many_methods_the_front_and_what_all_know_are_named() -> None:
+def test_of_many_methods_the_front_and_what_all_know_have_a_mark() -> None:
     methods = ["randomk", "cltk", "topk", "micro", "dense", *[f"other{place}" for place in range(20)]]
     worst = [1.0] * 20
     rows = pd.DataFrame({"method": methods}).assign(
@@ -345,6 +310,6 @@ def test_of_many_methods_the_front_and_what_all_know_are_named() -> None:
         step_error=[0.9, 0.8, 0.9, 0.95, 0.0, *worst],
         cumulative_error=[0.9, 0.95, 0.9, 0.95, 0.0, *worst],
     )
-    figure = draw_front(rows, "Many")
-    assert _names(figure) == [{label(name) for name in methods[:5]}] * 2
-    assert "20 others, in the table" in {text.get_text() for text in figure.legends[0].get_texts()}
+    names = {text.get_text() for text in draw_front(rows, "Many").legends[0].get_texts()}
+    assert {label(name) for name in methods[:5]} | {"20 others, in the table"} < names
+    assert len(names) == 7

@@ -26,7 +26,6 @@ from experiments.studies.paper_reproduction import papers, parts
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper
 from experiments.sweeps import study
-from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 
 TINY = """\
@@ -110,15 +109,6 @@ def test_long_runs_are_the_medium_scale_of_one_paper(tmp_path: Path) -> None:
             parts.check_command(part)
     with pytest.raises(UserError, match="paper fft has nothing at scale medium: choose one of paper, small"):
         load_paper("fft", "medium", out=tmp_path, root="data")
-
-
-@pytest.mark.parametrize("name", papers.known_papers())
-def test_small_studies_need_no_files(name: str, tmp_path: Path) -> None:
-    for part in load_paper(name, "small", out=tmp_path, root="missing").parts:
-        if part.trains and not any(word.startswith("schedule.") for word in part.words):
-            jobs = study.jobs_of(part.words[1], list(part.words[2:]))
-            kinds = {tuple(word for word in job if not word.startswith(("seed=", "sparsifier="))): job for job in jobs}
-            prepare_runs(kinds.values())
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import torch
 
 from experiments import theory
 from experiments.studies.selection_times import wide_spread
-from experiments.studies.topk_theory.accumulators import Vector, accumulators
-from experiments.studies.topk_theory.bound import check, error_numbers, histogram_numbers
+from experiments.studies.topk_theory.accumulators import Vector
+from experiments.studies.topk_theory.bound import check, error_numbers
 from experiments.studies.topk_theory.files import write_times
 
 
@@ -40,21 +40,6 @@ def test_errors_are_those_of_sorting() -> None:
         assert row["top_k"] == pytest.approx(sum(squares[k:]) / sum(squares))
         assert row["bound"] == pytest.approx((1 - k / 5) ** 2)
         assert row["random_k"] == pytest.approx(1 - k / 5)
-
-
-def test_histogram_is_a_density() -> None:
-    numbers = histogram_numbers(Vector("normal", torch.randn(3000)))
-    width = numbers["value"].diff().iloc[1]
-    assert numbers["density"].sum() * width == pytest.approx(1, abs=1e-3)
-    assert numbers["normal"].sum() * width == pytest.approx(1, abs=1e-3)
-
-
-def test_accumulators_hold_gradient_and_residual() -> None:
-    words = ["batch_size=4", "model=mlp"]
-    everything = accumulators(words, 2, 1.0, [0, 1])  # nothing is left over, so these are gradients
-    some = accumulators(words, 2, 0.01, [0, 1])
-    assert torch.equal(everything[0].values, some[0].values)
-    assert not torch.equal(everything[1].values, some[1].values)
 
 
 def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
