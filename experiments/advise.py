@@ -40,26 +40,16 @@ def _run(words: list[str]) -> int:
     check_folder(options.out)
     evidence = load_evidence(options.evidence, options.level, options.task)
     trace = load_measured(Trace, options.trace)
-    answers = [(setting, predict(evidence, setting)) for setting in _settings(options, trace)]
+    given = {"select": options.select, "memory_gb_s": options.memory_gb_s}
+    settings = [
+        Setting(trace, options.workers, 1e6 * mbit, options.latency_us / 1e6, **given) for mbit in options.link_mbit
+    ]
+    answers = [(setting, predict(evidence, setting)) for setting in settings]
     head = opening("Which method reaches dense's accuracy first", "experiments.advise", words, options.workers)
     print(report(evidence, answers, head))
     for path in write_or_rescue(lambda out: write(evidence, answers, out, head), options.out):
         print(path)
     return 0
-
-
-def _settings(options: argparse.Namespace, trace: Trace) -> list[Setting]:
-    return [
-        Setting(
-            trace=trace,
-            world_size=options.workers,
-            rate=1e6 * mbit,
-            latency_s=options.latency_us / 1e6,
-            select=options.select,
-            memory_gb_s=options.memory_gb_s,
-        )
-        for mbit in options.link_mbit
-    ]
 
 
 def parser() -> Parser:
@@ -68,29 +58,16 @@ def parser() -> Parser:
         prog="python -m experiments.advise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add(
-        "--link-mbit",
-        type=comma_list(to_positive),
-        required=True,
-        metavar="RATE,RATE",
-        help="of each worker's link, in Mbit/s",
-    )
+    rates = comma_list(to_positive)
+    add("--link-mbit", type=rates, required=True, metavar="RATE,RATE", help="of each worker's link, in Mbit/s")
     add("--latency-us", type=to_positive, default=50.0, metavar="US", help="of a message (%(default)s)")
     add("--workers", type=whole_number(2), default=4, metavar="N", help="(%(default)s)")
     add("--trace", type=to_path, default=TRACE, metavar="FILE", help="of a model; a published one by default")
     add("--select", type=to_path, metavar="FILE", help="table of experiments.profile select; a formula by default")
-    add(
-        "--memory-gb-s",
-        type=to_positive,
-        default=MEMORY_GB_S,
-        help="bandwidth of memory in that formula, in GB/s; the default is an assumption (%(default)s)",
-    )
-    add(
-        "--evidence",
-        type=to_path,
-        metavar="FILE",
-        help="reached.csv that experiments.figures wrote of your runs; the published by default",
-    )
+    help = "bandwidth of memory in that formula, in GB/s; the default is an assumption (%(default)s)"
+    add("--memory-gb-s", type=to_positive, default=MEMORY_GB_S, help=help)
+    help = "reached.csv that experiments.figures wrote of your runs; the published by default"
+    add("--evidence", type=to_path, metavar="FILE", help=help)
     add("--task", metavar="MODEL-DATASET", help="of the evidence; the one of which most is known by default")
     add("--level", type=int, choices=LEVELS, default=95, help="percent of dense's final accuracy (%(default)s)")
     add("--out", type=to_path, default=Path("results/advice"), help="folder (%(default)s)")

@@ -138,13 +138,13 @@ def _common_order(rows: Sequence[Row]) -> list[str]:
     order = list(rows[0]["steps"][0]["ready"])
     for rank, row in enumerate(rows):
         for step, stamps in enumerate(row["steps"]):
-            for place, names in enumerate(itertools.zip_longest(order, stamps["ready"])):
-                if names[0] != names[1]:
-                    here, there = (f"'{name}'" if name else "nothing" for name in names)
-                    raise UserError(
-                        f"gradient {place} of backward is {here} on rank 0 in step 0 and {there} on rank {rank} in "
-                        f"step {step}: a trace needs a model whose gradients always come in one order"
-                    )
+            pairs = itertools.zip_longest(order, stamps["ready"], fillvalue="nothing")
+            place, names = next(((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]), (0, None))
+            if names:
+                raise UserError(
+                    f"gradient {place} of backward is '{names[0]}' on rank 0 in step 0 and '{names[1]}' on rank {rank} "
+                    f"in step {step}: a trace needs a model whose gradients always come in one order"
+                )
     missing = [name for name in rows[0]["num_bytes"] if name not in order]
     if missing:
         raise UserError(f"parameter '{missing[0]}' gets no gradient: freeze it or take it out of the model")

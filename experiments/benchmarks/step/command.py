@@ -31,7 +31,7 @@ from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_density, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
-from experiments.ranks.group import RankFailure, measuring_ranks
+from experiments.ranks.group import RankFailure, RankGroup, measuring_ranks
 from experiments.ranks.measures import Row
 from experiments.studies.methods import build_methods, known_methods, select_names
 
@@ -125,11 +125,11 @@ def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console
     """Yield the row of each case, and print a line for it."""
     settings = {"steps": arguments.steps, "limit_s": arguments.limit}
     with ExitStack() as stack:
-        sides: Sides = {}
+        sides: dict[str, RankGroup] = {}
         if arguments.against is not None:
             tree = stack.enter_context(checked_out(arguments.against))
-            sides |= {OLD: stack.enter_context(measuring_ranks(arguments.nproc, tree))}
-        sides |= {NEW: stack.enter_context(measuring_ranks(arguments.nproc))}
+            sides[OLD] = stack.enter_context(measuring_ranks(arguments.nproc, tree))
+        sides[NEW] = stack.enter_context(measuring_ranks(arguments.nproc))
         for number, case in enumerate(cases):
             if arguments.against is None:
                 (taken,) = measure(sides, case, **settings, num_turns=1)

@@ -53,7 +53,7 @@ def measure(sides: Sides, case: Case, *, steps: int, limit_s: float, num_turns: 
         ranks.call(turns.turn, warmup - turns.NUM_TRIED)
     found, size = [], math.ceil(counted / num_turns)
     for number in range(num_turns):
-        order = list(sides) if number % 2 else list(reversed(sides))
+        order = list(sides) if number % 2 else list(sides)[::-1]
         found.append({side: slowest(sides[side].call(turns.turn, size)) for side in order})
     return found
 

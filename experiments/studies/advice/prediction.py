@@ -1,6 +1,5 @@
 """The predicted time of each method to dense's accuracy: its epochs there times its predicted step."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,17 +61,13 @@ def predict(evidence: Evidence, setting: Setting) -> pd.DataFrame:
     infinite always), why (no prediction: the reason, else empty).
     """
     dense = _dense(evidence, setting)
-    rows = [_row(dense, setting.rate) | {"time": 1.0, "border": math.nan, "why": ""}]
+    rows = [_row(dense, setting.rate) | {"time": 1.0, "why": ""}]
     for runs in _by_method(evidence):
         courses, why = _courses(runs, setting)
-        if courses:
-            rows.append(_best(courses, dense, setting.rate))
-        else:
-            names = {"method": runs[0].method, "variant": runs[0].variant, "density": runs[0].density}
-            rows.append(
-                names | dict.fromkeys(("num_seeds", "epochs", "step_s", "time", "border"), math.nan) | {"why": why}
-            )
-    return pd.DataFrame(rows)
+        names = {"method": runs[0].method, "variant": runs[0].variant, "density": runs[0].density}
+        rows.append(_best(courses, dense, setting.rate) if courses else names | {"why": why})
+    columns = ["method", "variant", "density", "num_seeds", "epochs", "step_s", "time", "border", "why"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def over_rates(evidence: Evidence, setting: Setting, rates: Sequence[float]) -> pd.DataFrame:
