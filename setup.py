@@ -4,4 +4,6 @@ import sys
 
 from setuptools import setup
 
-setup(entry_points={"console_scripts": ["micro-train = experiments.cli:main"]} if "editable_wheel" in sys.argv else {})
+setup(
+    entry_points={"console_scripts": ["micro-train = experiments.train:main"]} if "editable_wheel" in sys.argv else {}
+)

@@ -14,13 +14,14 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 import micro
 from data.augment import AUGMENTATIONS
 from experiments.config.checks import DEVICES, PRECISIONS, RESIZES, SCALES, SHAPES
-from experiments.config.conf_files import choices_of, compose_layers
+from experiments.config.compose import composed, hydra_of_conf
+from experiments.config.conf_files import TOOLS, choices_of
 from experiments.config.optimizer_settings import CHOICES as OPTIMIZER
-from experiments.config.overrides import TOOLS
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.config.tracking_settings import MODES
@@ -245,11 +246,12 @@ def words(draw: st.DrawFn) -> Words:
     )
     if draw(st.booleans()):
         choices = {**choices, **draw(some(["sparsifier", "optimizer"]))}
-    held = dict(flat(compose_layers(choices)))
+    chosen = [f"{group}={name}" for group, name in choices.items()]
+    with hydra_of_conf():
+        held = dict(flat(OmegaConf.to_container(composed(chosen))))
     single = st.sampled_from([key for key in held if key not in GROUPS])
     keys = draw(st.lists(mostly(single, st.sampled_from([*GROUPS])), min_size=1, max_size=3, unique=True))
     wide = ["cluster.world_size=4"] if choices.get("cluster") == "simulated" else []
-    chosen = [f"{group}={name}" for group, name in choices.items()]
     return [*chosen, *wide, *(draw(word_of(key, held.get(key, ""))) for key in keys)]
 
 

@@ -9,10 +9,9 @@ import torch
 
 import micro
 import models
-from experiments.config.errors import UserError, one_line
+from experiments.config.errors import UserError, one_line, shown
 from experiments.config.ranges import MOST
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
-from experiments.config.values import shown
 from micro.local.checks import check_method
 from micro.local.regrouping import check_losable
 from micro.planning.schedules.base import Schedule

@@ -10,15 +10,17 @@ import re
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from io import TextIOWrapper
 from typing import NoReturn, TextIO, TypeVar, cast
 
 from experiments.config import stopping
-from experiments.config.errors import OutputError, UserError
+from experiments.config.errors import OutputError, RunFailed, UserError
 from experiments.config.start_up import collect_as_usual, collect_seldom, hide_warnings_of_torch
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+FULL_ERROR = "HYDRA_FULL_ERROR"  # with 1 Hydra shows where an error comes from
 NONE = "none"
 _LONGEST_LINE = 2000  # characters of an error: more is content that the user gave
 T = TypeVar("T")
@@ -91,6 +93,17 @@ def print_error(error: object) -> None:
     if len(line) > _LONGEST_LINE:
         line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
     print("error:", line, file=sys.stderr)
+
+
+def shows_all() -> bool:
+    """Return whether the user wants to see where an error comes from."""
+    return os.environ.get(FULL_ERROR) == "1"
+
+
+def _print_all(error: Exception) -> None:
+    if shows_all():
+        traceback.print_exception(error)
+    print_error(error)
 
 
 def _print_stopped(number: int, stopped: str) -> None:
@@ -171,10 +184,10 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
             return PIPE_CLOSED
         raise
     except UserError as error:
-        print_error(error)
+        _print_all(error)
         return MISTAKE
-    except OutputError as error:
-        print_error(error)
+    except (OutputError, RunFailed) as error:
+        _print_all(error)
         return FAILED
     except OSError as error:
         if not _output_is_broken():

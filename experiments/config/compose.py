@@ -1,83 +1,165 @@
-"""From the words of a command line to checked configurations, before anything is built or started."""
+"""From the words of a command line to checked configurations, by Hydra, before anything is built or started."""
 
-from collections.abc import Iterable
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.checks import check_settings
-from experiments.config.conf_files import Values, compose_layers
-from experiments.config.errors import UserError, one_line
-from experiments.config.overrides import parse, split
+from experiments.config.errors import UserError
+from experiments.config.hydra_errors import cannot_remove, one_line_each, unknown_key
+from experiments.config.overrides import parse
+from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
-from experiments.config.values import set_value_, to_dataclass
+
+NAME = "train"  # of the primary configuration, conf/train.yaml
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
     "at", lambda paper, small, *, _root_: small if _root_.scale == "small" else paper, replace=True
-)  # in an experiment: ${at:PAPER,SMALL} chooses one of two values by the key scale
+)  # in a recipe: ${at:PAPER,SMALL} chooses one of two values by the key scale
+OmegaConf.register_new_resolver(
+    "if_given", lambda given, usual, value, otherwise: otherwise if given == usual else value, replace=True
+)  # in conf/train.yaml: where Hydra has a folder of its own
 
 
-def compose_run(words: list[str], *, joined_world_size: int | None = None) -> TrainConfig:
+def compose_run(words: Sequence[str], *, joined_world_size: int | None = None) -> TrainConfig:
     """Return the configuration that ``words`` describe, with its settings checked.
 
     Args:
-        words: GROUP=CHOICE and KEY=VALUE.
+        words: as Hydra reads them: GROUP=CHOICE, KEY=VALUE, +KEY=VALUE and so on.
         joined_world_size: the number of ranks, if torchrun or srun started this process as one of them.
 
     Raises:
         UserError: a word that cannot be read, a setting that does not exist or a value out of its range.
     """
-    return typed(composed_values(words), joined_world_size=joined_world_size)
+    (config,) = compose_runs([words], joined_world_size=joined_world_size)
+    return config
 
 
-def compose_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
-    """Return the configurations of all jobs; see compose_run. Raises: UserError, for the first wrong one."""
-    return [compose_run(job, joined_world_size=joined_world_size) for job in jobs]
+def compose_runs(
+    jobs: Iterable[Sequence[str]], *, name: str = NAME, joined_world_size: int | None = None
+) -> list[TrainConfig]:
+    """Return the configurations of all jobs; see compose_run. Raises: UserError, for the first wrong one.
+
+    Args:
+        name: of the primary configuration.
+    """
+    with hydra_of_conf():
+        return [typed(composed(job, name), joined_world_size=joined_world_size) for job in jobs]
 
 
-def composed_values(words: list[str]) -> Values:
-    """Return the settings that ``words`` describe as plain values, interpolations resolved. Raises: UserError."""
-    chosen, given = split(parse(words))
-    values = compose_layers(chosen)
-    for key, value in given:
-        set_value_(values, key, value)
-    return resolved(values) if _interpolated(values) else values
+def composed(words: Sequence[str], name: str = NAME) -> DictConfig:
+    """Return what Hydra composes of ``words``.
+
+    Hydra takes 0.1 s for one configuration, and a study has up to hundreds, which share their choices of groups: each
+    of those is composed once, and plain values are set as Hydra sets them. Raises: UserError.
+    """
+    overrides = parse(words)
+    if of_hydra := [override.input_line for override in overrides if override.is_hydra_override()]:
+        raise UserError(f"'{of_hydra[0]}' sets Hydra, not a run: it is for experiments.train, leave it out")
+    plain = [override for override in overrides if _is_plain(override)]
+    choices = tuple(str(override.input_line) for override in overrides if not _is_plain(override))
+    with one_line_each():
+        if not all(_is_choice(override) or _is_plain(override) for override in overrides):
+            return compose(name, [str(override.input_line) for override in overrides])
+        config = deepcopy(_composition(_places(), name, choices))
+        for override in plain:
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+    return config
 
 
-def typed(values: Values, *, joined_world_size: int | None = None) -> TrainConfig:
-    """Return plain values as dataclasses, checked without building parts or reading files.
+def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> TrainConfig:
+    """Return what was composed as dataclasses, checked without building parts or reading files.
 
     Raises:
-        UserError: a key that does not exist, a value that is missing, of another type or out of its range.
+        UserError: a key that does not exist or was removed, a value that is missing, of another type or out of range.
     """
-    config: TrainConfig = to_dataclass(values)
+    _check_keys(composed, TrainConfig)
+    with one_line_each():
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), composed))
+    assert isinstance(config, TrainConfig)
+    _check_values(dataclasses.asdict(config))
     check_settings(config, joined_world_size=joined_world_size)
     return config
 
 
-def resolved(values: Values) -> Values:
-    """Return values with their interpolations, such as ${at:PAPER,SMALL}, resolved. Raises: UserError."""
-    try:
-        plain = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
-    except OmegaConfBaseException as error:
-        raise UserError(one_line(error)) from None
-    assert isinstance(plain, dict)
-    left = _interpolated(plain)  # it was written as \\${...}, and whoever reads the run's config.yaml would resolve it
-    if left:
-        raise UserError(f"{left} cannot have '${{' in its text: write $NAME without braces, or leave it out")
-    return {str(key): value for key, value in plain.items()}
+@contextmanager
+def hydra_of_conf() -> Iterator[None]:
+    """Compose from conf/, or, in a command of Hydra's, from where that command composes."""
+    if GlobalHydra.instance().is_initialized():
+        yield
+        return
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
 
 
-def _interpolated(value: Any, key: str = "") -> str | None:
-    """Return the dotted key of the first text with an interpolation, None without any."""
-    if isinstance(value, str):
-        return key if "${" in value else None
+@lru_cache(maxsize=512)
+def _composition(places: tuple[str, ...], name: str, choices: tuple[str, ...]) -> DictConfig:
+    return compose(name, list(choices))
+
+
+def _places() -> tuple[str, ...]:
+    return tuple(place.path for place in GlobalHydra.instance().config_loader().get_search_path().get_path())
+
+
+def _is_plain(override: Override) -> bool:
+    """Return whether a word is KEY=VALUE alone, which changes no group and takes part in no sweep."""
+    key = override.key_or_group
+    is_value = isinstance(override.value(), dict) or not _is_group(key)
+    return not _is_special(override) and is_value and not key.startswith("hydra")
+
+
+def _is_choice(override: Override) -> bool:
+    return not _is_special(override) and _is_group(override.key_or_group)
+
+
+def _is_special(override: Override) -> bool:
+    is_change = not (override.is_add() or override.is_force_add() or override.is_delete())
+    return not is_change or override.package is not None or override.is_sweep_override()
+
+
+def _is_group(key: str) -> bool:
+    return "/" in key or key in _groups(_places())
+
+
+@lru_cache(maxsize=16)
+def _groups(places: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(GlobalHydra.instance().config_loader().list_groups(""))
+
+
+def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:
+    """Refuse what Hydra lets a user do to keys of the schema: ``++densty=0.1``, which would be lost, and ``~lr``."""
+    known, given = [field.name for field in dataclasses.fields(kind)], list(composed.keys())
+    for name in given:
+        if name not in known:
+            raise UserError(unknown_key(str(name), parent, known))
+        inner = composed._get_node(name)  # neither resolved nor required
+        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
+            _check_keys(inner, OmegaConf.get_type(inner), f"{parent}.{name}".strip("."))
+    lost = [name for name in known if name not in given]
+    if lost and OmegaConf.get_type(composed) is kind:
+        raise UserError(cannot_remove(f"{parent}.{lost[0]}".strip(".")))
+
+
+def _check_values(value: Any, key: str = "") -> None:
+    """Refuse what no configuration can hold. Raises: UserError: a number that is not finite, or an interpolation."""
     if isinstance(value, dict):
-        inner = [(f"{key}.{name}".strip("."), each) for name, each in value.items()]
-    else:
-        inner = [(key, each) for each in value] if isinstance(value, list) else []
-    found = (_interpolated(each, name) for name, each in inner)
-    return next((each for each in found if each is not None), None)
+        for name, inner in value.items():
+            _check_values(inner, f"{key}.{name}".strip("."))
+    elif isinstance(value, list):
+        for inner in value:
+            _check_values(inner, key)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key} must be a finite number, got {value}")
+    elif isinstance(value, str) and "${" in value:  # written as \${...}: the reader of config.yaml would resolve it
+        raise UserError(f"{key} cannot have '${{' in its text: write $NAME without braces, or leave it out")

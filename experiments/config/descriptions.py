@@ -82,7 +82,7 @@ def default_choices() -> dict[str, str]:
     """Return the default choice of each group."""
     entries = yaml.safe_load((CONF / "train.yaml").read_text())["defaults"]
     pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
-    return {group: choice for group, choice in pairs if group in GROUPS}
+    return {group: choice for group, choice in pairs if group in GROUPS and choice}
 
 
 @cache

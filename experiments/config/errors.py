@@ -3,8 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-_HINTS = ("To append", "object_type", "full_key", "reference_type", "See ")  # lines of Hydra that help no user
-
 
 class UserError(ValueError):
     """A mistake of the user, in one line that names what was given, what is allowed and what to do."""
@@ -12,6 +10,10 @@ class UserError(ValueError):
 
 class OutputError(RuntimeError):
     """Results that could not be written where they belong; one line says where they are. No mistake of the user."""
+
+
+class RunFailed(RuntimeError):
+    """A run began and failed; one line says which, and why. No mistake of the command."""
 
 
 def suggestion(given: str, allowed: Iterable[str]) -> str:
@@ -25,11 +27,24 @@ def short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:60]}..."
 
 
+def shown(value: object) -> str:
+    """Return a value as a user would write it."""
+    if isinstance(value, str):
+        return f"'{short(value)}'"
+    return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else short(str(value))
+
+
+def not_among(key: str, allowed: Iterable[str], given: str) -> str:
+    """Return what is said of a value that is none of those allowed."""
+    known = list(allowed)
+    return f"{key} must be one of {', '.join(known)}, got '{short(given)}'{suggestion(given, known)}"
+
+
 def check_choice(key: str, allowed: Iterable[str], given: str) -> None:
     """Raise UserError where ``given`` is not among ``allowed``."""
     known = list(allowed)
     if given not in known:
-        raise UserError(f"{key} must be one of {', '.join(known)}, got '{short(given)}'{suggestion(given, known)}")
+        raise UserError(not_among(key, known, given))
 
 
 def one_line(error: object) -> str:
@@ -40,9 +55,3 @@ def one_line(error: object) -> str:
 def one_line_with_type(error: BaseException) -> str:
     """Return the type and the text of an error on one line: ``ValueError: no such file``."""
     return one_line(f"{type(error).__name__}: {error}")
-
-
-def one_line_of_hydra(error: Exception) -> str:
-    """Return the message of an error of Hydra or OmegaConf on one line, without its hints."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return "; ".join([line for line in lines if line and not line.startswith(_HINTS)][:3])

@@ -1,26 +1,22 @@
-"""The words of a command line that set a run: GROUP=CHOICE and KEY=VALUE, in Hydra's grammar."""
+"""The words of a command line, in Hydra's grammar, and the lists of words that the words of -m stand for."""
 
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
-from functools import cache, lru_cache
-from typing import Any
+from collections.abc import Iterable
+from functools import lru_cache
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
 from experiments.config.conf_files import choices_of
-from experiments.config.errors import UserError, check_choice, one_line, short
-from experiments.config.paths import CONF
+from experiments.config.descriptions import GROUPS
+from experiments.config.errors import UserError, not_among, one_line, shown
+from experiments.config.hydra_errors import kind_of, unreadable
 from experiments.config.ranges import MOST_RUNS, check_num_runs
 
-TOOLS = {  # groups of conf/ that are not settings of a training, and their use
-    "network": "describes a link for simulated steps: python -m experiments.simulate --network {}",
-    "paper": "lists the parts of a paper's study: python -m experiments.reproduce {}",
-    "sweep": "lists the runs of a study: python -m experiments.sweep {}",
-}
 _HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # a path with ~, which Hydra's grammar reads only in quotes
 
 
@@ -31,44 +27,54 @@ def parse(words: Iterable[str]) -> list[Override]:
 
 @lru_cache(maxsize=4096)
 def _parsed(word: str) -> Override:
-    if "=" not in word and not word.startswith("~"):
-        raise UserError(f"'{word}' is not KEY=VALUE, for instance epochs=5 or sparsifier=topk")
     try:
-        return OverridesParser.create().parse_override(_HOME.sub(r"\1='\2'", word))
+        override = OverridesParser.create().parse_override(_HOME.sub(r"\1='\2'", word))
     except (HydraException, ValueError, RecursionError):  # ValueError: a number of thousands of digits
-        key, _, value = short(word).partition("=")
-        raise UserError(
-            f"cannot read {short(word)!r}: put a value with spaces or special characters in quotes, \"{key}='{value}'\""
-        ) from None
+        raise UserError(unreadable(word)) from None
+    if not override.key_or_group:
+        raise UserError(unreadable(word))
+    if override.key_or_group in GROUPS and not override.is_delete() and not override.is_sweep_override():
+        _check_choice(override)
+    if not (override.is_delete() or override.is_sweep_override()):
+        _check_boolean(override)
+    return override
 
 
-def is_of_hydra(word: str) -> bool:
-    """Return whether a word is a setting of Hydra, such as hydra/launcher=submitit_slurm, and not of a run."""
-    return word.lstrip("+~").startswith(("hydra.", "hydra/"))
+def _check_choice(override: Override) -> None:
+    """Refuse what is neither the name of a choice nor settings. Hydra would say so without the group."""
+    group, given = override.key_or_group, override.value()
+    if not isinstance(given, str | list | dict):
+        remedy = f"; to leave it out, ~{group}" if given is None else ""
+        raise UserError(not_among(group, choices_of(group), str(given)) + remedy)
 
 
-def expand(words: list[str], *, multirun: bool) -> list[list[str]]:
-    """Return one list of words per run: with -m all combinations of the given values, otherwise the words themselves.
+def _check_boolean(override: Override) -> None:
+    """Refuse a number for true or false: OmegaConf takes any but 0 for true."""
+    given = override.value()
+    if type(given) is int and given not in (0, 1) and kind_of(override.key_or_group) is bool:
+        raise UserError(f"{override.key_or_group} must be true or false, got {shown(given)}")
+
+
+def expand(words: Iterable[str]) -> list[list[str]]:
+    """Return one list of words for each run of -m: all combinations of the given values.
 
     Raises:
-        UserError: a word is not KEY=VALUE.
+        UserError: a word is not KEY=VALUE, or its values cannot be listed.
     """
-    if not multirun:
-        return [words]
-    choices = [_choices(override) for override in parse(words)]
-    check_num_runs("-m", math.prod(map(len, choices)))
-    return [list(job) for job in itertools.product(*choices)]
+    axes = [_values(override) for override in parse(words)]
+    check_num_runs("-m", math.prod(map(len, axes)))
+    return [list(job) for job in itertools.product(*axes)]
 
 
-def each_value(words: list[str]) -> list[list[str]]:
+def each_value(words: Iterable[str]) -> list[list[str]]:
     """Return few lists of words in which each value of each word occurs, of an interval both ends.
 
     They are what can be checked of -m before its sweeper chooses the runs, as Optuna does.
 
     Raises:
-        UserError: a word is not KEY=VALUE.
+        UserError: as expand.
     """
-    axes = [_ends(override) or _choices(override) for override in parse(words)]
+    axes = [_ends(override) or _values(override) for override in parse(words)]
     first = [axis[0] for axis in axes]
     return [first, *([*first[:at], word, *first[at + 1 :]] for at, axis in enumerate(axes) for word in axis[1:])]
 
@@ -79,68 +85,17 @@ def _ends(override: Override) -> list[str]:
     return [f"{key}={interval.start}", f"{key}={interval.end}"] if isinstance(interval, IntervalSweep) else []
 
 
-def _choices(override: Override) -> list[str]:
+def _values(override: Override) -> list[str]:
     """Return the words that a word of -m stands for. Raises: UserError: none, too many, or they cannot be listed."""
-    given = str(override.input_line)
+    given, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
         return [given]
-    key, value = override.get_key_element(), override.value()
+    if GlobalHydra.instance().is_initialized():  # which finds the choices of glob(...)
+        override.config_loader = GlobalHydra.instance().config_loader()
     try:
-        named = value.filter(choices_of(key)) if isinstance(value, Glob) else override.sweep_string_iterator()
-        words = [f"{key}={each}" for each in itertools.islice(named, MOST_RUNS + 1)]
+        words = [f"{key}={each}" for each in itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1)]
     except (HydraException, ValueError, TypeError, OverflowError) as error:
         raise UserError(f"'{given}': {one_line(error)}; list the values, {key}=A,B") from None
     if not words:
         raise UserError(f"'{given}' names no value: list the values, {key}=A,B")
     return words
-
-
-def split(overrides: Sequence[Override]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
-    """Return the choices of groups and the values of settings.
-
-    Raises:
-        UserError: an added or deleted key, several values, no such choice, or a group that is not of a training.
-    """
-    chosen: dict[str, str] = {}
-    values = []
-    for override in overrides:
-        key, given = override.key_or_group, override.input_line
-        if override.is_add() or override.is_delete() or override.is_force_add():
-            raise UserError(f"'{given}': keys of the configuration cannot be added or deleted")
-        if override.is_sweep_override():
-            raise UserError(f"'{given}' names several values: run them all with -m, or choose one")
-        if override.package is not None:
-            raise UserError(f"'{given}': a group has one place, leave out @{override.package}")
-        value = _value(override)
-        if key in TOOLS:
-            raise UserError(f"{key} is not a setting of a training, it {TOOLS[key].format(value)}")
-        if key in _groups():
-            if value is not None or key != "experiment":
-                check_choice(key, choices_of(key), str(plain(value)))
-                chosen[key] = str(plain(value))
-        else:
-            values.append((key, plain(value)))
-    return chosen, values
-
-
-def _value(override: Override) -> Any:
-    try:
-        return override.value()
-    except (HydraException, ValueError, TypeError) as error:
-        raise UserError(f"cannot read '{override.input_line}': {one_line(error)}") from None
-
-
-@cache
-def _groups() -> frozenset[str]:
-    return frozenset(path.name for path in CONF.iterdir() if path.is_dir())
-
-
-def plain(value: Any) -> Any:
-    """Return a value of Hydra's grammar as plain Python."""
-    if isinstance(value, QuotedString):
-        return value.text
-    if isinstance(value, dict):
-        return {str(plain(key)): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
-    return value

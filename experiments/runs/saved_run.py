@@ -53,7 +53,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     if not isinstance(composed, DictConfig):
         raise UserError(f"{folder.config_path} is not a configuration")
     try:
-        return typed(OmegaConf.to_container(composed, resolve=True))  # type: ignore[arg-type]
+        return typed(composed)
     except UserError as error:
         raise UserError(f"{folder.config_path}: {error}") from None
 

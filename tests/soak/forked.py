@@ -67,9 +67,8 @@ def preload() -> None:
 
     import experiments.launching.elastic
     import experiments.train
-    import experiments.training.hydra_app
-    import experiments.training.rank_main
-    import experiments.training.runs_of_command  # noqa: F401
+    import experiments.training.one_run
+    import experiments.training.rank_main  # noqa: F401
     from micro import kernels
 
     kernels.prepare()

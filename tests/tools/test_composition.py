@@ -1,37 +1,35 @@
 """Every choice of every group, and every run of every study, composes, and as Hydra composes it."""
 
-import itertools
-from typing import Any
+import time
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import OmegaConf
 
 from experiments.config.builders import build_reducer, check_parts
-from experiments.config.checks import check_settings
-from experiments.config.compose import compose_run
-from experiments.config.conf_files import choices_of, compose_layers
+from experiments.config.compose import NAME, compose_run, compose_runs, composed, hydra_of_conf
+from experiments.config.conf_files import choices_of
 from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
 from experiments.config.paths import CONF
-from experiments.config.schema import TrainConfig
 from experiments.sweeps.study import jobs_of, parts_of, studies
 from experiments.training.preflight import prepare_runs
 
-
-def compose_one(*words: str) -> TrainConfig:
-    (config,) = prepare_runs([list(words)])
-    return config
+MOST_S = 30
 
 
 def test_every_choice_of_every_group_composes() -> None:
-    for sparsifier in (path.stem for path in (CONF / "sparsifier").glob("*.yaml")):
-        config = compose_one(f"sparsifier={sparsifier}", "optimizer.momentum=0")  # which some methods hold themselves
+    needs = {"nodes": ["cluster.nnodes=2", "cluster.rdzv_endpoint='a:1'"], "slurm": ["cluster.nnodes=2"]}
+    for group in GROUPS:
+        for choice in choices_of(group):
+            assert compose_run([f"{group}={choice}", *needs.get(choice, [])])
+
+
+def test_every_method_is_built() -> None:
+    for sparsifier in choices_of("sparsifier"):
+        (config,) = prepare_runs([[f"sparsifier={sparsifier}", "optimizer.momentum=0"]])  # some hold it themselves
         assert config.sparsifier.name == sparsifier
         build_reducer(config)
-    for model in ("resnet8", "resnet18", "resnet20", "mlp"):
-        assert compose_one(f"model={model}").model.name == model
-    assert compose_one("cluster=simulated", "cluster.world_size=16").world_size == 16
 
 
 @pytest.mark.parametrize("study", [part for study in studies() for part in parts_of(study)])
@@ -39,42 +37,13 @@ def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     words = ["schedule.trace=trace.json", "schedule.link=link.json"] if "planned" in study else []
     seen: set[str] = set()
     new = [job for job in jobs_of(study, words) if not seen.issuperset(job) and not seen.update(job)]  # every word once
-    configs = [compose_run(job) for job in new]
+    configs = compose_runs(new)
     for config in configs:
         check_parts(config)
     names = [run_name(config) for config in configs]
     repeated = [c for c, name in zip(configs, names, strict=True) if names.count(name) > 1]
     assert names
     assert all(config.sparsifier.is_dense for config in repeated)  # which is one run at any density
-
-
-def composed_by_hydra(words: list[str]) -> dict[str, Any]:
-    values = OmegaConf.to_container(compose("train", words), resolve=False)
-    return plain_keys(values)
-
-
-def plain_keys(value: Any) -> Any:
-    """Return the value with keys as text, as both write them."""
-    if isinstance(value, dict):
-        return {str(key): plain_keys(inner) for key, inner in value.items()}
-    return [plain_keys(inner) for inner in value] if isinstance(value, list) else value
-
-
-def every_choice() -> list[dict[str, str]]:
-    """Return choices with every file of conf/ in one of them; an experiment, which chooses for others, is alone."""
-    groups = {group: choices_of(group) for group in GROUPS if group != "experiment"}
-    rounds = itertools.zip_longest(*groups.values())
-    chosen = [{group: name for group, name in zip(groups, names, strict=True) if name} for names in rounds]
-    return chosen + [{"experiment": name} for name in choices_of("experiment")]
-
-
-def test_files_are_composed_as_hydra_composes_them() -> None:
-    chosen = every_choice()
-    chosen.append({"experiment": "micro_resnet18_cifar10", "sparsifier": "dgc", "cluster": "local"})
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for choices in chosen:
-            words = [f"{group}={choice}" for group, choice in choices.items()]
-            assert plain_keys(compose_layers(choices)) == composed_by_hydra(words), words
 
 
 @pytest.mark.parametrize(
@@ -86,22 +55,49 @@ def test_files_are_composed_as_hydra_composes_them() -> None:
         ("cluster=slurm", "cluster.nnodes=3", "cluster.slurm.setup=['module load cuda']", "seed=7"),
         ("sparsifier=micro", "sparsifier.selector.rule=published", "output='a b'", "checkpoint={every_s: 5, keep: 1}"),
         ("model=lstm", "dataset=manuals", "model.settings.hidden=${batch_size}", "optimizer=adam", "tracking=wandb"),
+        (
+            "lr=0.1",
+            "lr=0.2",
+            "sparsifier=topk",
+            "+sparsifier.selector={name: topk}",
+            "~model.settings.hidden",
+            "model=mlp",
+        ),
     ],
 )
-def test_values_are_set_as_hydra_sets_them(words: tuple[str, ...]) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        expected = compose("train", list(words))
-    merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), expected))
-    check_settings(merged)
-    assert compose_run(list(words)) == merged
+def test_what_is_composed_from_the_cache_is_what_hydra_composes(words: tuple[str, ...]) -> None:
+    with hydra_of_conf():
+        first, again, by_hydra = composed(words), composed(words), compose(NAME, list(words))
+    assert first == again == by_hydra
+    assert OmegaConf.to_yaml(first) == OmegaConf.to_yaml(by_hydra)
 
 
-@pytest.mark.parametrize("study", ["demo", "methods/digits", "equal_bytes/digits", "curves/cifar10"])
+@pytest.mark.parametrize("study", ["demo", "methods/digits", "equal_bytes/digits"])
 def test_the_runs_of_a_study_are_those_that_hydra_composes(study: str) -> None:
     jobs = jobs_of(study, [])
-    for words in (jobs[0], jobs[-1]):
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            expected = compose("train", words)
-        merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), expected))
-        check_settings(merged)
-        assert compose_run(words) == merged
+    with hydra_of_conf():
+        for words in (jobs[0], jobs[-1]):
+            assert composed(words) == compose(NAME, words)
+
+
+def test_a_large_study_is_composed_and_checked_in_half_a_minute() -> None:
+    jobs = jobs_of("demo", [])
+    jobs = [[*job, f"lr={lr}"] for job in jobs for lr in range(1, 138 // len(jobs) + 2)]
+    before = time.process_time()
+    assert len(compose_runs(jobs)) >= 138
+    assert time.process_time() - before < MOST_S
+
+
+@pytest.mark.parametrize("recipe", choices_of("experiment"))
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_a_typed_model_and_data_set_win_over_those_of_a_recipe(recipe: str, scale: str) -> None:
+    typed = compose_run([f"experiment={recipe}", f"scale={scale}", "model=mlp", "dataset=synthetic"])
+    alone = compose_run(["model=mlp", "dataset=synthetic"])
+    assert (typed.model, typed.dataset) == (alone.model, alone.dataset)
+
+
+def test_every_recipe_of_a_model_or_data_set_is_one_of_a_recipe() -> None:
+    recipes = "".join(path.read_text() for path in (CONF / "experiment").glob("*.yaml"))
+    for group in ("model", "dataset"):
+        for path in (CONF / group / "recipe").glob("*.yaml"):
+            assert f"override /{group}: recipe/{path.stem}\n" in recipes

@@ -1,7 +1,10 @@
 """What a user of Hydra types at experiments.train works as its documentation says; a grid is one by -m and sweep."""
 
+import importlib.util
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 
 from tests.in_process import Called, call
 
+ROOT = Path(__file__).parents[2]
 TINY = ["dataset=synthetic", "dataset.settings.num_samples=64", "model=mlp", "epochs=1", "cluster=simulated"]
 SHORT = ["dataset.settings={num_train: 2000, num_test: 200}", "batch_size=16", "epochs=1", "output=runs"]
 WORDS = [*TINY, "cluster.world_size=2", "output=runs"]
@@ -56,10 +60,87 @@ def runs() -> set[str]:
     ],
 )
 def test_what_cfg_prints_is_what_runs(words: list[str]) -> None:
-    printed = yaml.safe_load(train(*words, "--cfg", "job").out)
+    printed = yaml.safe_load(train(*words, "--cfg", "job", "--resolve").out)
     train(*words)
     (path,) = Path("runs").glob("*/config.yaml")
-    assert printed == yaml.safe_load(path.read_text())
+    ran = yaml.safe_load(path.read_text())
+    for config in (printed, ran):
+        del config["cluster"]["world_size"], config["cluster"]["device"], config["density"]  # filled in where it runs
+    assert printed == ran
+
+
+def shown(key: str, *words: str) -> object:
+    """Return a part of the configuration that ``--cfg job`` prints."""
+    printed: dict[str, object] = yaml.safe_load(train("--cfg", "job", "--resolve", *words).out)
+    for name in key.split("."):
+        printed = printed[name]  # type: ignore[assignment]
+    return printed
+
+
+def test_keys_of_mappings_are_added_set_and_removed() -> None:
+    assert shown("model.settings", "model=mlp", "+model.settings.depth=2") == {"hidden": 64, "depth": 2}
+    assert shown("model.settings", "model=mlp", "++model.settings.hidden=8") == {"hidden": 8}
+    assert shown("model.settings", "model=mlp", "~model.settings.hidden") == {}
+    assert shown("schedule.settings", "+schedule@schedule.settings=capped")["name"] == "capped"  # type: ignore[index]
+
+
+def test_configurations_come_from_folders_of_the_user() -> None:
+    Path("mine/model/deep").mkdir(parents=True)
+    Path("mine/model/tiny.yaml").write_text("name: mlp\nsettings: {hidden: 5}\n")
+    Path("mine/model/deep/one.yaml").write_text("# @package model\nname: mlp\nsettings: {hidden: 6}\n")
+    Path("mine/nine.yaml").write_text("defaults: [train, _self_]\nseed: 9\n")
+    assert shown("model.settings", "--config-dir", "mine", "model=tiny") == {"hidden": 5}
+    searched = f"hydra.searchpath=[file://{Path('mine').absolute()}]"
+    assert shown("model.settings", searched, "model=deep/one") == {"hidden": 6}
+    assert shown("seed", "--config-dir", "mine", "--config-name", "nine") == 9
+    train(*WORDS, "--config-dir", "mine", "-m", "model=glob(ti*)")
+    assert len(runs()) == 1
+
+
+def test_resolvers_are_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "there")
+    assert shown("output", "output=${oc.env:PLACE}") == "there"
+    assert str(shown("output", "output=runs-${now:%Y}")).startswith("runs-2")
+    train(*WORDS[:-1], "output=${hydra:runtime.cwd}/runs")
+    assert len(runs()) == 1
+
+
+def test_information_is_printed() -> None:
+    assert "model/gpt_small" in train("--info", "defaults", "experiment=micro_lstm_wikitext2", "model=gpt_small").out
+
+
+def test_all_runs_are_checked_before_the_first_starts() -> None:
+    refused = call(["train", "-m", *WORDS, "lr=0.1,-1"])
+    assert (refused.code, refused.err.count("\n"), runs()) == (2, 1, set())
+    assert "lr must be positive, got -1" in refused.err
+
+
+def test_after_a_failed_run_the_others_run() -> None:
+    failed = call(["train", "-m", *WORDS, "lr=1e30,0.1", "epochs=4"])
+    assert (failed.code, failed.err.count("error:"), "Traceback" in failed.err, len(runs())) == (1, 1, False, 1)
+
+
+def test_all_of_an_error_is_shown_where_hydra_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    failed = call(["train", "densty=1"])
+    assert (failed.code, failed.err.startswith("Traceback")) == (2, True)
+    assert failed.err.splitlines()[-1].startswith("error: 'densty' is not a key")
+
+
+@pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
+def test_a_launcher_carries_out_the_runs(launcher: str) -> None:
+    if importlib.util.find_spec(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher") is None:
+        pytest.skip(f"hydra/launcher={launcher} is not installed")
+    words = [sys.executable, "-m", "experiments.train", "-m", *WORDS, f"hydra/launcher={launcher}", "seed=0,1"]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=300)
+    assert (done.returncode, len(runs())) == (0, 2), done.stderr
+
+
+def test_optuna_chooses_runs() -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="hydra/sweeper=optuna is not installed")
+    words = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "lr=interval(0.01,0.1)"]
+    train("-m", *WORDS, *words, "hydra.sweeper.direction=maximize")
+    assert len(runs()) == 2
 
 
 def test_options_stand_before_and_after_words() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.config.compose import compose_run
+from experiments.config.compose import compose_runs, hydra_of_conf
 from experiments.config.descriptions import CONF, GROUPS, train_keys
-from experiments.config.overrides import each_value, expand, is_of_hydra
+from experiments.config.overrides import each_value, expand
 from experiments.sweeps.study import jobs_of
 
 ROOT = Path(__file__).parents[2]
@@ -179,7 +179,7 @@ def check_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     except Parsed as parsed:
         (options,) = parsed.args
         if name == "experiments.sweep" and hasattr(options, "words") and options.name != "some-run":
-            compose_run(jobs_of(options.name, options.words)[0])
+            compose_runs(jobs_of(options.name, options.words)[:1])
     else:
         raise AssertionError("it read no command line")
 
@@ -187,10 +187,12 @@ def check_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def check_training(words: list[str]) -> None:
     flags = [word for word in words if word.startswith("-")]
     assert set(flags) <= {"-m", "--multirun", "--cfg", "--help"}
-    settings = [word for word in words if "=" in word and not word.startswith("install=") and not is_of_hydra(word)]
+    others = re.compile(r"install=|\+*hydra[./]")  # of Hydra itself
+    settings = [word for word in words if "=" in word and not others.match(word)]
     chosen = any(word.startswith("hydra/sweeper=") for word in words)  # by a sweeper, one after another
-    for job in each_value(settings) if chosen else expand(settings, multirun="-m" in flags):
-        compose_run(job)
+    with hydra_of_conf():
+        jobs = each_value(settings) if chosen else expand(settings)
+        compose_runs(jobs)
 
 
 @EVERY_PAGE

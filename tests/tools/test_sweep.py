@@ -164,7 +164,7 @@ def test_multirun_and_sweep_name_the_same_runs(tmp_path: Path) -> None:
     axes = {"seed": ["0", "1"], "sparsifier": ["dense", "topk"], "density": ["0.1", "0.01"]}
     path = tmp_path / "study.yaml"
     path.write_text(json.dumps({"overrides": WORDS, "grid": axes}))
-    multirun = expand([*WORDS, *(f"{key}={','.join(values)}" for key, values in axes.items())], multirun=True)
+    multirun = expand([*WORDS, *(f"{key}={','.join(values)}" for key, values in axes.items())])
     ways = [study.distinct(jobs, prepare_runs(jobs))[1] for jobs in (study.jobs_of(str(path), []), multirun)]
     assert ways[0] == ways[1]
     assert len(ways[0]) == 2 + 4  # dense is one run, whatever the density

@@ -43,8 +43,8 @@ MISTAKES = {
     "lr_milestones=3": r"lr_milestones must be a list, got 3: write 'lr_milestones=\[...\]'",
     "cluster.nproc_per_node=two": "cluster.nproc_per_node must be a whole number, got 'two'",
     "density_warmup=1000": r"density_warmup holds several settings \(steps, start, stages\), got 1000: set one",
-    "sparsifier.feedback.name=momentum": "feedback is 'residual', a name without .* sparsifier.feedback=momentum",
-    "sparsifier.feedback.momentum=0.9": "together, 'sparsifier.feedback={name: residual, momentum: 0.9}'",
+    "sparsifier.feedback.name=momentum": "'name' is not a key of sparsifier.feedback, .*set sparsifier.feedback=VALUE",
+    "sparsifier.feedback.momentum=0.9": "together, 'sparsifier.feedback={name: NAME, momentum: VALUE}'",
     "model=5": "model must be one of .*, got '5'",
     "epochs": "'epochs' is not KEY=VALUE",
     "output=a b(": r"cannot read 'output=a b\(': put a value .* in quotes",
@@ -71,8 +71,11 @@ MISTAKES = {
     "cluster.nproc_per_node=200": r"x accumulate 1 is more than an epoch of dataset digits has \(1437\)",
     "cluster.world_size=3": "cluster.world_size is 3, but 2 = nnodes x nproc_per_node",
     "cluster.device=tpu": "cluster.device must be one of auto, cpu, cuda",
-    "+new_key=1": "cannot be added or deleted",
-    "~seed": "cannot be added or deleted",
+    "+new_key=1": "'new_key' is not a key of the configuration",
+    "++new_key=1": "'new_key' is not a key of the configuration",
+    "++model.sede=1": "'sede' is not a key of model",
+    "~seed": "seed cannot be removed",
+    "~cluster.device": "cluster.device cannot be removed",
     "seed=0,1": "-m",
     "density_warmup.steps=-1": "density_warmup.steps must be at least 0",
     "sparsifier=dgc": "feedback momentum holds the momentum, got optimizer.momentum=0.9 .*: set optimizer.momentum=0$",
@@ -217,7 +220,7 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sweep_expands_to_all_combinations() -> None:
-    assert expand(["seed=0,1", "sparsifier=topk,micro", "lr=0.1"], multirun=True) == [
+    assert expand(["seed=0,1", "sparsifier=topk,micro", "lr=0.1"]) == [
         ["seed=0", "sparsifier=topk", "lr=0.1"],
         ["seed=0", "sparsifier=micro", "lr=0.1"],
         ["seed=1", "sparsifier=topk", "lr=0.1"],
