@@ -136,7 +136,7 @@ def digest_of(path: Path, size: int | None = None) -> Digest:
     """Return the digest of a file, or of its first bytes. Raises: OSError."""
     with path.open("rb") as file:
         if size is None:
-            digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type] # it is readable
+            digest = hashlib.file_digest(file, "sha256")
             return Digest(file.tell(), digest.hexdigest())
         start = file.read(size)
         return Digest(len(start), hashlib.sha256(start).hexdigest())
@@ -157,13 +157,9 @@ def flush_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def cannot_write(path: Path, error: OSError, *, needed: int | None = None) -> RecordError:
-    """Return the error that ``path`` cannot be written: one line with the reason and what to do.
-
-    Args:
-        needed: bytes that were to be written.
-    """
-    line = f"cannot write {path}: {explained(error, path, needed)}; {remedy(error)} and start the run again"
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """Return the error that ``path`` cannot be written: one line with the reason and what to do."""
+    line = f"cannot write {path}: {explained(error, path)}; {remedy(error)} and start the run again"
     return DiskError(line) if is_of_disk(error) else RecordError(line)
 
 

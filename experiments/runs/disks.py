@@ -32,17 +32,12 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def explained(error: OSError, path: Path, needed: int | None = None) -> str:
-    """Return why ``path`` cannot be written, with the free space where there is too little.
-
-    Args:
-        needed: bytes that were to be written.
-    """
+def explained(error: OSError, path: Path) -> str:
+    """Return why ``path`` cannot be written, with the free space where there is too little."""
     if error.errno == errno.EIO:
         return f"the disk reports an error ({reason(error)})"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        facts = ", ".join(filter(None, [free_space(path), f"{human_bytes(needed)} needed" if needed else ""]))
-        return f"{reason(error)} ({facts})" if facts else reason(error)
+        return f"{reason(error)} ({free_space(path)})"
     return reason(error)
 
 
@@ -52,14 +47,13 @@ def remedy(error: OSError, otherwise: str = "choose a folder that can be written
 
 
 def free_space(path: Path) -> str:
-    """Return how much of the disk of ``path`` is free, ``4.1 kB of 65.5 kB free``; empty where it cannot be found."""
+    """Return how much of the disk of ``path`` is free, ``4.1 kB of 65.5 kB free``."""
     folder = next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
-    with suppress(OSError):
-        usage, files = shutil.disk_usage(folder), os.statvfs(folder)
-        if usage.free and files.f_files and not files.f_favail:
-            return f"{human_bytes(usage.free)} free, but none of its {files.f_files} inodes"
-        return f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free"
-    return ""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return "nothing known of it"
+    return f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free"
 
 
 def try_to_write(folder: Path) -> None:

@@ -117,7 +117,7 @@ class RecordWriter:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._bytes)
-            raise cannot_write(self.path, error, needed=len(data)) from None
+            raise cannot_write(self.path, error) from None
         self._rows, self._bytes = self._rows + 1, self._bytes + len(data)
         self._sha256.update(data)
 

@@ -1,6 +1,5 @@
 """A run that was stopped and goes on ends with the weights of one that never was: all ranks in this process."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,7 @@ import torch
 import micro
 from experiments.config.errors import UserError
 from experiments.config.schema import to_yaml
-from experiments.runs import checkpoints
-from experiments.runs.atomic_files import load_json
 from experiments.runs.records import read_records
-from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.status import saved_step
-from experiments.training import rank_main
-from experiments.training.runner import execute
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
 LETTERS = ["model=cnn_lstm", "model.settings.size=tiny", "dataset=manuals", "dataset.settings.num_train=1500"]
@@ -63,43 +56,6 @@ def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, case: str) -> 
         row["loss"] for row in read_records(whole.folder.steps_path)
     ]
     assert not end.folder.checkpoints_path.exists()
-
-
-def test_checkpoints_stay_until_the_run_is_marked_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured(tmp_path, *IMAGES, "sparsifier=micro", "checkpoint.every_steps=2")
-
-    def killed(*arguments: object, **settings: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rank_main, "write_done", killed)
-        with pytest.raises(KeyboardInterrupt):
-            execute(config, lambda config, folder: nullcontext())
-    folder = folder_of(config)
-    assert not folder.is_done()
-    saved = saved_step(folder)
-    assert saved is not None
-    assert execute(config, lambda config, folder: nullcontext())
-    assert load_json(folder.manifest_path)["began_at_step"] == saved
-    assert folder.is_done()
-    assert not folder.checkpoints_path.exists()
-
-
-def test_what_a_kill_right_after_done_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured(tmp_path, *IMAGES, "sparsifier=micro", "checkpoint.every_steps=2")
-
-    def killed(folder: RunFolder) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "remove_all", killed)
-        with pytest.raises(KeyboardInterrupt):
-            execute(config, lambda config, folder: nullcontext())
-    folder = folder_of(config)
-    assert folder.is_done()
-    assert folder.checkpoints_path.exists()
-    assert not execute(config, lambda config, folder: nullcontext())
-    assert not folder.checkpoints_path.exists()
 
 
 def test_checkpoints_come_by_steps_and_a_torn_one_falls_back(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "runs/run/epochs.jsonl": lambda folder: from_folders(folder / "runs"),
     "runs/run/DONE": lambda folder: (from_folders(folder / "runs"), read_status(folder)),
     "runs/run/manifest.json": read_status,
-    "runs/run/.owner.json": read_status,
+    "runs/run/.owner.json": lambda folder: RunFolder(folder / "runs/run").owner(),
     "runs/run/failure.json": read_status,
     "runs/run/checkpoints/step-00000006/CHECKPOINT.json": lambda folder: open_checkpoint(folder / "runs/run"),
 }
