@@ -15,7 +15,10 @@ from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 
-STUDIES = {"cifar10_small", "cifar10_resnet20", "digits", "gpt_manuals"}  # of no paper: they have one form
+STUDIES = {  # of no paper: they have one form
+    *("cifar10_long", "cifar10_resnet20", "cifar10_small", "digits", "gpt_manuals", "gpt_wikitext103"),
+    "neumf_movielens100k",
+}
 RECIPES = sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - STUDIES)
 SCALES = ("paper", "small")
 IMAGES_32 = {"in_channels": 3, "image_size": 32}
