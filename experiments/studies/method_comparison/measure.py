@@ -195,13 +195,21 @@ def _make_file(stream: str, settings: ComparisonSettings, path: Path) -> None:
     """
     if path.exists():
         return
-    world_size, sizes = max(settings.world_sizes), {"num_steps": settings.num_steps, "max_gb": settings.max_gb}
+    world_size, num_steps, max_gb = max(settings.world_sizes), settings.num_steps, settings.max_gb
     with one_thread():
         if stream == RECORDED:
-            made = record(list(settings.recorded_training), world_size=world_size, **sizes)
+            words = list(settings.recorded_training)
+            made = record(words, num_steps=num_steps, world_size=world_size, max_gb=max_gb)
         else:
-            drawn = {"numel": settings.numel, "density": settings.density, "seed": settings.seed}
-            made = synthetic(stream, world_size=world_size, **drawn, **sizes)
+            made = synthetic(
+                stream,
+                numel=settings.numel,
+                num_steps=num_steps,
+                world_size=world_size,
+                density=settings.density,
+                seed=settings.seed,
+                max_gb=max_gb,
+            )
     torch.save(made, path)
 
 

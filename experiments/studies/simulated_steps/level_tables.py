@@ -47,6 +47,7 @@ def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
     ):
         parts.append(f"## {human(str(model))} on {network_name}, {algorithm}, {compute_s:.3g} s of computation")
         parts.append(f"Computation {study.assumed[str(model)]}.")
-        ways = {way: f"{label(way[0])}, {way[1]}" for way in product(in_order(rows["method"]), LEVELS)}
+        pairs = product(in_order(rows["method"]), LEVELS)
+        ways: dict[tuple[str, str], str] = {(method, count): f"{label(method)}, {count}" for method, count in pairs}
         parts += [f"{name}:\n\n{by_workers(rows, ways, ['method', 'levels'], show)}" for name, show in SHOWN.items()]
     return "\n\n".join(parts) + "\n"

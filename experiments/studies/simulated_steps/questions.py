@@ -7,9 +7,11 @@ import pandas as pd
 
 from experiments.studies.simulated_steps.borders import borders
 from experiments.studies.simulated_steps.levels import both_levels
+from experiments.studies.simulated_steps.network_choices import NetworkChoice
 from experiments.studies.simulated_steps.published_gains import COMPUTES, PUBLISHED, cluster_link, headline, trees
 from experiments.studies.simulated_steps.settings import Study
 from experiments.studies.simulated_steps.step import Row, speedups
+from micro.planning.traces import Trace
 
 RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
 TREE_SCHEDULES = ("layerwise", "single", "mgwfbp")
@@ -29,22 +31,24 @@ def compute(study: Study, show: Callable[[str], object] = lambda line: None) -> 
     return frames
 
 
-def _steps(study: Study) -> Iterator[Row]:
+def _settings(study: Study) -> Iterator[tuple[Row, Trace, NetworkChoice]]:
+    """Yield each model on each network, with what its rows begin with."""
     for trace in study.traces:
         for network in study.networks:
-            facts: Row = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
-            for row in speedups(trace, network.of, study.methods, study.ways, network.workers):
-                yield facts | {"compute_s": trace.compute_s} | row
+            facts = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
+            yield facts | {"compute_s": trace.compute_s}, trace, network
+
+
+def _steps(study: Study) -> Iterator[Row]:
+    for facts, trace, network in _settings(study):
+        for row in speedups(trace, network.of, study.methods, study.ways, network.workers):
+            yield facts | row
 
 
 def _levels(study: Study) -> Iterator[Row]:
-    if not study.two_level:
-        return
-    for trace in study.traces:
-        for network in study.networks:
-            facts: Row = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
-            for row in both_levels(trace, network.of, study.methods, network.workers):
-                yield facts | {"compute_s": trace.compute_s} | row
+    for facts, trace, network in _settings(study) if study.two_level else ():
+        for row in both_levels(trace, network.of, study.methods, network.workers):
+            yield facts | row
 
 
 def _borders(study: Study) -> Iterator[Row]:
