@@ -193,6 +193,8 @@ def _cause(folder: RunFolder, error: ChildFailedError, logs: _Logs, started: flo
         for rank, process in error.failures.items()
     ]
     cause = _with_disk(root_cause(failures), folder.path)
+    if named := error.failures.get(cause.rank):  # by another rank, where it stood still
+        cause = replace(cause, log=logs.stderr.get(named.local_rank, ""))
     if cause.kind == Kind.LOST_PEER:
         written = read_failure(folder)  # by a rank of another node
         cause = _stalled(folder, cause) or (written if written and written.time >= started else cause)

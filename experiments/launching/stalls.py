@@ -73,6 +73,8 @@ class Notes:
             StalledRank: a collective reached its limit, and another rank is behind; a rank of this host is ended.
         """
         self._folder, self._store, self._limit_s = folder, store, limit_s
+        with suppress(OSError):  # another node's folder
+            folder.ranks_path.mkdir(exist_ok=True)
         self._world_size = dist.get_world_size()
         self._note = replace(self._note, rank=dist.get_rank(), pid=os.getpid(), step=-1, waited=False)
         self.begin("the start")
@@ -113,7 +115,7 @@ class Notes:
         calls.call(lambda: self._write(replace(self._note, waited=True)), None)
         end, found = time.monotonic() + _OTHERS_S, dict[int, Note]()
         while time.monotonic() < end:
-            found = calls.call(lambda: self._read_store(store), None) or self._read_folder()
+            found = calls.call(lambda: self._read_store(store), {}) or self._read_folder()
             if sum(not note.waited for note in found.values()) <= 1:
                 break
             time.sleep(0.2)
