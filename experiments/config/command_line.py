@@ -17,7 +17,7 @@ from typing import NoReturn, TextIO, TypeVar, cast
 
 from experiments.config import stopping
 from experiments.config.errors import OutputError, RunFailed, UserError
-from experiments.config.start_up import collect_as_usual, collect_seldom, hide_warnings_of_torch
+from experiments.config.start_up import hide_warnings_of_torch
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 FULL_ERROR = "HYDRA_FULL_ERROR"  # with 1 Hydra shows where an error comes from
@@ -169,7 +169,6 @@ def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping
 
 
 def _exit_code(work: Callable[[], int], stopped: str) -> int:
-    collect_seldom()
     hide_warnings_of_torch()
     _open_streams()
     try:
@@ -199,5 +198,3 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
     except KeyboardInterrupt:
         _print_stopped(signal.SIGINT, stopped)
         return INTERRUPTED
-    finally:
-        collect_as_usual()

@@ -1,25 +1,8 @@
-"""What holds while a process starts: seldom a full collection of garbage, and no warnings of torch's C++ code.
+"""No warnings of torch's C++ code, where a command starts or a rank does."""
 
-Imports make some 400,000 objects (most of them for torch's compiler) and leave hardly any garbage. Python's full
-collections among them find nothing, and took a sixth of the processor time of the imports.
-"""
-
-import gc
 import os
 
-_USUAL = gc.get_threshold()
 LOG_LEVEL, _HIDDEN = "TORCH_CPP_LOG_LEVEL", "ERROR"
-_SELDOM = 200  # collections of the middle generation before a full one, for 1.4 million new objects
-
-
-def collect_seldom() -> None:
-    """Collect garbage among new objects as usual, among all once where Python would twenty times."""
-    gc.set_threshold(*_USUAL[:2], _SELDOM)
-
-
-def collect_as_usual() -> None:
-    """Collect garbage as Python does by itself."""
-    gc.set_threshold(*_USUAL)
 
 
 def hide_warnings_of_torch() -> None:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
-from experiments.config.start_up import collect_as_usual
 from experiments.launching.stalls import notes
 from experiments.runs.checkpointing import Checkpointer
 from experiments.runs.ending import check_ending
@@ -65,7 +64,6 @@ class Trainer:
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
         """
-        collect_as_usual()  # imports are done; old garbage may hold memory of a device
         row: dict[str, Any] | None = None
         while self.position.epoch < self._config.epochs:
             first = self.position

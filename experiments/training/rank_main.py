@@ -20,7 +20,6 @@ import torch.distributed as dist
 
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig, from_yaml, to_yaml
-from experiments.config.start_up import collect_seldom
 from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, name_of
 from experiments.launching.elastic import LAUNCHER_PID
 from experiments.launching.error_files import recorded_errors
@@ -304,7 +303,6 @@ def variables_of(config: TrainConfig, command: list[str]) -> dict[str, str]:
 def main(path: str) -> None:
     """Be the rank of our launcher that the environment variables name, of the run whose folder this is."""
     die_with_parent(int(os.environ.pop(LAUNCHER_PID)), how=signal.SIGKILL)
-    collect_seldom()
     for number in STOP_SIGNALS:  # until it takes steps: Python's own handlers would wait for the end of a collective
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
