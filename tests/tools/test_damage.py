@@ -344,7 +344,7 @@ def test_a_file_that_vanishes_while_the_run_goes_on_leaves_no_done(unfinished: P
     assert not folder.is_done()
 
 
-REMOVED = {
+REMOVED: dict[str, tuple[Damage, str]] = {
     "all": (shutil.rmtree, r"run folder .* was removed: this process stops and writes nothing more there"),
     "steps": (lambda path: (path / "steps.jsonl").unlink(), r"steps\.jsonl was removed while the run went on"),
     "epochs": (lambda path: (path / "epochs.jsonl").unlink(), r"epochs\.jsonl was removed while the run went on"),

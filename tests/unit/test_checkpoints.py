@@ -71,7 +71,7 @@ def assert_whole(checkpoint: Checkpoint) -> None:
 def test_a_state_comes_back_bit_for_bit(run: RunFolder) -> None:
     odd = torch.tensor([0.0, -0.0, math.nan, math.inf, 1e-45])
     flat = torch.arange(10_000.0)
-    saved = {
+    saved: dict[str, Any] = {
         "tensors": [odd, odd.bfloat16(), torch.tensor([2**62]), torch.ones(2, 3).T, torch.zeros(0, 4)],
         "plain": {0: (None, True, -0.5, 2**80, "naïve\n", b"\x00", {1, 2})},
         "random": torch.get_rng_state(),
