@@ -175,24 +175,6 @@ class LastRow:
         return self._row
 
 
-class NewRows:
-    """Read the rows that were added to a file of JSON lines since the last call."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def read(self) -> list[Row]:
-        """Return the new complete rows."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [row for row in map(_row, whole.splitlines()) if row is not None]
-
-
 def read_records(path: Path) -> list[Row]:
     """Return the rows of a file of JSON lines; an incomplete last row is skipped.
 

@@ -1,178 +1,95 @@
-"""Show the progress of a run from its records.
+"""The progress of a run, drawn by rank 0 on the terminal of whoever started it; nothing is drawn without one."""
 
-The output of ranks goes into files, so the process that started them reads their records and shows the progress: a bar
-on a terminal, a plain line at intervals elsewhere.
-"""
-
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from experiments.launching.elastic import TERMINAL
 from experiments.reports.measures import in_words
-from experiments.runs.records import LastRow
-from experiments.runs.run_folder import RunFolder
-
-_REDRAW_S = 0.5
-_LINE_EVERY_S = 10.0
-
-SweepLeft = Callable[[float, float | None], float | None]
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The progress of a run at one moment.
+class Bar:
+    """A bar with the number of steps, the last loss and the last measure of the test set."""
 
-    Attributes:
-        label: The name of the run for the user.
-        done: Steps finished.
-        total: Steps of the run.
-        loss: Of the last step, None before the first.
-        measured: Text of the last measure on the test set, ``accuracy 0.93``; empty before the first.
-        left_s: Seconds to the end of the run, None if unknown.
-        sweep_left_s: Seconds to the end of all runs, None if unknown or for a single run.
-    """
-
-    label: str
-    done: int
-    total: int
-    loss: float | None = None
-    measured: str = ""
-    left_s: float | None = None
-    sweep_left_s: float | None = None
-
-    def figures(self) -> str:
-        """Return a text with the measurements and the time left."""
-        parts = [
-            None if self.loss is None else f"loss {self.loss:.4g}",
-            self.measured,
-            None if self.left_s is None else f"{duration(self.left_s)} left",
-            None if self.sweep_left_s is None else f"all runs {duration(self.sweep_left_s)}",
-        ]
-        return ", ".join(part for part in parts if part)
-
-    def line(self) -> str:
-        """Return the snapshot as one line of a log."""
-        figures = self.figures()
-        return f"{self.label}: step {self.done}/{self.total}" + (f", {figures}" if figures else "")
-
-
-@contextmanager
-def watch(run_dir: Path, *, total_steps: int, label: str, console: Console) -> Iterator[None]:
-    """Show the progress of the run that writes into ``run_dir`` while the context lasts.
-
-    Args:
-        run_dir: Folder of the run; its records may not exist yet.
-        total_steps: Steps of the whole run, including those before a resume.
-        label: The name of the run for the user.
-        console: Where to draw, usually ``Console(stderr=True)``.
-    """
-    with follow(RunReader(run_dir, total_steps, label), console):
-        yield
-
-
-class RunReader:
-    """Turn the records of a run into snapshots; arguments are those of the function ``watch``.
-
-    Args:
-        sweep_left_s: Returns the seconds left for all runs of a sweep, from the elapsed and the remaining seconds of
-            this run.
-    """
-
-    def __init__(self, run_dir: Path, total_steps: int, label: str, sweep_left_s: SweepLeft | None = None) -> None:
-        folder = RunFolder(run_dir)
-        self._steps = LastRow(folder.steps_path)
-        self._epochs = LastRow(folder.epochs_path)
-        self._sweep_left_s = sweep_left_s
-        self._empty = Snapshot(label, done=0, total=total_steps)
-        self._started = time.monotonic()
-        self._first: tuple[float, int] | None = None  # time when a row was first read, and its number of steps
-        self._measured = ""
-
-    def read(self) -> Snapshot:
-        """Return the current progress of the run."""
-        row = self._steps.read()
-        now = time.monotonic()
-        done = int(row.get("step", -1)) + 1
-        self._measured = in_words(self._epochs.read()) or self._measured
-        left_s = self._left_s(now, done)
-        return replace(
-            self._empty,
-            done=done,
-            loss=row.get("loss"),
-            measured=self._measured,
-            left_s=left_s,
-            sweep_left_s=self._sweep_left_s(now - self._started, left_s) if self._sweep_left_s else None,
+    def __init__(self, terminal: TextIO, label: str, done: int, total: int) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[numbers]}", markup=False),
+            console=_Console(file=terminal, width=_width(terminal)),
         )
+        self._task = self._progress.add_task(label, total=total, completed=done, numbers="")
+        self._measured = ""
+        self._progress.start()
 
-    def _left_s(self, now: float, done: int) -> float | None:
-        """Return the seconds left at the speed since a row was first read, so without start-up and resume."""
-        if done == 0:
-            return None
-        self._first = self._first or (now, done)
-        since, before = self._first
-        if done == before:
-            return None
-        return (now - since) / (done - before) * max(self._empty.total - done, 0)
+    def show(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Show a row of ``steps`` or ``epochs``."""
+        self._measured = in_words(row) or self._measured
+        if kind == "steps":
+            numbers = ", ".join(filter(None, [f"loss {row['loss']:.4g}", self._measured]))
+            self._progress.update(self._task, completed=row["step"] + 1, numbers=numbers)
+        else:
+            self._progress.update(self._task, completed=row["step"])
+
+    def close(self) -> None:
+        """Draw it a last time, unless the terminal is gone."""
+        with suppress(OSError):
+            self._progress.stop()
+
+
+class _Console(Console):
+    """A console whose cursor stays: a rank that is killed could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
 
 
 @contextmanager
-def follow(reader: RunReader, console: Console) -> Iterator[None]:
-    """Show the snapshots of ``reader`` from a thread while the context lasts, and once more at its end."""
-    stop = threading.Event()
-    draw, every_s = (_draw_bar, _REDRAW_S) if is_terminal(console) else (_draw_lines, _LINE_EVERY_S)
-    thread = threading.Thread(target=draw, args=(reader, console, stop, every_s), name="progress", daemon=True)
-    thread.start()
+def bar(label: str, done: int, total: int) -> Iterator[Bar | None]:
+    """Draw the progress of a run while the context lasts; None where there is no terminal to draw on.
+
+    Args:
+        label: the name of the run for the user.
+        done: steps that were taken before.
+        total: steps of the run.
+    """
+    with _terminal() as terminal:
+        if terminal is None:
+            yield None
+            return
+        drawn = Bar(terminal, label, done, total)
+        try:
+            yield drawn
+        finally:
+            drawn.close()
+
+
+@contextmanager
+def _terminal() -> Iterator[TextIO | None]:
+    """Open the terminal that the launcher names, since a rank's output is a file; else use stderr where it is one."""
+    path = os.environ.get(TERMINAL)
+    if not path:
+        yield sys.stderr if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
+        return
     try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w")
+    except OSError:  # it was closed meanwhile
+        yield None
+        return
+    with suppress(OSError), file:
+        yield file
 
 
-def _draw_lines(reader: RunReader, console: Console, stop: threading.Event, every_s: float) -> None:
-    while not stop.wait(every_s):
-        print_plain(console, reader.read().line())
-    print_plain(console, reader.read().line())
-
-
-def _draw_bar(reader: RunReader, console: Console, stop: threading.Event, every_s: float) -> None:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[figures]}", markup=False),
-    )
-    with Progress(*columns, console=console, auto_refresh=False) as bar:
-        first = reader.read()
-        task = bar.add_task(first.label, total=first.total, figures="")
-        stopped = False
-        while not stopped:
-            stopped = stop.wait(every_s)
-            snapshot = reader.read()
-            bar.update(task, completed=snapshot.done, figures=snapshot.figures(), refresh=True)
-
-
-def print_plain(console: Console, line: str) -> None:
-    """Print a line without markup and without wrapping."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def is_terminal(console: Console) -> bool:
-    """Return whether a bar can be redrawn. rich alone would say yes for a file if FORCE_COLOR is set."""
-    return console.file.isatty() and not console.is_dumb_terminal
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text, ``2 h 05 min``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+def _width(terminal: TextIO) -> int | None:
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns or None
+    except (OSError, ValueError):
+        return None

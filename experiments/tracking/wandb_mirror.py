@@ -1,41 +1,145 @@
-"""A mirror of a run at Weights & Biases, made only from the run's folder; it can be made again at any time."""
+"""A mirror of a run at Weights & Biases: the rows of the run's folder, and each row that rank 0 records after them."""
 
+import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import yaml
 
+from experiments.config.errors import one_line_with_type
 from experiments.config.tracking_settings import TrackingConfig
 from experiments.runs.atomic_files import load_json
-from experiments.runs.records import NewRows, Row
+from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 
-RECORDS = ("steps", "epochs")
+KINDS = ("steps", "epochs")
+INIT_S = 10.0  # how long the start of a run waits for W&B
+_STOPPED_S = 5.0  # how long a stopped run waits for it: the mirror starts over when the run is resumed
 
 
-def mirror(folder: RunFolder, tracking: TrackingConfig, wait: Callable[[], bool] = lambda: True) -> str:
-    """Mirror a run from its first row until it ends.
+class Mirror:
+    """One run at W&B, begun with the rows that its folder has.
 
-    Args:
-        folder: the run folder; its ranks may not have started yet.
-        wait: waits for a short time; returns whether the run has ended, so that the rows read next are its last.
+    A resumed run starts over: rows after the checkpoint are gone from its folder, and so from its mirror.
 
-    Returns:
-        The folder or the address of the mirror; empty if the run never started.
+    Raises:
+        Exception: whatever wandb raises, by each method.
     """
-    is_over = False
-    while not folder.manifest_path.exists():
-        if is_over:
-            return ""
-        is_over = wait()
-    where = None
-    while where is None:
-        where = _mirror_attempt(folder, tracking, wait)
-    return where
+
+    def __init__(self, folder: RunFolder, tracking: TrackingConfig) -> None:
+        os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")  # read before its settings are
+        import wandb
+
+        self._folder, name = folder, folder.path.name
+        self._run = wandb.init(
+            id=name,  # where the server has this id, the run starts over
+            name=name,
+            project=tracking.project,
+            entity=tracking.entity,
+            group=group_of(name),
+            job_type="train",
+            tags=list(tracking.tags),
+            dir=str(folder.path),
+            mode=cast(Literal["offline", "online"], tracking.mode),
+            config={**yaml.safe_load(folder.config_path.read_text()), "manifest": load_json(folder.manifest_path)},
+            settings=_settings(wandb, tracking.finish_s),
+        )
+        self._files = Path(self._run.dir).parent
+        for kind in KINDS:
+            self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
+        for kind, row in _rows(folder):
+            self.log(kind, row)
+
+    def log(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Log a row of ``steps`` or ``epochs``."""
+        self._run.log({f"{kind}/{key}": value for key, value in row.items()})
+
+    def finish(self) -> str:
+        """Finish the run, and remove the mirrors that were made before; return its address, offline its folder."""
+        is_done = self._folder.is_done()
+        if is_done:
+            self._run.summary["done"] = load_json(self._folder.done_path)
+        else:
+            self._run.settings.finish_timeout = min(self._run.settings.finish_timeout, _STOPPED_S)
+        self._run.finish(exit_code=0 if is_done else 1)
+        for earlier in self._files.parent.glob(f"*run-*-{self._folder.path.name}"):
+            if earlier != self._files:
+                shutil.rmtree(earlier, ignore_errors=True)
+        return self._run.url or str(self._files)
+
+    def drop(self) -> None:
+        """Give up an unfinished mirror, and remove its files."""
+        self._run.settings.finish_timeout = _STOPPED_S
+        try:
+            self._run.finish(exit_code=1)
+        finally:
+            shutil.rmtree(self._files, ignore_errors=True)
+
+
+def mirror(folder: RunFolder, tracking: TrackingConfig) -> str:
+    """Mirror a run from its folder alone; return the address or the folder of the mirror.
+
+    A mirror that was there is removed when this one stands.
+    """
+    mirror = Mirror(folder, tracking)
+    try:
+        return mirror.finish()
+    except BaseException:
+        mirror.drop()
+        raise
+
+
+class LiveMirror:
+    """A mirror that is made while the run trains: W&B may fail, and the run goes on without it."""
+
+    def __init__(self, folder: RunFolder, tracking: TrackingConfig) -> None:
+        self._folder = folder
+        self._mirror: Mirror | None = None
+        with self._a_failure_is_a_warning():
+            self._mirror = Mirror(folder, tracking)
+
+    def show(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Log a row of ``steps`` or ``epochs``."""
+        with self._a_failure_is_a_warning():
+            if self._mirror:
+                self._mirror.log(kind, row)
+
+    def close(self) -> None:
+        """Finish the mirror: whole where the run is done."""
+        with self._a_failure_is_a_warning():
+            if self._mirror:
+                self._mirror.finish()
+
+    @contextmanager
+    def _a_failure_is_a_warning(self) -> Iterator[None]:
+        """Give W&B up at its first failure, with one line; what it raises may be any exception."""
+        try:
+            yield
+        except Exception as error:
+            self._mirror = None
+            _end_wandb()
+            again = f"make it again with: python -m experiments.track {self._folder.path}"
+            problem = one_line_with_type(error)
+            print(f"warning: W&B mirror: {problem}; the run's records are complete, {again}", file=sys.stderr)
+
+
+def _end_wandb() -> None:
+    """End the process of W&B, or leave it to itself: Python would wait for it at its exit, perhaps for hours."""
+    import wandb
+
+    def end() -> None:
+        with suppress(Exception, SystemExit):
+            wandb.teardown()
+
+    thread = threading.Thread(target=end, daemon=True)
+    thread.start()
+    thread.join(_STOPPED_S)
 
 
 def group_of(name: str) -> str:
@@ -43,75 +147,14 @@ def group_of(name: str) -> str:
     return re.sub(r"-s\d+-[0-9a-f]{8}(-rerun-\d+)?$", "", name)
 
 
-def _mirror_attempt(folder: RunFolder, tracking: TrackingConfig, wait: Callable[[], bool]) -> str | None:
-    """Mirror the run until it ends, or until its ranks are started again from an earlier step.
-
-    An earlier mirror is removed when this one stands; one that failed or was interrupted is removed itself.
-
-    Each attempt writes the manifest after the records are rewound to a checkpoint and before rows are added. So rows
-    that were read while the manifest stayed the same belong to that attempt.
-
-    Returns:
-        The folder or the address of the mirror; None if the ranks were started again.
-    """
-    attempt_id = _attempt_id(folder)
-    run = _begin(folder, tracking)
-    tails = {kind: NewRows(folder.path / f"{kind}.jsonl") for kind in RECORDS}
-    own = Path(run.dir).parent
-    is_over = is_complete = False
-    with ExitStack() as unfinished:
-        unfinished.callback(shutil.rmtree, own, ignore_errors=True)
-        try:
-            while not is_over:
-                is_over = wait()
-                rows = {
-                    kind: tails[kind].read() for kind in reversed(RECORDS)
-                }  # epochs first: an epoch's row is written after those of its steps
-                if _attempt_id(folder) != attempt_id:
-                    return None
-                _log(run, rows)
-            if folder.is_done():
-                run.summary["done"] = load_json(folder.done_path)
-                is_complete = True
-        finally:
-            run.finish(exit_code=0 if is_complete else 1)
-        unfinished.pop_all()
-    for earlier in own.parent.glob(f"*run-*-{folder.path.name}"):
-        if earlier != own:  # a resumed run has one mirror, without repeated rows
-            shutil.rmtree(earlier, ignore_errors=True)
-    return run.url if tracking.mode == "online" else str(own)
-
-
-def _begin(folder: RunFolder, tracking: TrackingConfig) -> Any:
-    import wandb
-
-    name = folder.path.name
-    manifest = load_json(folder.manifest_path)
-    config = yaml.safe_load(folder.config_path.read_text())
-    run = wandb.init(
-        id=name,  # where the server has this id, the run starts over
-        name=name,
-        project=tracking.project,
-        entity=tracking.entity,
-        group=group_of(name),
-        job_type="train",
-        tags=list(tracking.tags),
-        dir=str(folder.path),
-        mode=cast(Literal["offline", "online"], tracking.mode),
-        config={**config, "manifest": manifest},
-        settings=_settings(wandb),
-    )
-    for kind in RECORDS:
-        run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
-    return run
-
-
-def _settings(wandb: Any) -> Any:
-    """Return settings that keep W&B from recording this process: the manifest describes the run."""
+def _settings(wandb: Any, finish_s: float) -> Any:
+    """Return settings that keep W&B from waiting, and from recording this process: the manifest describes the run."""
     return wandb.Settings(
         console="off",
         silent=True,
-        init_timeout=30,
+        init_timeout=INIT_S,
+        finish_timeout=finish_s,
+        finish_timeout_raises=True,
         save_code=False,
         disable_code=True,
         disable_git=True,
@@ -121,17 +164,8 @@ def _settings(wandb: Any) -> Any:
     )
 
 
-def _log(run: Any, rows: dict[str, list[Row]]) -> None:
-    """Log new rows in the order of training: by the number of steps done when a row was written."""
-    new = [(kind, row) for kind in RECORDS for row in rows[kind]]
-    for kind, row in sorted(new, key=lambda item: item[1]["step"] + (item[0] == "steps")):  # stable: steps first
-        run.log({f"{kind}/{key}": value for key, value in row.items()})
-
-
-def _attempt_id(folder: RunFolder) -> tuple[int, int] | None:
-    """Return what changes when the ranks are started again: the identity of the manifest's file."""
-    try:
-        status = folder.manifest_path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+def _rows(folder: RunFolder) -> list[tuple[str, Row]]:
+    """Return the rows of a run in the order of training: by the number of steps done when each was written."""
+    paths = {kind: folder.path / f"{kind}.jsonl" for kind in KINDS}
+    rows = [(kind, row) for kind, path in paths.items() if path.exists() for row in read_records(path)]
+    return sorted(rows, key=lambda item: item[1]["step"] + (item[0] == "steps"))  # stable: steps first

@@ -84,6 +84,11 @@ class Trainer:
         """What rank 0 has recorded, by the name of the file; empty on other ranks."""
         return self._recorder.extents if self._recorder else {}
 
+    def follow(self, show: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Pass each row that is recorded from now on to ``show``, with the name of its record."""
+        assert self._recorder
+        self._recorder.show = show
+
     def _finish(self, mark_done: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
         notes.begin("the end")
         check_ending(self._folder, self.records)

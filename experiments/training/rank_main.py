@@ -34,7 +34,7 @@ from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import judge
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
-from experiments.tracking.wandb_process import mirrored
+from experiments.tracking.live import followed
 from experiments.training.devices import choose_device
 from experiments.training.groups import in_words, plain, with_ranks_there
 from experiments.training.loop import Trainer
@@ -61,8 +61,6 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str], owned:
     if _from_rank_0(_begin(config, folder, command, owned) if rank == 0 else None, alone=store is None):
         _leave_group()
         return False
-    if rank == 0:
-        owned.enter_context(mirrored(config.tracking, folder))
     owned.enter_context(recorded_errors(folder, rank))
     if store:
         owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
@@ -157,9 +155,12 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         hosts = Counter(workers.gather_items(socket.gethostname()))
         if workers.is_main:
-            write_json(folder.manifest_path, _manifest(config, workers, trainer, folder, command, hosts))
+            manifest = _manifest(config, workers, trainer, folder, command, hosts)
+            write_json(folder.manifest_path, manifest)
             if workers.plan:
                 workers.plan.save(folder.plan_path)
+            done, total = manifest["began_at_step"], manifest["steps"]
+            trainer.follow(owned.enter_context(followed(config, folder, done=done, total=total)).show)
         started = time.perf_counter()
 
         def mark_done(last_row: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What rank 0 records of each step and epoch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import micro
@@ -16,10 +16,14 @@ class Recorder:
 
     Args:
         kept: what stays of each record, by the name of the file; the rest is dropped.
+
+    Attributes:
+        show: is given each row, with the name of its record, after it was written.
     """
 
     def __init__(self, folder: RunFolder, kept: Mapping[str, Extent]) -> None:
         self._folder = folder
+        self.show: Callable[[str, Mapping[str, Any]], None] = lambda kind, row: None
         self._steps, self._epochs = (
             RecordWriter(path, kept.get(path.name, Extent())) for path in (folder.steps_path, folder.epochs_path)
         )
@@ -27,10 +31,12 @@ class Recorder:
     def step(self, row: dict[str, Any]) -> None:
         """Append a row for one step. Raises: RecordError: the run's folder, or the file, was removed."""
         self._append(self._steps, row)
+        self.show("steps", row)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Append a row for one epoch. Raises: as ``step``."""
         self._append(self._epochs, row)
+        self.show("epochs", row)
 
     def sync(self) -> None:
         """Flush all rows to the disk."""

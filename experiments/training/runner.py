@@ -3,16 +3,13 @@
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 
 import torch.distributed as dist
-from rich.console import Console
 
 import data
 from experiments.config.command_line import MISTAKE
 from experiments.config.errors import UserError
-from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
 from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import RankFailure
@@ -23,14 +20,11 @@ from experiments.runs.checkpoints import remove_all
 from experiments.runs.lock import FolderInUse
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import stop_signals
-from experiments.tracking.progress import watch
 from experiments.training.devices import note_of_idle_gpus
 from experiments.training.preflight import check_runs
 from experiments.training.rank_main import is_finished, print_resume, start_group, stopped, take_part, variables_of
 from experiments.training.tasks import steps_per_epoch
 from micro.comm import gather_objects
-
-Watcher = Callable[[TrainConfig, RunFolder], AbstractContextManager[None]]
 
 
 def num_steps(config: TrainConfig) -> int:
@@ -39,21 +33,10 @@ def num_steps(config: TrainConfig) -> int:
     return config.epochs * steps_per_epoch(config, info)
 
 
-def show_progress(config: TrainConfig, folder: RunFolder) -> AbstractContextManager[None]:
-    """Draw the progress of one run on the terminal."""
-    return watch(folder.path, total_steps=num_steps(config), label=label(config), console=Console(stderr=True))
-
-
-def label(config: TrainConfig) -> str:
-    """Return the name of a run on the terminal."""
-    return f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
-
-
-def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: RunFolder | None = None) -> bool:
+def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
     """Run ``config`` with workers of its own, or in this process when they are simulated.
 
     Args:
-        watcher: Returns a context that lasts as long as the run, and shows its progress.
         folder: The run folder, if not the one that the configuration names.
 
     Returns:
@@ -76,7 +59,6 @@ def execute(config: TrainConfig, watcher: Watcher = show_progress, *, folder: Ru
         if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
             raise FolderInUse(folder.path, folder.owner())
         _print_note(note_of_idle_gpus(config))
-        owned.enter_context(watcher(config, folder))
         before = _manifest_time(folder)
         number = 0
         if config.cluster.simulated:
@@ -123,7 +105,6 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     with ExitStack() as owned:
         if ranks.rank == 0:
             _print_note(note_of_idle_gpus(config))
-            owned.enter_context(show_progress(config, folder))
         return take_part(config, folder, sys.argv, owned)
 
 

@@ -8,7 +8,6 @@ import shlex
 import signal
 import sys
 import threading
-from contextlib import nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -238,7 +237,7 @@ def in_this_process(part: Part) -> int:
     if not part.trains:
         return int(importlib.import_module(f"experiments.{part.words[0]}").main(part.words[1:]))
     for config in parts.runs_of(part):
-        execute(config, lambda config, folder: nullcontext())
+        execute(config)
     return 0
 
 

@@ -5,17 +5,18 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-import yaml
 
 pytest.importorskip("wandb")
 import wandb
@@ -24,13 +25,12 @@ import micro
 from experiments import figures, track
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
-from experiments.config.schema import TrainConfig
 from experiments.config.tracking_settings import TrackingConfig
 from experiments.reports.frames import Frames
 from experiments.runs.run_folder import RunFolder, folder_of
+from experiments.tracking import wandb_mirror
 from experiments.tracking.sources import _inspect, from_folders, from_wandb_files, from_wandb_server, read
-from experiments.tracking.wandb_mirror import group_of, mirror
-from experiments.tracking.wandb_process import mirrored
+from experiments.tracking.wandb_mirror import LiveMirror, Mirror, group_of, mirror
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 from micro.integrations.wandb import log_to
@@ -63,7 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(elsewhere)
         patch.setenv("SOME_TOKEN", SECRET)
-        assert execute(config, lambda config, folder: nullcontext())
+        assert execute(config)
     assert mirrors(folder_of(config))
     assert not list(elsewhere.iterdir())  # nothing is written where the user stands
     return root
@@ -132,95 +132,125 @@ def test_a_mirror_can_be_made_again_from_the_folder_alone(runs: Path, tmp_path: 
     assert_same(from_folders(runs), from_wandb_files(tmp_path / "again"))
 
 
-def test_an_attempt_that_fails_or_is_interrupted_leaves_the_mirror_that_there_was(runs: Path, tmp_path: Path) -> None:
+def test_a_mirror_that_fails_or_is_interrupted_leaves_the_one_that_there_was(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = copied(runs, tmp_path / "kept")
     assert track.main([str(folder.path)]) == 0
     before = mirrors(folder)
+    with pytest.raises(wandb.Error):  # W&B refuses this name
+        mirror(folder, TrackingConfig(name="wandb", mode="offline", project="a/b"))
 
-    def interrupt() -> bool:
+    def interrupt(folder: RunFolder) -> bool:
         raise KeyboardInterrupt
 
-    for project, error in (("a/b", wandb.Error), ("micro", KeyboardInterrupt)):  # W&B refuses the first
-        with pytest.raises(error):
-            mirror(folder, TrackingConfig(name="wandb", mode="offline", project=project), interrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "is_done", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            mirror(folder, TrackingConfig(name="wandb", mode="offline", project="micro"))
     assert mirrors(folder) == before
     assert_same(from_folders(runs), from_wandb_files(tmp_path / "kept"))
 
 
 def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
     folder = copied(runs, tmp_path / "resumed")
+    tracking = TrackingConfig(name="wandb", mode="offline", project="micro")
     rows, done = folder.steps_path.read_text().splitlines(keepends=True), folder.done_path.read_text()
+    epochs = folder.epochs_path.read_text()
     folder.done_path.unlink()
-    folder.steps_path.write_text("".join(rows[:5]) + rows[5][:20])  # the sixth row is still being written
-
-    def restart() -> None:
-        folder.steps_path.write_text("".join(rows[:3]))
-        other = folder.path / "manifest.new"
-        shutil.copy(folder.manifest_path, other)
-        os.replace(other, folder.manifest_path)
-        with folder.steps_path.open("a") as file:
-            file.writelines(rows[3:])
-
-    events: list[Callable[[], Any]] = [lambda: None, restart, lambda: None, lambda: folder.done_path.write_text(done)]
-
-    def wait() -> bool:
-        events.pop(0)()
-        return not events
-
-    mirror(folder, TrackingConfig(name="wandb", mode="offline", project="micro"), wait)
+    folder.epochs_path.write_text("")
+    for kept in (0, 3):  # the second begins at an earlier step than that at which the first ended
+        folder.steps_path.write_text("".join(rows[:kept]))
+        live = LiveMirror(folder, tracking)
+        for row in rows[kept : None if kept else 5]:
+            live.show("steps", json.loads(row))
+        if kept:
+            for row in epochs.splitlines():
+                live.show("epochs", json.loads(row))
+            folder.steps_path.write_text("".join(rows))
+            folder.epochs_path.write_text(epochs)
+            folder.done_path.write_text(done)
+        live.close()
     assert len(mirrors(folder)) == 1
     assert_same(from_folders(runs), from_wandb_files(tmp_path / "resumed"))
 
 
-def test_a_killed_mirror_does_not_hurt_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def is_one_warning(said: str, folder: RunFolder) -> bool:
+    return said.count("\n") == 1 and said.startswith("warning: ") and f"experiments.track {folder.path}" in said
+
+
+def test_a_killed_wandb_does_not_hurt_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (config,) = prepare_runs([[*TINY, *OFFLINE, f"output={tmp_path / 'runs'}"]])
 
-    @contextmanager
-    def killer(config: TrainConfig, folder: RunFolder) -> Iterator[None]:
-        (mirror_pid,) = children_of(os.getpid(), "experiments.tracking.wandb_process")
-        os.kill(mirror_pid, signal.SIGKILL)
-        yield
+    class Killed(Mirror):
+        def log(self, kind: str, row: Any) -> None:
+            if row["step"] == 3:
+                for pid in descendants(os.getpid(), "wandb-core"):
+                    os.kill(pid, signal.SIGKILL)
+            super().log(kind, row)
 
-    assert execute(config, killer)
-    folder = folder_of(config)
-    assert folder.is_done()
-    said = capsys.readouterr().err.strip()
-    assert said == (
-        "warning: W&B mirror: it was killed by SIGKILL; its records are complete, "
-        f"make it again with: python -m experiments.track {folder.path}"
-    )
+    monkeypatch.setattr(wandb_mirror, "Mirror", Killed)
+    assert execute(config)
+    assert folder_of(config).is_done()
+    assert is_one_warning(capsys.readouterr().err, folder_of(config))
 
 
-def children_of(parent: int, word: str) -> list[int]:
+def descendants(parent: int, word: str) -> list[int]:
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             is_child = int(status.read_text().rpartition(")")[2].split()[1]) == parent
-            if is_child and word in (status.parent / "cmdline").read_text().split("\0"):
+            if is_child and word in (status.parent / "cmdline").read_text():
                 found.append(int(status.parent.name))
         except OSError:  # gone meanwhile
             continue
     return found
 
 
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_dead_server_does_not_hurt_the_run(
+    is_silent: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb_mirror, "INIT_S", 1.0)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if is_silent:  # takes connections and never answers
+            listener.listen()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        wandb.teardown()
+        (config,) = prepare_runs([[*TINY, *OFFLINE, f"output={tmp_path / 'runs'}"]])
+        config.tracking.mode = "online"
+        started = time.monotonic()
+        assert execute(config)
+        assert time.monotonic() - started < 30
+    assert folder_of(config).is_done()
+    assert is_one_warning(capsys.readouterr().err, folder_of(config))
+
+
+def test_a_server_that_goes_away_does_not_hurt_the_run(
+    runs: Path, tmp_path: Path, server: WandbServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(runs, tmp_path / "gone")
+    live = LiveMirror(folder, TrackingConfig(name="wandb", mode="online", project="micro", entity="lab", finish_s=1.0))
+    server.shutdown()
+    server.server_close()
+    for step in range(100):
+        live.show("steps", {"step": step, "loss": 0.0})
+    started = time.monotonic()
+    live.close()
+    assert time.monotonic() - started < 15
+    assert is_one_warning(capsys.readouterr().err, folder)
+
+
 def test_what_wandb_refuses_is_one_warning(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = copied(runs, tmp_path / "refused")
-    config = yaml.safe_load(folder.config_path.read_text())
-    config["tracking"]["project"] = "a/b"
-    folder.config_path.write_text(yaml.safe_dump(config))
-    with mirrored(TrackingConfig(**config["tracking"]), folder):
-        pass
+    LiveMirror(folder, TrackingConfig(name="wandb", mode="offline", project="a/b")).close()
     said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    assert is_one_warning(said, folder)
     assert "a/b" in said
-    assert "experiments.track" in said
-
-
-def test_a_mirror_that_cannot_start_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "wandb").write_text("in the way")
-    with mirrored(TrackingConfig(name="wandb", mode="offline", project="micro"), RunFolder(tmp_path)):
-        pass
-    assert "warning: W&B mirror: " in capsys.readouterr().err
 
 
 def test_tracking_does_not_change_the_name_of_a_run() -> None:
@@ -287,8 +317,8 @@ def test_online_without_a_key_asks_nothing_on_a_terminal(runs: Path, tmp_path: P
     [
         (lambda folder: folder.config_path.unlink(), "has no config.yaml: it is no run folder"),
         (lambda folder: folder.manifest_path.unlink(), "has no manifest.json: the run never began"),
-        (lambda folder: folder.steps_path.write_text("{torn\n"), "steps.jsonl, line 1"),
-        (lambda folder: folder.epochs_path.write_text("{}\n"), "epochs.jsonl, line 1 has no step"),
+        (lambda folder: folder.steps_path.write_text("{torn\n"), "steps.jsonl"),
+        (lambda folder: folder.epochs_path.write_text("{}\n"), "epochs.jsonl"),
     ],
 )
 def test_a_broken_run_folder_is_one_line(

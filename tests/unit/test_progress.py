@@ -1,109 +1,56 @@
-"""Progress is read from the records of a run, whatever state they are in."""
+"""The progress of a run is drawn on a terminal, and nowhere else."""
 
-import io
-import time
-from pathlib import Path
+import os
+import pty
+import select
+from collections.abc import Iterator
 
 import pytest
-from rich.console import Console
 
-from experiments.runs.records import LastRow, RecordWriter
-from experiments.tracking import progress
-from experiments.tracking.progress import Snapshot, watch
+from experiments.launching.elastic import TERMINAL
+from experiments.tracking.progress import bar
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The master of a terminal that the launcher names."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv(TERMINAL, os.ttyname(theirs))
+    yield ours
+    os.close(ours)
+    os.close(theirs)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_REDRAW_S", 0.01)
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.01)
-    monkeypatch.setenv("TERM", "xterm")
+def drawn(ours: int) -> str:
+    text = b""
+    while select.select([ours], [], [], 0.2)[0]:
+        text += os.read(ours, 1 << 16)
+    return text.decode()
 
 
-def write_steps(run_dir: Path, num_steps: int) -> None:
-    with RecordWriter(run_dir / "steps.jsonl") as steps:
-        for step in range(num_steps):
-            steps.append({"step": step, "loss": 2.0 / (step + 1)})
-            time.sleep(0.02)
+def test_a_bar_shows_steps_loss_and_the_last_measure(terminal: int) -> None:
+    with bar("mlp [seed 1]", 1, 4) as shown:
+        assert shown
+        shown.show("steps", {"step": 1, "loss": 0.25})
+        shown.show("epochs", {"step": 2, "accuracy": 0.75})
+        shown.show("steps", {"step": 3, "loss": 0.5})
+    text = drawn(terminal)
+    for word in ("mlp [seed 1]", "4/4", "loss 0.5", "accuracy 0.75"):
+        assert word in text
+    assert "\x1b[?25l" not in text, "a rank that is killed could not show the cursor again"
 
 
-def test_last_row_follows_a_growing_file(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    row = LastRow(path)
-    assert row.read() == {}
-    path.write_bytes(b'{"step": 0}\n{"st')
-    assert row.read() == {"step": 0}
-    assert row.read() == {"step": 0}
-    with path.open("ab") as file:
-        file.write(b'ep": 1}\n')
-    assert row.read() == {"step": 1}
-    with path.open("ab") as file:
-        file.write(b"broken\n")
-    assert row.read() == {"step": 1}
-    with path.open("ab") as file:
-        file.write(b'{"step": 2}\n' * 50_000 + b'{"step": 3}\n')
-    assert row.read() == {"step": 3}
+def test_a_terminal_that_is_gone_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TERMINAL, "/dev/pts/none")
+    with bar("mlp", 0, 4) as shown:
+        assert shown is None
 
 
-def test_lines_for_a_log(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=20)
-    with watch(tmp_path, total_steps=4, label="mlp [seed 1]", console=console):
-        write_steps(tmp_path, 4)
-        (tmp_path / "epochs.jsonl").write_text('{"accuracy": 0.75}\n{"accuracy": null}\n')
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[-1].startswith("mlp [seed 1]: step 4/4, loss 0.5")
-    assert len(lines) > 1
-    assert "\x1b" not in "".join(lines)
-
-
-def test_an_accuracy_outlives_epochs_that_did_not_measure_it(tmp_path: Path) -> None:
-    reader = progress.RunReader(tmp_path, 4, "mlp")
-    (tmp_path / "epochs.jsonl").write_text('{"accuracy": 0.75}\n')
-    assert reader.read().measured == "accuracy 0.75"
-    with (tmp_path / "epochs.jsonl").open("a") as file:
-        file.write('{"accuracy": null}\n')
-    assert reader.read().measured == "accuracy 0.75"
-
-
-def test_a_run_that_records_nothing_is_shown_too(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO())
-    with (
-        pytest.raises(KeyboardInterrupt),
-        watch(tmp_path / "missing", total_steps=4, label="mlp", console=console),
-    ):
-        raise KeyboardInterrupt
-    assert console.file.getvalue().splitlines()[-1] == "mlp: step 0/4"  # type: ignore[attr-defined]
-
-
-def test_a_bar_for_a_terminal(tmp_path: Path) -> None:
-    console = Console(file=Terminal(), force_terminal=True, width=120)
-    with watch(tmp_path, total_steps=4, label="mlp [seed 1]", console=console):
-        write_steps(tmp_path, 4)
-    drawn = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "mlp [seed 1]" in drawn
-    assert "4/4" in drawn
-    assert "loss 0.5" in drawn
-
-
-def test_colours_alone_make_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not progress.is_terminal(Console(file=io.StringIO()))
-
-
-@pytest.mark.parametrize(
-    ("snapshot", "line"),
-    [
-        (Snapshot("a", 0, 9), "a: step 0/9"),
-        (Snapshot("a", 3, 9, loss=0.123456, left_s=59.6), "a: step 3/9, loss 0.1235, 1 min 00 s left"),
-        (
-            Snapshot("a", 3, 9, measured="accuracy 0.5", left_s=1.0, sweep_left_s=7_260.0),
-            "a: step 3/9, accuracy 0.5, 1 s left, all runs 2 h 01 min",
-        ),
-    ],
-)
-def test_snapshot_line(snapshot: Snapshot, line: str) -> None:
-    assert snapshot.line() == line
+def test_nothing_is_drawn_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(TERMINAL, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # asks for colours, and makes no terminal
+    with bar("mlp", 0, 4) as shown:
+        assert shown is None
+    assert capsys.readouterr() == ("", "")
