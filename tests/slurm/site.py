@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from functools import partial
 from getpass import getuser
 from pathlib import Path
 from types import TracebackType
@@ -108,10 +109,6 @@ class Site:
                     found.append(int(process.name))
         return found
 
-    def daemon(self, node: str) -> int:
-        """Return the process of a node's daemon."""
-        return int((self._folder / f"run/slurmd.{node}.pid").read_text())
-
     def _start(self) -> None:
         for name in ("munge", "state", "log", "run", *(f"spool/{node}" for node in self._nodes)):
             (self._folder / name).mkdir(parents=True)
@@ -200,6 +197,10 @@ def _end(pids: list[int]) -> None:
             os.kill(pid, signal.SIGTERM)
     for pid in pids:
         try:
-            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"the end of {pid}", timeout_s=_STOP_S)
+            wait_until(partial(_has_ended, pid), f"the end of {pid}", timeout_s=_STOP_S)
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)
+
+
+def _has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()

@@ -112,7 +112,7 @@ def stop_and_release(site: Site, task: str, study: Study) -> None:
     wait_until(lambda: num_rows(folder), "a step", timeout_s=WAIT_S)
     send(ranks, signal.SIGSTOP)  # so that the run does not end before the signal has come
     site.ask("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@S does before the time limit
-    wait_until_pending(ranks, signal.SIGTERM, timeout_s=WAIT_S)  # their launchers pass it on as this
+    wait_until_pending(ranks, signal.SIGUSR1, timeout_s=WAIT_S)  # their launchers pass it on
     send(ranks, signal.SIGCONT)
     wait_until(lambda: site.job(job)["Restarts"] == "1" and not site.watchers(job), "a requeue", timeout_s=WAIT_S)
     assert site.job(job)["JobState"] == "PENDING", study.logs()
@@ -183,5 +183,6 @@ def test_hydras_own_launcher_sends_runs_through_the_queue(site: Site, tmp_path: 
     assert good.is_done()
     assert not bad.is_done()
     (reply,) = [line for line in ran.stderr.splitlines() if line.startswith("error:")]
-    assert reply.startswith(f"error: {bad.path.name}: NonFiniteGradient")
+    assert reply.startswith(f"error: {bad.path.name}: ")
+    assert "NonFiniteGradient" in reply
     assert sorted(path.name for path in (tmp_path / "sweep/.submitit").iterdir() if path.is_dir())  # SLURM ran them
