@@ -13,6 +13,7 @@ from experiments.launching.failures import Failure, Kind, describe_exit, failure
 from experiments.runs.atomic_files import RecordError, load_json, write_atomic, write_json
 from experiments.runs.lock import FolderInUse, FolderLost
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.stop_signals import stop_signals
 
 
 @contextmanager
@@ -26,10 +27,11 @@ def recorded_errors(folder: RunFolder, rank: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        handler.record_exception(error)
         failure = failure_of(error, rank)
-        if failure.kind != Kind.LOST_PEER and not isinstance(error, FolderInUse | FolderLost):
-            write_failure(folder, failure)
+        with stop_signals.recorded():  # the agent ends a rank by SIGTERM as soon as another has failed
+            handler.record_exception(error)
+            if failure.kind != Kind.LOST_PEER and not isinstance(error, FolderInUse | FolderLost):
+                write_failure(folder, failure)
         raise
 
 
