@@ -80,11 +80,11 @@ from micro.reducers.base import BucketState, Reducer
 from micro.reducers.dct import DCTReducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
-from micro.reducers.fixed_micro import FixedMicro
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
+from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Once, Reduction, carried_out
 from micro.scope import Scope, scoped
 from micro.selectors.base import Selector
 from micro.selectors.chunks import Chunks
@@ -129,10 +129,15 @@ __all__ = [
     "EF21",
     "QSGD",
     "Accordion",
+    "AllGather",
+    "AllGatherLists",
     "AllRanks",
+    "AllReduce",
+    "AllToAll",
     "Attachment",
     "BFloat16",
     "Bitmap",
+    "Broadcast",
     "BucketState",
     "ByName",
     "Chunks",
@@ -152,7 +157,6 @@ __all__ = [
     "Exchanged",
     "FFTReducer",
     "Feedback",
-    "FixedMicro",
     "GTopK",
     "Gather",
     "GatherBySenders",
@@ -175,6 +179,7 @@ __all__ = [
     "NoState",
     "NonFiniteGradient",
     "Oktopk",
+    "Once",
     "OneBit",
     "Outer",
     "Overlap",
@@ -208,6 +213,7 @@ __all__ = [
     "Raw",
     "RedSync",
     "Reducer",
+    "Reduction",
     "RepairedMicro",
     "Reused",
     "RoundStats",
@@ -252,6 +258,7 @@ __all__ = [
     "attach_fsdp",
     "average",
     "build",
+    "carried_out",
     "check_rule",
     "cyclic_slice",
     "detach",

@@ -257,6 +257,13 @@ class Comm(ABC):
                 self._broadcast_(x, source)
         return x
 
+    def start_sum(self, x: Tensor) -> Pending | None:
+        """Start to sum ``x`` over all ranks in place, and return what waits for the end; None where that cannot be.
+
+        Nothing is counted.
+        """
+        return None
+
     def start_side_by_side(self, calls: Sequence[Callable[[], None]], name: str) -> Callable[[], None]:
         """Start the collectives that these call, in this order on all ranks; return what waits for the end of all.
 
@@ -271,9 +278,10 @@ class Comm(ABC):
         started = self.now(device)
         yield
         self.traffic.elapsed += self.now(device) - started
-        self._count(kind, op, size)
+        self.count(kind, op, size)
 
-    def _count(self, kind: Kind, op: Op, size: int) -> None:
+    def count(self, kind: Kind, op: Op, size: int) -> None:
+        """Count an operation of this size, as micro.planning.tables.LinkTable counts it."""
         self.traffic.num_bytes[kind] += bytes_sent(op, size, self.world_size)
         self.traffic.calls.append((op, size))
 
@@ -442,9 +450,8 @@ class GroupComm(Comm):
 
         return wait
 
-    def all_reduce_async(self, x: Tensor) -> Pending:
-        """Start to sum ``x`` over all ranks in place; wait for the work to end. Bytes are counted at once."""
-        self._count("values", "all_reduce", _num_bytes(x))
+    def start_sum(self, x: Tensor) -> Pending:
+        """Start to sum ``x`` over all ranks in place; see Comm."""
         work = dist.all_reduce(x, group=self.group, async_op=True)
         return work if self._failures is None or x.is_cuda else Watched(work, self._failures)
 

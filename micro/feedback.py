@@ -12,7 +12,7 @@ from torch import Tensor
 from micro import kernels
 from micro.health import FirstBad
 from micro.kernels.reference import is_ordinary, too_large
-from micro.kernels.sums import AnySums, absorb_and_square_, absorb_and_sum_, soonest_sums_of, squares_by_piece
+from micro.kernels.sums import Sums, absorb_and_square_, absorb_and_sum_, squares_by_piece, sums_of
 from micro.norms import norm
 from micro.parts import Part
 from micro.sparse import SparseValues
@@ -63,10 +63,10 @@ class Feedback(Part, ABC):
             sums would overflow, which was left out; or None. On an accelerator the index is there, not on the host.
         """
 
-    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, AnySums]:
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
         """Return what `accumulate_` does, and the sums of the accumulator, in the same pass where that can be."""
         acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
-        return acc, first_bad, soonest_sums_of(acc)
+        return acc, first_bad, sums_of(acc)
 
     def accumulate_and_square_(
         self, memory: Memory, grad: Tensor, *, lengths: Sequence[int], world_size: int
@@ -169,7 +169,7 @@ class ErrorFeedback(Feedback):
             memory["residual"].mul_(self.decay)
         return memory["residual"]
 
-    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, AnySums]:
+    def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
         """Add the gradient to the residual in place, and the sums up in the same pass."""
         acc = self.without_grad_(memory)
         return acc, *absorb_and_sum_(acc, grad)

@@ -117,6 +117,9 @@ class Pending(Protocol):
     def wait(self) -> object:
         """Wait for its end."""
 
+    def is_completed(self) -> bool:
+        """Return whether it has ended."""
+
 
 class Watched:
     """A collective on the CPU that was started; to wait for it ends too when another rank has failed."""
@@ -124,6 +127,10 @@ class Watched:
     def __init__(self, work: dist.Work, failures: PeerFailures) -> None:
         self._work = work
         self._failures = failures
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended."""
+        return self._work.is_completed()
 
     def wait(self) -> None:
         """Wait for its end; see PeerFailures.wait."""

@@ -1,139 +1,146 @@
-"""Rounds of messages: buckets that are reduced at the same time share them, so that their latencies are not in series.
+"""Rounds of messages: reductions that are under way at the same time share them, so their latencies are not in series.
 
-A reduction that has come to a collective is left there, and another one goes on. What all of them wait for is then sent
-at once: one round. With c collectives a bucket, B buckets take c rounds where all are there from the beginning, and B +
-c - 1 where they come one by one during backward, in place of B c one after the other. Which messages share a round
-follows from the order of the buckets and from what all ranks know, never from time: it is the same on all ranks.
-
-A reduction is ordinary code. It has a thread, which runs only while the caller waits for it, so that one of them runs
-at a time.
+A reduction that requests something is left there, and another one goes on. What all of them wait for is then sent at
+once: one round. With c requests a bucket, B buckets take c rounds where all are there from the beginning, and B + c - 1
+where they come one by one during backward, in place of B c one after the other. Which messages share a round follows
+from the order of the buckets and from what all ranks know, never from time: it is the same on all ranks.
 """
 
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from queue import SimpleQueue
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.kernels.threads import busy_of_caller, one_while
-from micro.shared_messages import Copies, Done, Message, Parts, Rows, Sum, start_together
+from micro.comm import Comm, SoloComm
+from micro.peer_failures import Pending
+from micro.requests import AllReduce, Call, Reduction, Request, carried_out
+from micro.shared_messages import Done, Message, start_together
 from micro.spans import Seconds
 
 T = TypeVar("T")
-U = TypeVar("U")
-Task = Callable[[], None]
+Reduce = Callable[[Comm], Reduction[T]]
+"""Begins a reduction over the ranks that it is given."""
 
 
-class AbandonedError(BaseException):
-    """Ends a reduction that waits for a message which will not be sent."""
+class _View(SoloComm):
+    """The ranks of ``comm`` as one reduction sees them; its clock stands still while it waits for a round.
 
-
-class Interrupted(Generic[T]):
-    """A reduction that stops at each collective until its message was carried out.
-
-    Args:
-        work: reduces over the ranks of the comm that it is given.
-        comm: these ranks; what is counted goes to its present traffic.
+    Attributes:
+        whole: those ranks.
+        away: how long the clock has stood still.
     """
 
-    def __init__(self, work: Callable[[Comm], T], comm: Comm) -> None:
-        self.message: Message | None = None
-        self.is_done = False
-        self._work = work
-        self._comm = _InterruptedComm(comm, self)
-        self._here, self._there = threading.Semaphore(0), threading.Semaphore(0)
-        self._has_begun = self._is_running = self._is_abandoned = False
-        self._outcome: list[T] = []
-        self._error: BaseException | None = None
-        self._as_caller = _settings_of_thread()
-
-    def go_on(self) -> None:
-        """Run until the next collective or the end.
-
-        Raises:
-            BaseException: what the reduction raised.
-        """
-        self.message, self._is_running = None, True
-        if self._has_begun:
-            self._there.release()
-        else:
-            self._has_begun = True
-            _run(self._run)
-        self._here.acquire()
-        self._is_running = False
-        if self._error is not None and not self._is_abandoned:
-            raise self._error
-
-    def send(self, message: Message) -> None:
-        """Wait, on the reduction's thread, until ``message`` was carried out."""
-        self.message = message
-        self._here.release()
-        self._there.acquire()
-        if self._is_abandoned:
-            raise AbandonedError
-
-    def abandon(self) -> None:
-        """End the reduction at the collective that it waits in."""
-        self._is_abandoned = True
-        if self._is_running:  # an interrupt took the caller away
-            self._here.acquire()
-        if self._has_begun and not self.is_done:
-            self.go_on()
-
-    def take(self) -> T:
-        """Return what the reduction returned; it is done."""
-        return self._outcome.pop()
-
-    def _run(self) -> None:
-        work, comm = self._work, self._comm
-        del self._work, self._comm  # which refers to this object: memory would wait for a garbage collector
-        try:
-            with self._as_caller():
-                self._outcome.append(work(comm))
-        except BaseException as error:
-            self._error = error
-        self.is_done = True
-        self._here.release()
-
-
-class _InterruptedComm(Comm):
-    """The ranks of ``comm`` as a reduction sees them; its clock stands still while others run."""
-
-    def __init__(self, comm: Comm, owner: Interrupted[Any]) -> None:
-        super().__init__(comm.rank, comm.world_size, timed=comm.timed)
+    def __init__(self, comm: Comm) -> None:
+        Comm.__init__(self, comm.rank, comm.world_size, timed=comm.timed)
         self.traffic = comm.traffic
-        self._comm = comm
-        self._owner = owner
-        self._away: Seconds = 0.0
+        self.away: Seconds = 0.0
+        self.whole = comm
 
     def now(self, device: torch.device) -> Seconds:
-        """Return a time, without those in which other reductions ran; see Comm."""
-        return super().now(device) - self._away
+        """Return a time, without those in which others ran; see Comm."""
+        return super().now(device) - self.away
 
-    def _send(self, message: Message) -> None:
-        left = message.now()
-        self._owner.send(message)
-        self._away += message.now() - left - message.waited
-        self.traffic.num_shared += message.is_shared
+    def alike(self, work: Callable[[], T]) -> T:
+        """Return what ``work`` makes of values that all ranks hold alike; see Comm."""
+        return self.whole.alike(work)
 
-    def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
-        self._send(Rows(comm=self._comm, rows=rows, row=row))
+    def fill_alike_(self, out: Tensor, work: Callable[[], T]) -> T:
+        """Write into ``out`` what all ranks get alike; see Comm."""
+        return self.whole.fill_alike_(out, work)
 
-    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        self._send(
-            Parts(comm=self._comm, received=received, sent=sent, received_sizes=received_sizes, sent_sizes=sent_sizes)
-        )
 
-    def _all_reduce_(self, x: Tensor) -> None:
-        self._send(Sum(comm=self._comm, x=x))
+class Begun(Generic[T]):
+    """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned."""
 
-    def _broadcast_(self, x: Tensor, source: int) -> None:
-        self._send(Copies(comm=self._comm, x=x, source=source))
+    def __init__(self, rounds: "Rounds", reduce: Reduce[T], comm: Comm) -> None:
+        self._rounds, self._comm, self._view = rounds, comm, _View(comm)
+        self._reduction: Reduction[T] = reduce(self._view)
+        self._calls: list[Call] = []
+        self._is_list = self._has_ended = False
+        self._last: tuple[Pending, Tensor] | None = None
+        self._result: list[T] = []
+        self._left: Seconds = 0.0
+        self._go_on(None)
+
+    @property
+    def messages(self) -> list[Message]:
+        """What it waits for in the next round."""
+        return [call.message for call in self._calls if call.message is not None]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no round is needed any more; the same on all ranks, but for one whose last sum is under way."""
+        return self._has_ended or (self._last is not None and self._last[0].is_completed())
+
+    def __call__(self) -> T:
+        """Return the outcome."""
+        if self._last is not None:
+            self._receive_last(*self._last)
+        while not self._has_ended:
+            self._rounds.advance()
+        return self._result.pop()
+
+    def receive(self) -> None:
+        """Go on with the answers of a round that was received."""
+        messages, calls, self._calls = self.messages, self._calls, []
+        waited: Seconds = 0.0
+        for message in messages:
+            waited = waited + message.waited
+            self._view.traffic.num_shared += message.is_shared
+        for call in calls:
+            call.count(self._view)
+        self._return(messages[0].device, waited)
+        answers = [call.take() for call in calls]
+        self._go_on(answers if self._is_list else answers[0])
+
+    def close(self) -> None:
+        """End it where it is."""
+        self._reduction.close()
+        self._calls, self._last, self._has_ended = [], None, True
+
+    def _go_on(self, answer: Any) -> None:
+        """Run until the next message or the end."""
+        try:
+            while not self._calls and self._last is None:
+                answer = self._begin(self._reduction.send(answer))
+        except StopIteration as end:
+            self._result.append(end.value)
+            self._has_ended = True
+
+    def _begin(self, request: Request | list[Request]) -> Any:
+        """Return the answer to a request that needs no message; note the messages that another one needs."""
+        self._is_list = isinstance(request, list)
+        requests = request if isinstance(request, list) else [request]
+        if isinstance(request, AllReduce) and request.last:
+            pending = self._comm.start_sum(request.mine) if self._comm.world_size > 1 else None
+            if pending is not None:
+                request.call(self._comm).count(self._view)
+                self._last, self._left = (pending, request.mine), self._view.now(request.mine.device)
+                return None
+        calls = [each.call(each.comm or self._comm) for each in requests]
+        messages = [call.message for call in calls if call.message is not None]
+        if messages:
+            self._calls, self._left = calls, self._view.now(messages[0].device)
+            return None
+        for call in calls:
+            call.count(self._view)
+        answers = [call.take() for call in calls]
+        return answers if self._is_list else answers[0]
+
+    def _receive_last(self, pending: Pending, total: Tensor) -> None:
+        """Wait for the sum that ends the reduction, and go on to the end."""
+        self._last = None
+        started = self._view.now(total.device)
+        pending.wait()
+        self._return(total.device, self._view.now(total.device) - started)
+        self._go_on(total)
+
+    def _return(self, device: torch.device, waited: Seconds) -> None:
+        """Set the clock to where it stood, but for the time that messages took."""
+        self._view.away = self._view.away + (self._view.now(device) - self._left - waited)
+        self._view.traffic.elapsed = self._view.traffic.elapsed + waited
 
 
 class Rounds:
@@ -145,136 +152,75 @@ class Rounds:
 
     def __init__(self) -> None:
         self.num_rounds = 0
-        self._under_way: list[Interrupted[Any]] = []
-        self._sent: Sequence[Interrupted[Any]] = ()
+        self._under_way: list[Begun[Any]] = []
+        self._sent: Sequence[Begun[Any]] = ()
+        self._messages: Sequence[Message] = ()
         self._wait: Done = _nothing
         self._took: Seconds = 0.0  # to start what was sent
 
-    def begin(self, work: Callable[[Comm], T], comm: Comm) -> "Begun[T]":
-        """Run ``work`` up to its first collective; it goes on with the rounds that follow."""
-        begun = Interrupted(work, comm)
+    def begin(self, reduce: Reduce[T], comm: Comm, *, shares: bool = True) -> Begun[T]:
+        """Run a reduction up to its first message; it goes on with the rounds that follow.
+
+        Args:
+            shares: False: it is carried out at once, each message by itself.
+        """
+        begun = Begun(self, reduce if shares else partial(_at_once, reduce, comm), comm)
         self._under_way.append(begun)
-        begun.go_on()
-        return Begun(self, begun, begun.take)
+        return begun
 
     def advance(self) -> None:
-        """Wait for the round that was sent; send the next: what those wait for that have come to a collective."""
+        """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
         self._receive()
-        self._under_way = [each for each in self._under_way if not each.is_done]
-        self._sent = [each for each in self._under_way if each.message is not None]
-        messages = [each.message for each in self._sent if each.message is not None]
-        if messages:
+        self._under_way = [each for each in self._under_way if each.messages or not each.is_done]
+        self._sent = [each for each in self._under_way if each.messages]
+        self._messages = [message for each in self._sent for message in each.messages]
+        if self._messages:
             self.num_rounds += 1
-            started = messages[0].now()
-            self._wait = start_together(messages)
-            self._took = messages[0].now() - started
+            started = self._messages[0].now()
+            self._wait = start_together(self._messages)
+            self._took = self._messages[0].now() - started
 
     def abandon(self) -> None:
         """End all reductions where they are: nothing more is sent."""
         under_way, self._under_way = self._under_way, []
-        self._sent, self._wait = (), _nothing
+        self._sent, self._messages, self._wait = (), (), _nothing
         for each in under_way:
-            each.abandon()
+            each.close()
 
     def _receive(self) -> None:
-        messages = [each.message for each in self._sent if each.message is not None]
+        sent, messages, wait = self._sent, self._messages, self._wait
+        self._sent, self._messages, self._wait = (), (), _nothing
         if not messages:
             return
-        sent, wait, started = self._sent, self._wait, messages[0].now()
-        self._sent, self._wait = (), _nothing
+        started = messages[0].now()
         wait()
         took = self._took + messages[0].now() - started
         for message in messages:
             message.waited = took * (1 / len(messages))
         for each in sent:
-            each.go_on()
+            each.receive()
 
 
-class Begun(Generic[T]):
-    """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned."""
-
-    def __init__(self, rounds: Rounds, begun: Interrupted[Any], take: Callable[[], T]) -> None:
-        self._rounds, self._begun, self._take = rounds, begun, take
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no round is needed any more; the same on all ranks."""
-        return self._begun.is_done
-
-    def __call__(self) -> T:
-        """Return the outcome."""
-        while not self.is_done:
-            self._rounds.advance()
-        return self._take()
-
-    def then(self, change: Callable[[T], U]) -> "Begun[U]":
-        """Return the same reduction with its outcome changed."""
-        take = self._take
-        return Begun(self._rounds, self._begun, lambda: change(take()))
-
-
-def all_together(works: Sequence[Callable[[Comm], T]], comms: Iterator[Comm]) -> list[T]:
-    """Return what all of ``works`` return, in their order; they share rounds.
+def all_together(reduces: Sequence[Reduce[T]], comms: Iterator[Comm], *, shares: bool) -> list[T]:
+    """Return what all reductions return, in their order; they share rounds, where they can.
 
     Args:
-        comms: the ranks, for each work in turn: the traffic that they have then is that of the work.
+        comms: the ranks, for each reduction in turn: the traffic that they have then is that of the reduction.
     """
     rounds = Rounds()
     try:
-        begun = [rounds.begin(work, comm) for work, comm in zip(works, comms, strict=False)]
+        begun = [rounds.begin(reduce, comm, shares=shares) for reduce, comm in zip(reduces, comms, strict=False)]
         return [each() for each in begun]
     except BaseException:
         rounds.abandon()
         raise
 
 
+def _at_once(reduce: Reduce[T], comm: Comm, _: Comm) -> Reduction[T]:
+    """Return a reduction that requests nothing: ``reduce`` is carried out over ``comm`` where it begins."""
+    yield from ()
+    return carried_out(reduce(comm), comm)
+
+
 def _nothing() -> None:
     """Wait for nothing."""
-
-
-def _settings_of_thread() -> Callable[[], Any]:
-    """Return a context manager in which another thread works as the calling one does."""
-    with_gradients, num_threads, is_busy = torch.is_grad_enabled(), torch.get_num_threads(), busy_of_caller()
-    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-
-    @contextmanager
-    def as_caller() -> Iterator[None]:
-        if torch.get_num_threads() != num_threads:
-            torch.set_num_threads(num_threads)
-        with torch.set_grad_enabled(with_gradients), one_while(is_busy), torch.cuda.stream(stream):
-            yield
-
-    return as_caller
-
-
-def _run(task: Task) -> None:
-    """Run a task on a thread that is idle, or on a new one."""
-    global _num_idle
-    with _lock:
-        is_new = _num_idle == 0
-        _num_idle -= not is_new
-    if is_new:
-        threading.Thread(target=_serve, args=(_tasks,), name="micro-rounds", daemon=True).start()
-    _tasks.put(task)
-
-
-def _serve(tasks: "SimpleQueue[Task]") -> None:
-    global _num_idle
-    while True:
-        task = tasks.get()
-        task()
-        del task  # what it holds must not live until the next one comes
-        with _lock:
-            _num_idle += 1
-
-
-def _begin_in_child() -> None:
-    """Forget the threads of the process that this one was forked from."""
-    global _lock, _tasks, _num_idle
-    _lock, _tasks, _num_idle = threading.Lock(), SimpleQueue(), 0
-
-
-_lock = threading.Lock()
-_tasks: "SimpleQueue[Task]" = SimpleQueue()
-_num_idle = 0
-os.register_at_fork(after_in_child=_begin_in_child)

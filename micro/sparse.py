@@ -1,6 +1,5 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -10,12 +9,11 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
 from micro.flat import Layout
 from micro.health import Finite, is_number, read
 from micro.kernels import places
-from micro.kernels.sums import AnySums
-from micro.on_device import on_device
+from micro.kernels.sums import Sums
+from micro.requests import Once, Reduction
 from micro.scales import AnyScales
 
 
@@ -42,7 +40,6 @@ class Step:
         is_finite: whether this rank's gradient was finite, which ranks do not share either.
         squares: (L,) float64, sums of squares of this rank's parameters, for a selector that wants them; else None.
         scales: of what a selector that takes them compares, the same on ranks that share a threshold; else None.
-        reads_late: whether the exchange reads what was chosen, together with what it has to know itself.
     """
 
     index: int
@@ -50,11 +47,10 @@ class Step:
     seed: int
     layout: Layout
     layer_densities: tuple[float, ...] | None = None
-    sums: AnySums | None = None
+    sums: Sums | None = None
     is_finite: Finite = True
     squares: Tensor | None = None
     scales: AnyScales | None = None
-    reads_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +64,7 @@ class Selection:
         threshold: the cut on abs(acc) that was used, where there is one.
         scale: factor on the mean update (1 but for unbiased estimators).
         everyone: (sum(counts),) int32, what all ranks chose, in rank order, where it is known everywhere already.
-        overfull: whether a message, or a list, of fixed capacity did not hold what was chosen; the same on all ranks.
-        is_finite: whether the gradients of all ranks were finite, where that is known everywhere already.
-        unread: the choice, where the exchange is to read it: nothing else says then what it is.
+        overfull: whether a message of fixed capacity did not hold what was chosen; the same on all ranks.
     """
 
     indices: Tensor
@@ -80,47 +74,6 @@ class Selection:
     scale: float = 1.0
     everyone: Tensor | None = None
     overfull: bool = False
-    is_finite: bool | None = None
-    unread: "Listed | None" = None
-
-
-UNKNOWN = -1  # sent as the count of a choice that the host has to make once more
-
-
-class Unread(ABC):
-    """A choice of one rank that its host has not read."""
-
-    @abstractmethod
-    def numbers(self) -> Tensor:
-        """Return (m,) float64 how many are chosen, then what ``read`` needs; m is the same on all ranks.
-
-        The count is `UNKNOWN` where the list was full, or the choice cannot be made without a read.
-        """
-
-    @abstractmethod
-    def read(self, numbers: Sequence[float]) -> Selection:
-        """Return the choice, by its numbers; it has as many indices as they say."""
-
-    @abstractmethod
-    def retry(self) -> Selection:
-        """Choose once more, with as many reads as it takes."""
-
-    def settled(self, numbers: Sequence[float]) -> Selection:
-        """Return the choice, by its numbers where these say what it is."""
-        return self.retry() if numbers[0] == UNKNOWN else self.read(numbers)
-
-
-class Listed(Unread):
-    """A choice that an exchange can send before its host has read how long it is."""
-
-    @property
-    @abstractmethod
-    def indices(self) -> Tensor:
-        """Indices (m,) int32 of which the first are the choice, if `is_listed`; others are somewhere in the vector."""
-
-    @abstractmethod
-    def is_listed(self) -> Tensor:
-        """Return whether that is so, () bool; not where the count is `UNKNOWN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +91,6 @@ class SparseValues:
     def where(self, keep: Tensor) -> "SparseValues":
         """Return the entries at which ``keep`` (k,) is True."""
         return SparseValues(self.indices[keep], self.values[keep])
-
-    def soonest_where(self, keep: Tensor) -> "SparseValues":
-        """Return what `where` does; on an accelerator all entries, of which the others have no effect: no read."""
-        return self.where(keep) if keep.device.type == "cpu" else MaskedValues(self, keep)
 
     def add_to_(self, vector: Tensor, *, alpha: float = 1.0) -> None:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
@@ -229,26 +178,6 @@ class AllBut(AllValues):
         return partial(vector.set_, before)
 
 
-class MaskedValues(SparseValues):
-    """Entries of which some have no effect on a vector; which these are only the device knows.
-
-    Args:
-        keep: (k,) bool, or () for all: the others have the value 0, and clear nothing.
-    """
-
-    keep: Tensor
-
-    def __init__(self, entries: SparseValues, keep: Tensor) -> None:
-        super().__init__(entries.indices, entries.values.where(keep, 0.0))
-        object.__setattr__(self, "keep", keep & entries.keep if isinstance(entries, MaskedValues) else keep)
-
-    def clear_in_(self, vector: Tensor) -> Callable[[], object]:
-        """Set ``vector`` (numel,) to zero at the indices that are kept; return what puts back what it was."""
-        before = places.gather(vector, self.indices)
-        vector[self.indices] = before.where(~self.keep, 0.0)
-        return partial(_put_, vector, self.indices, before)
-
-
 @dataclass(frozen=True, slots=True)
 class Exchanged:
     """What an exchange achieved.
@@ -261,7 +190,6 @@ class Exchanged:
         is_finite: False, on all ranks alike, when any rank's gradient held NaN or Inf; on an accelerator the flag may
             not have been read yet, nor num_updated.
         overfull: whether a message of fixed capacity, the same on all ranks, did not hold what was to be sent.
-        selection: what this rank chose, where the exchange has read it.
     """
 
     update: tuple[SparseValues, ...]
@@ -270,7 +198,6 @@ class Exchanged:
     num_updated: int | Tensor
     is_finite: Finite
     overfull: bool = False
-    selection: Selection | None = None
 
 
 def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
@@ -306,81 +233,9 @@ def summed_lists(together: SparseValues, counts: list[int]) -> SparseValues:
     return SparseValues(indices, values)
 
 
-BEYOND = 2**31 - 1  # stands for no index, after the last one
-
-
-@dataclass(frozen=True, slots=True)
-class Padded:
-    """Entries at unique, ascending indices, of which the host of an accelerator does not know how many there are.
-
-    Attributes:
-        entries: those, then index `BEYOND` with value 0; on a CPU none of these.
-        count: how many there are; a tensor is () on the device.
-    """
-
-    entries: SparseValues
-    count: int | Tensor
-
-    @property
-    def message(self) -> Tensor:
-        """The count as a message (1,) int32."""
-        if isinstance(self.count, Tensor):
-            return self.count.view(1).to(torch.int32)
-        return on_device([self.count], torch.int32, self.entries.indices.device)
-
-    def read(self, count: int | None = None) -> SparseValues:
-        """Return the entries alone; the host waits for their number where it is not given."""
-        number = int(self.count) if count is None else count  # host sync: the length of the list
-        return first_of(self.entries, number)
-
-    def with_no_effect(self) -> SparseValues:
-        """Return the entries, at least one, then its index with the value 0: what subtracts them reads no number."""
-        indices = self.entries.indices
-        return SparseValues(indices.where(indices != BEYOND, indices[:1]), self.entries.values)
-
-
-def first_of(entries: SparseValues, count: int) -> SparseValues:
-    """Return the first ``count`` of ``entries``."""
-    if count == entries.indices.numel():
-        return entries
-    return SparseValues(entries.indices[:count], entries.values[:count])
-
-
-def soonest_summed(parts: Sequence[SparseValues]) -> Padded:
-    """Return what `summed` does as the host has it without waiting. On an accelerator parts may hold `BEYOND`."""
-    return soonest_summed_lists(*joined(parts))
-
-
-def soonest_summed_lists(together: SparseValues, counts: list[int]) -> Padded:
-    """Return what `soonest_summed` does of parts that are neighbouring entries of ``together``."""
-    if together.indices.device.type != "cpu" and together.indices.numel() > 0:
-        return _summed_unread(together, counts)
-    total = summed_lists(together, counts)
-    return Padded(total, total.indices.numel())
-
-
-def _summed_unread(together: SparseValues, counts: list[int]) -> Padded:
-    ordered = together.indices.sort().values
-    is_first = torch.cat([ordered[:1] != BEYOND, (ordered[1:] != ordered[:-1]) & (ordered[1:] != BEYOND)])
-    indices, count = packed(ordered, is_first)
-    values = together.values.new_zeros(indices.numel())
-    slots = torch.searchsorted(indices, together.indices).split(counts)
-    for slot, part in zip(slots, together.values.split(counts), strict=True):  # in turn, as `summed` does
-        values.index_add_(0, slot, part)
-    return Padded(SparseValues(indices, values), count)
-
-
-def packed(indices: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Return those of ``indices`` (m,) that are kept, then `BEYOND`, (m,), and how many these are, (); no read."""
-    ends, room = keep.cumsum(0), indices.numel()
-    target = (ends - 1).where(keep, room)  # what is not kept falls into the place beyond the end
-    out = indices.new_full((room + 1,), BEYOND)
-    return out.scatter_(0, target, indices)[:room], ends[-1]
-
-
 def overflown(
-    parts: Sequence[SparseValues], scale: float, exchanged: Exchanged, comm: Comm, record: Tensor | None = None
-) -> tuple[Exchanged, Tensor | None, float | None]:
+    parts: Sequence[SparseValues], scale: float, exchanged: Exchanged, record: Tensor | None = None
+) -> Reduction[tuple[Exchanged, Tensor | None, float | None]]:
     """Return what the host then knows of an exchange, and where ``scale`` times any of ``parts`` is not finite.
 
     A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end. An accelerator is
@@ -392,7 +247,7 @@ def overflown(
         the exchange with its flag and number read, False where the update overflowed; the indices (m,) int32, None
         where all is finite; the number for the record.
     """
-    scaled, total = comm.alike(lambda: _scaled(parts, scale))
+    scaled, total = yield Once(work=lambda: _scaled(parts, scale))
     is_finite, is_sum_finite, num_updated, (known,) = read(
         exchanged.is_finite, is_number(total), exchanged.num_updated, record
     )
@@ -410,11 +265,3 @@ def _scaled(parts: Sequence[SparseValues], scale: float) -> tuple[list[Tensor], 
     scaled = [part.values if scale == 1 else part.values * scale for part in parts]
     sums = [values.sum() for values in scaled]
     return scaled, sums[0] if len(sums) == 1 else torch.stack(sums).sum()
-
-
-def num_distinct(indices: Tensor, numel: int) -> int | Tensor:
-    """Return how many of ``indices`` (m,) in [0, numel) are distinct; on an accelerator () int64, without a wait."""
-    if indices.device.type == "cpu" or not indices.numel():
-        return kernels.distinct(indices, numel).numel()
-    ordered = indices.sort().values
-    return (ordered[1:] != ordered[:-1]).sum() + 1

@@ -35,8 +35,7 @@ class StepStats:
         forgotten: L2 norm of what a decay took off this rank's residual, where there is one.
         num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of
             bins.
-        overfull: whether a message of fixed capacity, or a list on an accelerator, did not hold what was chosen, so
-            that one more message followed.
+        overfull: whether a message of fixed capacity did not hold what was chosen, so that one more message followed.
         num_shared: of the collectives in ``calls``, those in which a message of another bucket was the first: they are
             counted there.
         dense_numel: elements of parameters that were reduced densely beside the others; counts, targets and densities

@@ -51,7 +51,7 @@ WRONG: dict[str, str] = {
     "train sparsifier=": "sparsifier must be one of ... got ''",
     "train sparsifier.name=": "sparsifier.name must be a word of at most 100 letters, digits and _.+-, got ''",
     "train sparsifier.reducer=null": "reducer must be a name or a mapping of name and settings, got None",
-    "train 'sparsifier.reducer={}'": "reducer must be one of dct, dense, fft, micro_fixed, powersgd, ... got 'None'",
+    "train 'sparsifier.reducer={}'": "reducer must be one of dct, dense, fft, powersgd, ... got 'None'",
     "train 'sparsifier.reducer={name:sparse,a:1}'": "reducer of a sparsifier's reducer must be sparse, split or ... go",
     "train 'sparsifier.reducer={name:split,dense:5}'": "dense must be patterns of parameter names such as '*.bias', go",
     "train 'sparsifier.reducer={name:split,dense:[[]}'": "cannot read 'sparsifier.reducer={name:split,dense:[[]}':",

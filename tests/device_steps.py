@@ -10,12 +10,14 @@ from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_run
 from micro import kernels
 from micro.comm import Comm
+from micro.flat import Layout
 from micro.stats import StepStats
 from micro.thread_ranks import SimulatedGroup
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
-from tests.host_waits import FIXED, LAYOUT
 from tests.recorded_streams import recorded_streams
 
+LAYOUT = Layout(("matrix", "vector", "last"), ((40, 50), (1500,), (500,)))
+FIXED = ["density=0.05", "optimizer.momentum=0", "cluster.nproc_per_node=2"]
 Outcome = tuple[list[float], list[float], tuple[int, ...], int]
 """Update, residual, counts and number of updated elements of a step."""
 

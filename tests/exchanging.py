@@ -8,6 +8,7 @@ from torch import Tensor
 import micro
 from micro.comm import Comm, Traffic
 from micro.exchanges.base import Wire
+from micro.requests import carried_out
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.thread_ranks import SimulatedGroup
 
@@ -29,7 +30,7 @@ def exchanged(
 
     def work(comm: Comm) -> tuple[Exchanged, Traffic]:
         comm.begin_step()
-        result = part.exchange(
+        reduction = part.exchange(
             part.start(),
             acc[comm.rank],
             Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
@@ -39,7 +40,7 @@ def exchanged(
             comm=comm,
             is_finite=comm.rank != bad_rank,
         )
-        return result, comm.traffic
+        return carried_out(reduction, comm), comm.traffic
 
     with closing(SimulatedGroup(len(chosen))) as group:
         results = group.run(work)

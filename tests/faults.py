@@ -14,6 +14,7 @@ from micro.flat import Layout
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState
 from micro.reducers.wrapping import WrappingReducer
+from micro.requests import Reduction, over
 from micro.thread_ranks import SimulatedGroup, ThreadComm
 
 How = Literal["fails", "fails after", "is late", "is lost", "leaves", "exits"]
@@ -175,7 +176,7 @@ class Faulty(WrappingReducer):
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         return self.reducer.start(layout, dtype, device)
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
-        faulty = FaultyComm(comm)
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
+        faulty = FaultyComm(getattr(comm, "whole", comm))
         faulty.begin(self.fault if state.step == self.step else None)
-        return self.reducer.attempt_(state, grad, faulty)
+        return over(faulty, self.reducer.reduction(state, grad, faulty))

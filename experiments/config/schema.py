@@ -57,7 +57,7 @@ class SparsifierConfig:
     layer and with time; without one, density and density_warmup do.
 
     Attributes:
-        reducer: sparse: the composition of the parts below; dense, fft, dct, powersgd, micro_fixed have none. split:
+        reducer: sparse: the composition of the parts below; dense, fft, dct, powersgd have none. split:
             the composition for some parameters, others dense: {name: split, min_dims: 2} takes biases and norms out,
             {name: split, dense: ["embed*"], start_step: 100} embeddings, and the first 100 steps of all. two_level: the
             composition between nodes, the dense mean within them: {name: two_level, ranks_per_node: 4}. They nest in

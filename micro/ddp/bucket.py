@@ -1,15 +1,15 @@
 """A bucket of DDP on its way through a reduction, and back to DDP."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from micro.comm import Traffic
 from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.reducers.attempt import Attempt
+from micro.rounds import Begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,12 @@ class Running:
     """A reduction that was launched.
 
     Attributes:
-        finish: waits for its end.
-        traffic: its bytes so far.
+        begun: the reduction, which waits for its end.
         buckets: those that the vector ``grad`` holds, which it reduces.
         set_aside: what is kept for unused parameters.
     """
 
-    finish: Callable[[], Attempt]
-    traffic: Traffic
+    begun: Begun[Attempt]
     buckets: Sequence[Bucket]
     grad: Tensor
     set_aside: SetAside

@@ -96,7 +96,7 @@ def check_lane(lane: str, model: DistributedDataParallel, reducer: Reducer) -> s
     also_sends = has_collectives(model.module, finds_unused=model.find_unused_parameters)
     if next(model.module.parameters()).device.type == "cuda":
         return "caller" if also_sends else "thread"
-    return "caller" if reducer.only_launches and not also_sends else "thread"
+    return "caller" if reducer.is_one_sum and not also_sends else "thread"
 
 
 def has_collectives(module: nn.Module, *, finds_unused: bool) -> bool:

@@ -19,7 +19,7 @@ from micro.drivers.loss_scale import LossScale, common_scale
 from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.kernels.threads import one_while
-from micro.reducers.attempt import Attempt, decide_at_once
+from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
 from micro.scope import joined
 
@@ -27,16 +27,12 @@ from micro.scope import joined
 class Reduction:
     """Reduces buckets in the order in which they were put on the lane, several of them at a time.
 
-    A bucket that is the only one of its step is reduced as it is. Of several, each shares its messages with the others:
-    with each bucket that comes, one round of messages is sent (micro.rounds): the first message of this bucket, the
+    With each bucket that comes, one round of messages is sent (micro.rounds): the first message of this bucket, the
     second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So backward
-    hides the messages of all buckets but the last few, and B buckets of c collectives take B + c - 1 rounds, not B c.
+    hides the messages of all buckets but the last few, and B buckets of c requests take B + c - 1 rounds, not B c.
     To wait for the last bucket would take c rounds in all, but none of them beside backward: it is what happens where a
     step needs the whole gradient first, where all buckets are launched, then all finished. Which of the two a bucket
     travels in must not depend on which buckets happen to wait on the lane: that differs from rank to rank.
-
-    A reducer that launches by itself is called in an order that follows from the number of buckets alone: each bucket
-    is launched before the one before it is finished, and the last of a backward is finished at once.
 
     DDP gets no bucket back before the last one of a backward is reduced: then it is known of all of them whether they
     are finite, and the step counts for all or for none. No overlap is lost by that. At its end a backward waits for the
@@ -87,7 +83,6 @@ class Reduction:
         self._has_failed = False
         self._backward_runs = False  # beside the lane, whose loops then leave the threads to it
         self._parts: list[Callable[[], None]] = []  # of a backward, to be handed over
-        self._num_put = 0  # buckets of a backward
         self._uses: list[Tensor] = []  # the memory that they use
         self._ends_with_backward = not lane.is_beside and device.type == "cpu"
         self._must_finish = False
@@ -107,13 +102,11 @@ class Reduction:
         self._backward_runs = self._lane.is_beside
         self._must_finish = False
         self._parts = [partial(self._begin, has_inputs, counts_inputs)]
-        self._num_put = 0
 
     def put(self, bucket: Bucket) -> None:
         """Reduce ``bucket`` in place, after all that were put before; its future is set when this is done."""
         self._uses += [bucket.grad, bucket.buffer]
         self._parts += [partial(self._receive, bucket), partial(self._advance, is_last=False)]
-        self._num_put += 1
 
     def end(self, *, waits_at_once: bool) -> None:
         """End a backward; called after its last bucket was put.
@@ -129,8 +122,6 @@ class Reduction:
         if self._ends_with_backward and not waits_at_once:
             self._must_finish = True
         else:
-            if self._num_put == 1 and len(self._parts) > 1:  # the one bucket is still here: nothing is to share rounds
-                del self._parts[-1]
             self._parts.append(self._end)
 
     def hand_over(self) -> None:
@@ -240,12 +231,11 @@ class Reduction:
             return
         if is_last or not self._needs_whole_gradient:
             self._clip()
-            is_alone = is_last and not self._running and (self._whole_model or len(self._waiting) == 1)
             if self._whole_model and self._waiting:
-                self._launch_joined(list(self._waiting), is_alone=is_alone)
+                self._launch_joined(list(self._waiting))
             else:
                 for bucket in self._waiting:
-                    self._launch(self._reducer, [bucket], bucket.grad, bucket.layout, is_alone=is_alone)
+                    self._launch(self._reducer, [bucket], bucket.grad, bucket.layout)
             self._waiting.clear()
         self._comm.rounds.advance()
         while self._running and (is_last or self._may_finish()):
@@ -258,15 +248,14 @@ class Reduction:
 
         Where that would only wait, in the thread of backward, it is left for the end.
         """
-        if self._ends_with_backward and self._reducer.only_launches:
+        if self._ends_with_backward and self._reducer.is_one_sum:
             return False
-        return len(self._running) > 1 and getattr(self._running[0].finish, "is_done", True)
+        return len(self._running) > 1 and self._running[0].begun.is_done
 
     def _finish_first(self) -> None:
         running = self._running[0]
-        self._comm.traffic = running.traffic
         try:
-            self._finished.append((running, running.finish()))
+            self._finished.append((running, running.begun()))
         finally:
             running.set_aside.restore()
         del self._running[0]
@@ -283,14 +272,12 @@ class Reduction:
     def _needs_whole_gradient(self) -> bool:
         return self._whole_model or self.clip is not None
 
-    def _launch_joined(self, buckets: Sequence[Bucket], *, is_alone: bool) -> None:
+    def _launch_joined(self, buckets: Sequence[Bucket]) -> None:
         reducer, layout = joined(self._reducer, [bucket.layout for bucket in buckets])
         grad = buckets[0].grad if len(buckets) == 1 else torch.cat([bucket.grad for bucket in buckets])
-        self._launch(reducer, buckets, grad, layout, is_alone=is_alone)
+        self._launch(reducer, buckets, grad, layout)
 
-    def _launch(
-        self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout, *, is_alone: bool
-    ) -> None:
+    def _launch(self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout) -> None:
         state = self._states.of(layout, grad.dtype, grad.device)
         self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
         self._begin_counts()
@@ -298,11 +285,11 @@ class Reduction:
         gradients = [view for bucket in buckets for view in bucket.gradients]
         set_aside = SetAside(state, unused_parameters(state, gradients, self._comm))
         try:
-            finish = (reducer.launch_alone if is_alone else reducer.launch)(state, grad, self._comm)
+            begun = reducer.begin(state, grad, self._comm)
         except BaseException:
             set_aside.restore()
             raise
-        self._running.append(Running(finish, self._comm.traffic, buckets, grad, set_aside))
+        self._running.append(Running(begun, buckets, grad, set_aside))
 
     def _decide(self) -> None:
         """Let the step count, or take all of it back, and give DDP its buckets.
@@ -311,7 +298,7 @@ class Reduction:
         update of a step that was taken back is Inf everywhere.
         """
         policy = "skip" if self._loss_scale.is_used else self._reducer.policy
-        decision = decide_at_once([attempt for _, attempt in self._finished], policy, self._comm)
+        decision = decide([attempt for _, attempt in self._finished], policy, self._comm)
         finished, self._finished = self._finished, []
         self.last_step.stats += decision.stats
         if decision.error is not None:

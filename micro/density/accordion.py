@@ -11,6 +11,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Density, Target, check_density
 from micro.flat import Layout
+from micro.requests import AllReduce, Reduction
 
 
 @dataclass(slots=True)
@@ -66,10 +67,10 @@ class Accordion(Density[AccordionState]):
         """Return a state before the first check."""
         return AccordionState()
 
-    def target(self, state: AccordionState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
+    def target(self, state: AccordionState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
         """Return the density of each parameter, and of the whole."""
         if step % self.interval == 0 or state.norms is None:
-            self._check(state, grad, step, layout, comm)
+            yield from self._check(state, grad, step, layout, comm)
         densities = tuple(self.high if critical else self.density for critical in state.critical)
         counts = (max(1, math.floor(d * numel + 1e-9)) for d, numel in zip(densities, layout.numels, strict=True))
         count = sum(counts)
@@ -88,8 +89,8 @@ class Accordion(Density[AccordionState]):
         norms, critical = zip(*(known[name] for name in layout.names), strict=True)
         return AccordionState(norms, critical)
 
-    def _check(self, state: AccordionState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> None:
-        norms = self._norms(grad, layout, comm)
+    def _check(self, state: AccordionState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[None]:
+        norms = yield from self._norms(grad, layout, comm)
         if state.norms is None or any(step - self.interval < decay <= step for decay in self.decays):
             state.critical = (True,) * len(norms)
         else:
@@ -97,12 +98,13 @@ class Accordion(Density[AccordionState]):
             state.critical = tuple(abs(before - now) > self.change * before for before, now in pairs)
         state.norms = norms
 
-    def _norms(self, grad: Tensor, layout: Layout, comm: Comm) -> tuple[float, ...]:
+    def _norms(self, grad: Tensor, layout: Layout, comm: Comm) -> Reduction[tuple[float, ...]]:
         lengths = torch.tensor(layout.numels, device=grad.device)
         energy = torch.segment_reduce(grad.to(torch.float64).square(), "sum", lengths=lengths).nan_to_num_()
-        norms: list[float] = self.shared(energy, comm).sqrt().tolist()  # host sync: only at a check
-        return tuple(norms)
+        shared = yield from self.shared(energy, comm)
+        return tuple(shared.sqrt().tolist())  # host sync: only at a check
 
-    def shared(self, energy: Tensor, comm: Comm) -> Tensor:
+    def shared(self, energy: Tensor, comm: Comm) -> Reduction[Tensor]:
         """Return one energy for all ranks, given each rank's squared norms of the parameters (L,), which may change."""
-        return comm.all_reduce_(energy, "counts").div_(comm.world_size)
+        total: Tensor = yield AllReduce(mine=energy, kind="counts")
+        return total.div_(comm.world_size)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.density.accordion import Accordion
+from micro.requests import Broadcast, Reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class PublishedAccordion(Accordion):
     rule: ClassVar[str] = "published"
     is_default: ClassVar[bool] = False
 
-    def shared(self, energy: Tensor, comm: Comm) -> Tensor:
+    def shared(self, energy: Tensor, comm: Comm) -> Reduction[Tensor]:
         """Return rank 0's energy."""
-        return comm.broadcast_(energy, 0, "counts")
+        first: Tensor = yield Broadcast(mine=energy, source=0, kind="counts")
+        return first

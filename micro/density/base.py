@@ -11,6 +11,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
+from micro.requests import Reduction
 
 S = TypeVar("S")
 
@@ -53,13 +54,13 @@ class Density(StatefulPart[S], ABC):
         """
 
     @abstractmethod
-    def target(self, state: S, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
-        """Return how much to send at ``step``.
+    def target(self, state: S, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
+        """Yield what is requested of all ranks, and return how much to send at ``step``.
 
         Args:
             state: the policy's own; may be changed.
             grad: (numel,) this rank's gradient, before it is accumulated; may hold NaN. Not modified.
-            comm: every rank calls the same collectives in the same order.
+            comm: the ranks, all of which make the same requests in the same order.
         """
 
 
@@ -70,8 +71,9 @@ class DensitySchedule(Density[NoState]):
     def at(self, step: int) -> float:
         """Return the target density of ``step``."""
 
-    def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
+    def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
         """Return the scheduled density and its number of elements."""
+        yield from ()
         density = self.at(step)
         return Target(density, target_count(density, grad.numel()))
 

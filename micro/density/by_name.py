@@ -11,6 +11,7 @@ from micro.density.base import Density, Target, check_density, target_count
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, matches
 from micro.parts import NoState
+from micro.requests import Reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,9 @@ class ByName(Density[NoState]):
         """Return the density of the parameter of this name."""
         return next((density for pattern, density in self._pairs if matches((pattern,), name)), self.density)
 
-    def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Target:
+    def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
         """Return the density of each parameter, and of the whole."""
+        yield from ()
         densities = tuple(map(self.of, layout.names))
         pairs = zip(densities, layout.numels, strict=True)
         count = sum(target_count(density, numel) for density, numel in pairs if numel)

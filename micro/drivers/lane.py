@@ -4,8 +4,7 @@ On an accelerator a lane has a stream of its own, and what waits for what is thi
 
 - *The lane waits for the gradients.* ``put`` records an event on the caller's stream, behind the kernels that wrote
   what the task reads, and the lane's stream waits for it before the task. Tasks themselves are in the order of that one
-  stream: the residual that one leaves is there for the next. Threads on which a task goes on (micro.rounds) work on
-  the stream of the thread that they help.
+  stream: the residual that one leaves is there for the next.
 - *The consumer waits for the lane.* A bucket goes back to DDP by a future of the bucket's device. It is set on the
   lane's stream, behind the last kernel of the step, and PyTorch has the stream that waits for it wait for an event
   recorded there. Who needs the end of all tasks without a future calls `Reduction.wait`: its host waits for the tasks,
@@ -16,10 +15,9 @@ On an accelerator a lane has a stream of its own, and what waits for what is thi
   stream and used there alone, but for what the future holds, which PyTorch records, and residuals, which live as long
   as what reduces them.
 - *Simulated ranks* (micro.thread_ranks) are threads of one process that share one device. All work on the stream of
-  the thread that runs them, and so do the threads on which their reductions stop and go on (micro.rounds). What one
-  rank writes and another reads, gathered memory and what one computes for all, is queued on that stream by the one
-  before the barrier, by the other behind it: in that order the device carries it out, and no event is needed.
-- *Numbers for the host* come by pinned memory and an event (micro.late), or by a read that waits.
+  the thread that runs them. What one rank writes and another reads, gathered memory and what one computes for all, is
+  queued on that stream by the one before the barrier, by the other behind it: in that order the device carries it out,
+  and no event is needed.
 
 `tests/unit/test_lane_streams.py` checks that any two uses of a tensor on two streams have such a path between them.
 """

@@ -17,6 +17,7 @@ from micro.index_codecs import IndexCodec, Int32
 from micro.on_device import on_device
 from micro.partition import equal_sizes, equal_slices
 from micro.parts import NoState, StatefulPart
+from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Fill, Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 __all__ = ["Exchange", "NoState", "Wire"]
@@ -53,13 +54,6 @@ class Exchange(StatefulPart[S], ABC):
         if not self.encodes and not isinstance(wire.values, Raw):
             raise ValueError(f"exchange {self.name} sends values as they are, got codec {wire.values.name}: use raw")
 
-    def reads_late(self, state: S, acc: Tensor, step: Step, wire: Wire, comm: Comm) -> bool:
-        """Return whether ``exchange`` reads this step's choice itself, with what it has to know: not on a CPU.
-
-        The same on all ranks. Nothing is changed.
-        """
-        return False
-
     @abstractmethod
     def exchange(
         self,
@@ -72,8 +66,8 @@ class Exchange(StatefulPart[S], ABC):
         wire: Wire,
         comm: Comm,
         is_finite: Finite,
-    ) -> Exchanged:
-        """Return the mean update and what this rank contributed to it.
+    ) -> Reduction[Exchanged]:
+        """Yield what is requested of all ranks; return the mean update and what this rank contributed to it.
 
         Args:
             state: this exchange's own state; may be changed.
@@ -82,7 +76,7 @@ class Exchange(StatefulPart[S], ABC):
             step: the same on all ranks.
             overlap: how the ranks' index sets relate.
             wire: the form of values and indices on their way.
-            comm: every rank calls the same collectives in the same order.
+            comm: the ranks, all of which make the same requests in the same order.
             is_finite: whether this rank's gradient was finite; sent along, so that all ranks know.
         """
 
@@ -104,12 +98,11 @@ class Header:
 
 def gather_header(
     chosen: Tensor,
-    comm: Comm,
     *,
     is_finite: Finite,
     extra: Tensor | None = None,
     counts: tuple[int, ...] | None = None,
-) -> Header:
+) -> Reduction[Header]:
     """Gather counts of indices, whether gradients were finite, and m extra integers each: 4 (m + 2) (n-1) bytes.
 
     Args:
@@ -117,36 +110,20 @@ def gather_header(
         extra: (m,) of any integer type, equally long on all ranks.
         counts: of all ranks, where they are known already: an accelerator is not read then, unless there is an extra.
     """
-    gathered = comm.gather_rows(header_row(chosen, is_finite=is_finite, extra=extra))
+    gathered = yield AllGather(mine=_header_row(chosen, is_finite=is_finite, extra=extra))
     if counts is not None and extra is None and gathered.device.type != "cpu":
         return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
-    return comm.alike(lambda: _header(gathered.tolist()))  # host sync: list lengths shape the next message
+    header: Header = yield Once(work=lambda: _header(gathered.tolist()))  # host sync: list lengths shape what follows
+    return header
 
 
-def header_row(chosen: Tensor, *, is_finite: Finite, extra: Tensor | None = None) -> Tensor:
+def _header_row(chosen: Tensor, *, is_finite: Finite, extra: Tensor | None = None) -> Tensor:
     """Return what a rank sends to `gather_header`, (m + 2,) int32."""
     known = [chosen.numel(), *([] if isinstance(is_finite, Tensor) else [int(is_finite)])]
     row = on_device(known, torch.int32, chosen.device)
     if isinstance(is_finite, Tensor):
         row = torch.cat([row, flag_of(is_finite, torch.int32, chosen.device)])
     return row if extra is None else torch.cat([row, extra.to(torch.int32)])
-
-
-def headers_of(numbers_read: Sequence[int], world_size: int) -> Header:
-    """Return what all ranks know from their rows, which lie one after the other in ``numbers_read``."""
-    length = len(numbers_read) // world_size
-    return _header([list(numbers_read[rank * length : (rank + 1) * length]) for rank in range(world_size)])
-
-
-def header_of(selection: Selection, comm: Comm, *, is_finite: Finite) -> Header:
-    """Return the counts of all ranks and whether their gradients were finite, gathered where the choice does not say.
-
-    Args:
-        is_finite: whether this rank's gradient was.
-    """
-    if selection.counts is not None and selection.is_finite is not None:
-        return Header(selection.counts, selection.is_finite, [[] for _ in selection.counts])
-    return gather_header(selection.indices, comm, is_finite=is_finite, counts=selection.counts)
 
 
 def _header(rows: list[list[int]]) -> Header:
@@ -158,18 +135,19 @@ def count_of(entries: SparseValues) -> Tensor:
     return on_device([entries.indices.numel()], torch.int32, entries.indices.device)
 
 
-def gather_counts(selection: Selection, comm: Comm) -> tuple[int, ...]:
+def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
     """Return how many indices each rank chose, by a collective only where the selection does not say."""
     if selection.counts is not None:
         return selection.counts
     mine = on_device([selection.indices.numel()], torch.int32, selection.indices.device)
-    gathered = comm.gather_rows(mine).view(-1)
-    return comm.alike(lambda: tuple(gathered.tolist()))  # host sync: list lengths shape the next message
+    gathered = yield AllGather(mine=mine)
+    counts: tuple[int, ...] = yield Once(work=lambda: tuple(gathered.view(-1).tolist()))  # host sync: list lengths
+    return counts
 
 
 def gather_indices(
     selection: Selection, counts: tuple[int, ...], overlap: Overlap, numel: int, codec: IndexCodec, comm: Comm
-) -> Tensor:
+) -> Reduction[Tensor]:
     """Return what each rank chose, one list after the other in rank order; one list where all hold, or get, the same.
 
     Each list is (counts[rank],) long; nothing travels where all ranks know them already.
@@ -179,22 +157,26 @@ def gather_indices(
     if selection.everyone is not None:
         return selection.everyone
     if overlap is Overlap.LEADER:
-        return _from_leader(selection, counts, numel, codec, comm)
+        return (yield from _from_leader(selection, counts, numel, codec, comm))
     spans = (selection.spans if codec.by_range else None) or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
-    sizes = comm.alike(lambda: [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)])
-    received = comm.gather_joined(mine, sizes, "indices")
-    return comm.alike(lambda: codec.decode_joined(received, counts, spans))
+    sizes = yield Once(
+        work=lambda: [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
+    )
+    received = yield AllGatherLists(mine=mine, counts=sizes, kind="indices")
+    indices: Tensor = yield Once(work=lambda: codec.decode_joined(received, counts, spans))
+    return indices
 
 
-def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype, comm: Comm) -> Tensor:
+def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Reduction[Tensor]:
     """Return every rank's values, of which it gives the ``encoded`` ones, one list after the other in rank order."""
-    sizes = comm.alike(lambda: [codec.num_bytes(count, dtype) for count in counts])
-    received = comm.gather_joined(encoded, sizes, "values")
+    sizes = yield Once(work=lambda: [codec.num_bytes(count, dtype) for count in counts])
+    received = yield AllGatherLists(mine=encoded, counts=sizes, kind="values")
     if codec.lossless:
         return decode_lists(received, counts, codec, dtype)
-    return comm.alike(lambda: decode_lists(received, counts, codec, dtype))
+    values: Tensor = yield Once(work=lambda: decode_lists(received, counts, codec, dtype))
+    return values
 
 
 def decode_lists(received: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Tensor:
@@ -205,7 +187,9 @@ def decode_lists(received: Tensor, counts: Sequence[int], codec: Codec, dtype: t
     return torch.cat([codec.decode(*part, dtype) for part in zip(wires, counts, strict=True)])
 
 
-def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec: IndexCodec, comm: Comm) -> Tensor:
+def _from_leader(
+    selection: Selection, counts: Sequence[int], numel: int, codec: IndexCodec, comm: Comm
+) -> Reduction[Tensor]:
     """Return the one list that was chosen, received from the rank that chose it."""
     leader = max(range(comm.world_size), key=lambda rank: counts[rank])
     count = counts[leader]
@@ -215,10 +199,13 @@ def _from_leader(selection: Selection, counts: Sequence[int], numel: int, codec:
         blob = codec.encode(selection.indices, numel)
     else:
         blob = torch.empty(codec.num_bytes(count, numel), dtype=torch.uint8, device=selection.indices.device)
-    return codec.decode(comm.broadcast_(blob, leader, "indices"), count, numel)
+    received = yield Broadcast(mine=blob, source=leader, kind="indices")
+    return codec.decode(received, count, numel)
 
 
-def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: Finite) -> tuple[Tensor, Tensor, Finite]:
+def mean_of(
+    values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: Finite
+) -> Reduction[tuple[Tensor, Tensor, Finite]]:
     """Average ``values`` (k,), one entry per shared index, over the ranks.
 
     Whether each gradient was finite travels along: one more number in an all-reduce, one byte with encoded values.
@@ -229,15 +216,15 @@ def mean_of(values: Tensor, codec: Codec, key: Key, comm: Comm, *, is_finite: Fi
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
     """
     if codec.lossless:
-        return _mean_raw(values, comm, is_finite=is_finite)
+        return (yield from _mean_raw(values, comm, is_finite=is_finite))
     rest, mean = torch.empty_like(values), torch.empty_like(values)
-    averaged = mean_encoded_(values, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean)
+    averaged = yield from mean_encoded_(values, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean)
     return mean, values - rest, averaged.is_finite
 
 
-def _mean_raw(values: Tensor, comm: Comm, *, is_finite: Finite) -> tuple[Tensor, Tensor, Finite]:
+def _mean_raw(values: Tensor, comm: Comm, *, is_finite: Finite) -> Reduction[tuple[Tensor, Tensor, Finite]]:
     flag = values.new_full((1,), 0.0 if is_finite else 1.0) if isinstance(is_finite, bool) else _bad(is_finite, values)
-    mean = comm.all_reduce_(torch.cat([values, flag])) / comm.world_size
+    mean = (yield AllReduce(mine=torch.cat([values, flag]))) / comm.world_size
     return mean[:-1], values, is_zero(mean[-1])
 
 
@@ -275,7 +262,7 @@ class AverageEncoded(Protocol):
         mean: Tensor,
         memory: Tensor | None = None,
         grad: Tensor | None = None,
-    ) -> Averaged: ...
+    ) -> Reduction[Averaged]: ...
 
 
 def mean_encoded_(
@@ -289,7 +276,7 @@ def mean_encoded_(
     mean: Tensor,
     memory: Tensor | None = None,
     grad: Tensor | None = None,
-) -> Averaged:
+) -> Reduction[Averaged]:
     """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
@@ -310,7 +297,12 @@ def mean_encoded_(
     memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
     leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - bare.sizes[rank], flagged.sizes[rank]])
     in_others = codec.encode_others_into_(values, key, leaving, bare, rank, rest, grad=grad)
-    received = comm.scatter_to_others(leaving, bare.sizes, "values")
+    own_size, others = bare.sizes[rank], [other for other in range(n) if other != rank]
+    sizes, coming = [0] * n, [0] * n
+    for other in others:
+        sizes[other], coming[other] = bare.sizes[other], own_size
+    arrived = yield AllToAll(mine=leaving, sizes=sizes, received=coming, kind="values")
+    received = arrived.view(n - 1, own_size)
     mine, own_mean = values[start:stop], mean[start:stop]
     if mine.data_ptr() == own_mean.data_ptr():
         mine = mine.clone()
@@ -319,13 +311,14 @@ def mean_encoded_(
     bads = (in_others, None if in_own is None else start + in_own)
     first_bad = min((bad for bad in bads if bad is not None), default=None)
     message[-1] = is_finite if first_bad is None else False
-    wires = comm.gather_joined(message, flagged.sizes, "values")
+    wires = yield AllGatherLists(mine=message, counts=flagged.sizes, kind="values")
 
     def decode_others() -> tuple[Finite, Finite]:
         fit = codec.decode_others_into_(wires, flagged, rank, mean)
         return soonest(flagged.last_bytes(wires).all()), all_finite([fits, fit])
 
-    return Averaged(*comm.fill_alike_(mean, decode_others), first_bad)
+    is_finite, fits = yield Fill(into=mean, work=decode_others)
+    return Averaged(is_finite, fits, first_bad)
 
 
 def _messages(numel: int, codec: Codec, dtype: torch.dtype, comm: Comm, *, gap: int) -> Messages:

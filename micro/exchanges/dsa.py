@@ -19,8 +19,7 @@ class DSA(SplitAndGather):
 
     Bytes sent, with int32 indices and values of w bytes: (4 + w) for each of a rank's entries in another rank's
     region; then (n-1) (4 + w) for each distinct index in its own region, or (n-1) w for each element of it; 16 (n-1)
-    for lengths, counts and the finite flag. On an accelerator the first part is the room of slots, up to half as much
-    again (`SplitAndGather`).
+    for lengths, counts and the finite flag.
 
     Source: the dynamic sparse all-reduce, split and gather, of Renggli et al., SparCML, SC 2019, arXiv 1802.08021.
     Differences: the sums travel dense where that takes fewer bytes in all. `PublishedDSA` is the baseline of the public

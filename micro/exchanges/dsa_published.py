@@ -8,7 +8,7 @@ import torch
 from micro.codecs.raw import Raw
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.equal_regions import EqualRegions, SplitAndGather
-from micro.sparse import SparseValues, packed
+from micro.sparse import SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,7 @@ class PublishedDSA(SplitAndGather):
         if not chosen.indices.numel():
             return chosen
         magnitudes = chosen.values.abs()
-        is_above = magnitudes > magnitudes.min()
-        if is_above.device.type == "cpu":
-            return chosen.where(is_above)
-        indices, _ = packed(chosen.indices, is_above)  # the rest has an index that lies in no region
-        order = (~is_above).to(torch.int32).argsort(stable=True)
-        return SparseValues(indices, chosen.values.index_select(0, order))
+        return chosen.where(magnitudes > magnitudes.min())
 
     def is_dense(self, regions: EqualRegions, counts: list[int], dtype: torch.dtype) -> bool:
         """Return whether the update has at least a third of all indices."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import (
@@ -17,11 +18,11 @@ from micro.exchanges.base import (
     gather_header,
     gather_indices,
     gather_values,
-    header_of,
 )
 from micro.health import Finite
 from micro.kernels import places
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, num_distinct
+from micro.requests import AllGatherLists, Fill, Once, Reduction
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +52,25 @@ class Gather(Exchange[NoState]):
         wire: Wire,
         comm: Comm,
         is_finite: Finite,
-    ) -> Exchanged:
+    ) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
-        header = header_of(selection, comm, is_finite=is_finite)
+        header = yield from gather_header(selection.indices, is_finite=is_finite, counts=selection.counts)
         codec, dtype, counts = wire.values, acc.dtype, header.counts
         encoded = codec.encode(places.gather(acc, selection.indices), (step.seed, step.index, comm.rank))
-        indices = gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
-        values = gather_values(encoded, counts, codec, dtype, comm)
+        indices = yield from gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
+        values = yield from gather_values(encoded, counts, codec, dtype)
         if overlap is Overlap.SAME or comm.world_size == 1:  # the values of all ranks are of one list
-            total = comm.alike(lambda: reduce(torch.add, values.split(list(counts))))
+            total = yield Once(work=lambda: reduce(torch.add, values.split(list(counts))))
             parts: tuple[SparseValues, ...] = (SparseValues(indices, total / comm.world_size),)
         else:
             n = comm.world_size
-            parts = comm.alike(lambda: self.parts_of_update(SparseValues(indices, values / n), counts, overlap))
+            parts = yield Once(work=lambda: self.parts_of_update(SparseValues(indices, values / n), counts, overlap))
         if len(parts) == 1 or overlap is Overlap.DISJOINT:
-            num_updated: int | Tensor = sum(part.indices.numel() for part in parts)
+            num_updated = sum(part.indices.numel() for part in parts)
         else:
-            num_updated = comm.alike(lambda: num_distinct(torch.cat([part.indices for part in parts]), acc.numel()))
+            num_updated = yield Once(
+                work=lambda: kernels.distinct(torch.cat([part.indices for part in parts]), acc.numel()).numel()
+            )
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
@@ -83,15 +86,15 @@ class Gather(Exchange[NoState]):
         mean: Tensor,
         memory: Tensor | None = None,
         grad: Tensor | None = None,
-    ) -> Averaged:
+    ) -> Reduction[Averaged]:
         """Average the values of all indices, as ``exchange`` does, without indices; see `mean_encoded_`."""
         n, size = comm.world_size, codec.num_bytes(values.numel(), values.dtype)
         wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
         first_bad = codec.encode_into_(values, key, wire, rest, grad=grad)
         is_finite = is_finite if first_bad is None else False
-        header = gather_header(values, comm, is_finite=is_finite, counts=(values.numel(),) * n)
-        wires = comm.gather_joined(wire, [size] * n, "values").view(n, size)
-        fits = comm.fill_alike_(mean, lambda: codec.decode_mean_into_(wires, mean, n))
+        header = yield from gather_header(values, is_finite=is_finite, counts=(values.numel(),) * n)
+        wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
+        fits = yield Fill(into=mean, work=lambda: codec.decode_mean_into_(wires, mean, n))
         return Averaged(header.is_finite, fits, first_bad)
 
     def parts_of_update(

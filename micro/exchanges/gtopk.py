@@ -8,7 +8,7 @@ import torch
 from micro.exchanges.base import Wire
 from micro.exchanges.merge_tree import TreeExchange
 from micro.index_codecs import IndexCodec
-from micro.sparse import SparseValues, soonest_summed, summed
+from micro.sparse import SparseValues, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,4 @@ class GTopK(TreeExchange):
 
     def sent(self, mine: SparseValues, pruned: list[SparseValues], total: SparseValues) -> SparseValues:
         """Return this rank's choice less what it pruned."""
-        if mine.indices.device.type == "cpu" or not mine.indices.numel():
-            return summed([mine, *pruned])
-        return soonest_summed([mine, *pruned]).with_no_effect()
+        return summed([mine, *pruned])

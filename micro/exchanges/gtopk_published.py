@@ -45,7 +45,7 @@ class PublishedGTopK(TreeExchange):
 
     def sent(self, mine: SparseValues, pruned: list[SparseValues], total: SparseValues) -> SparseValues:
         """Return what of this rank's choice is in the update."""
-        return mine.soonest_where(torch.isin(mine.indices, total.indices))
+        return mine.where(torch.isin(mine.indices, total.indices))
 
 
 class _AsFloat64(IndexCodec):

@@ -16,6 +16,7 @@ from micro.health import Finite, all_finite
 from micro.partition import equal_sizes
 from micro.parts import as_part
 from micro.randomness import seed_for
+from micro.requests import Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 MIB = 2**20
@@ -27,10 +28,9 @@ class InPieces(Exchange[NoState]):
 
     What is chosen does not depend on the pieces. Neither does the update: bit for bit where values travel without loss
     and collectives add in rank order, up to rounding otherwise. A piece of which no rank chose anything is exchanged
-    too. No piece learns lengths from the last step, so that an accelerator's host reads those of each piece. Counts
-    that the selection knew are those of the vector, so that each piece gathers its own where the exchange needs them:
-    `Union` sends 4 (n-1) bytes in one more collective, except where all ranks share the indices. The finite flag, and
-    the counts of `Gather` and `DSA`, travel with every piece.
+    too. Counts that the selection knew are those of the vector, so that each piece gathers its own where the exchange
+    needs them: `Union` sends 4 (n-1) bytes in one more collective, except where all ranks share the indices. The finite
+    flag, and the counts of `Gather` and `DSA`, travel with every piece.
 
     Args:
         each: the exchange that each piece goes through: a part, its name, or a mapping.
@@ -108,13 +108,13 @@ class InPieces(Exchange[NoState]):
         wire: Wire,
         comm: Comm,
         is_finite: Finite,
-    ) -> Exchanged:
+    ) -> Reduction[Exchanged]:
         """Return the mean update of all pieces."""
         pieces, done = self.pieces(acc), []
         chosen = _split(selection, pieces, overlap, comm.world_size)
         for number, ((start, stop), mine) in enumerate(zip(pieces, chosen, strict=True)):
             own = replace(step, seed=seed_for(step.seed, f"piece {number}")) if number else step
-            found = self.each.exchange(
+            found = yield from self.each.exchange(
                 self.each.start(),
                 acc[start:stop],
                 mine,

@@ -15,7 +15,8 @@ from micro.health import Finite, flag_of, soonest
 from micro.index_codecs import IndexCodec
 from micro.kernels.reference import places_of
 from micro.on_device import on_device
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, soonest_summed, summed
+from micro.requests import AllToAll, Broadcast, Reduction
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step, summed
 
 
 class TreeExchange(Exchange[NoState]):
@@ -52,15 +53,15 @@ class TreeExchange(Exchange[NoState]):
         wire: Wire,
         comm: Comm,
         is_finite: Finite,
-    ) -> Exchanged:
+    ) -> Reduction[Exchanged]:
         """Return the list that the tree ends with, divided by the number of ranks."""
         k = min(step.target_count, acc.numel())
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         codec, dtype = self.entry_form(wire, acc.dtype)
         counts = selection.counts
         tree = Tree(comm, codec, dtype, acc.numel(), k, are_full=counts is not None and min(counts) >= k)
-        last, pruned = merge(Branch(mine, _mark(mine.indices, is_finite)), tree)
-        whole = tree.share(last)
+        last, pruned = yield from merge(Branch(mine, _mark(mine.indices, is_finite)), tree)
+        whole = yield from tree.share(last)
         total = whole.entries
         return Exchanged(
             update=(SparseValues(total.indices, total.values / comm.world_size),),
@@ -115,7 +116,7 @@ class Tree:
     most: int
     are_full: bool
 
-    def pass_on(self, held: Branch, target: int | None, source: int | None, num_marks: int) -> Branch | None:
+    def pass_on(self, held: Branch, target: int | None, source: int | None, num_marks: int) -> Reduction[Branch | None]:
         """Send ``held`` to rank ``target`` and return what rank ``source`` sent; None stands for no rank.
 
         Args:
@@ -126,21 +127,20 @@ class Tree:
             message = self._packed(held)
         ranks, size = range(self.comm.world_size), sum(self._sizes(num_marks))
         leaving = [message.numel() if rank == target else 0 for rank in ranks]
-        received = self.comm.scatter_lists(
-            message, leaving, [size if rank == source else 0 for rank in ranks], "values"
-        )
+        coming = [size if rank == source else 0 for rank in ranks]
+        received = yield AllToAll(mine=message, sizes=leaving, received=coming, kind="values")
         if target is not None:
             self._count(held.marks.numel(), 1.0)
         return None if source is None else self._unpacked(received, num_marks, held)
 
-    def share(self, held: Branch) -> Branch:
+    def share(self, held: Branch) -> Reduction[Branch]:
         """Return what the first rank holds, on all ranks."""
         n = self.comm.world_size
         if n == 1:
             return held
         message = torch.empty(sum(self._sizes(n)), dtype=torch.uint8, device=held.entries.indices.device)
         message = self._packed(held) if self.comm.rank == 0 else message
-        self.comm.broadcast_(message, 0, "values")
+        message = yield Broadcast(mine=message, source=0, kind="values")
         self._count(n, (n - 1) / n)
         return self._unpacked(message, n, held)
 
@@ -179,7 +179,7 @@ class Tree:
         return Branch(SparseValues(indices, decoded), numbers[1:])
 
 
-def merge(mine: Branch, tree: Tree) -> tuple[Branch, list[SparseValues]]:
+def merge(mine: Branch, tree: Tree) -> Reduction[tuple[Branch, list[SparseValues]]]:
     """Return what this rank holds in the end, and what it pruned on the way, with negated values.
 
     In rounds of distance 1, 2, 4 and so on, the ranks that are multiples of the distance take part; every second of
@@ -191,10 +191,10 @@ def merge(mine: Branch, tree: Tree) -> tuple[Branch, list[SparseValues]]:
     while distance < n:
         target = rank - distance if rank % (2 * distance) == distance else None
         source = rank + distance if rank % (2 * distance) == 0 and rank + distance < n else None
-        received = tree.pass_on(held, target, source, 0 if source is None else min(distance, n - source))
+        received = yield from tree.pass_on(held, target, source, 0 if source is None else min(distance, n - source))
         if received is not None:
             both = [held.entries, received.entries]
-            total = soonest_summed(both).entries if tree.are_full else summed(both)  # k or more in any case, or read
+            total = summed(both)
             entries, rest = _prune(total, tree.most)
             held = Branch(entries, torch.cat([held.marks, received.marks]))
             pruned.append(rest)

@@ -1,7 +1,7 @@
 """Sums in regions whose boundaries follow what the ranks choose: what the two rules of Ok-Topk share."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -12,29 +12,27 @@ from micro import kernels
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, Header, Wire, gather_header, gather_indices
 from micro.exchanges.regions import Spans, Transport
-from micro.exchanges.slots import Slots
 from micro.health import Finite
 from micro.partition import equal_slice
-from micro.sparse import Exchanged, Overlap, Padded, Selection, SparseValues, Step
+from micro.requests import AllGatherLists, AllReduce, Reduction
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 
 @dataclass(slots=True)
 class OktopkState:
-    """What all ranks know before a step; the same on all ranks, but for slots.
+    """What all ranks know before a step.
 
     Attributes:
         boundaries: where regions begin and end, world_size + 1 of them, ascending; empty before the first step.
         threshold: the global threshold, on the magnitude of sums over ranks; None where it must be searched.
         held: how many of the largest sums each region gave in the last step; empty where boundaries have moved since.
         room: share by which a region may give more of them than the one that gave most in the last step.
-        slots: lengths of lists on an accelerator, which are not saved.
     """
 
     boundaries: tuple[int, ...] = ()
     threshold: float | None = None
     held: tuple[int, ...] = ()
     room: float = 0.0
-    slots: Slots = field(default_factory=Slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +65,9 @@ class RegionStep:
     is_finite: Finite
     transport: Transport
 
-    def gather_header(self, extra: Tensor) -> Header:
+    def gather_header(self, extra: Tensor) -> Reduction[Header]:
         """Gather counts, finite flags and ``extra`` (m,) integers of all ranks; every step does so once."""
-        return gather_header(self.mine.indices, self.transport.comm, is_finite=self.is_finite, extra=extra)
+        return gather_header(self.mine.indices, is_finite=self.is_finite, extra=extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +103,7 @@ class MovingRegions(Exchange[OktopkState]):
         """Return the places (world_size - 1,) int64, among ``count`` chosen indices, of the boundaries to propose."""
 
     @abstractmethod
-    def largest_sums(self, state: OktopkState, sums: Padded, now: RegionStep) -> Largest:
+    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Reduction[Largest]:
         """Return the sums of all regions that are applied.
 
         Args:
@@ -115,10 +113,6 @@ class MovingRegions(Exchange[OktopkState]):
     def start(self) -> OktopkState:
         """Return the state before the first step."""
         return OktopkState()
-
-    def save(self, state: OktopkState) -> dict[str, Any]:
-        """Return what is the same on all ranks."""
-        return {key: value for key, value in Exchange.save(self, state).items() if key != "slots"}
 
     def load(self, saved: dict[str, Any]) -> OktopkState:
         """Return the state that ``save`` described."""
@@ -136,20 +130,22 @@ class MovingRegions(Exchange[OktopkState]):
         wire: Wire,
         comm: Comm,
         is_finite: Finite,
-    ) -> Exchanged:
+    ) -> Reduction[Exchanged]:
         """Return the mean of all ranks at the largest sums of what they chose."""
         if self.moves(state, step):
-            state.boundaries, state.held = self._boundaries(selection.indices, acc.numel(), comm), ()
+            state.boundaries = yield from self._boundaries(selection.indices, acc.numel(), comm)
+            state.held = ()
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         transport = Transport(comm, wire, (step.seed, step.index, comm.rank))
-        _, sums = transport.add_up(mine, tuple(pairwise(state.boundaries)), state.slots)
-        return update_of(self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport)), mine, comm)
+        _, sums = yield from transport.add_up(mine, tuple(pairwise(state.boundaries)))
+        largest = yield from self.largest_sums(state, sums, RegionStep(step, mine, is_finite, transport))
+        return _update_of(largest, mine, comm)
 
     def moves(self, state: OktopkState, step: Step) -> bool:
         """Return whether regions are found again in this step."""
         return not state.boundaries or step.index % self.repartition == 0
 
-    def _boundaries(self, indices: Tensor, numel: int, comm: Comm) -> tuple[int, ...]:
+    def _boundaries(self, indices: Tensor, numel: int, comm: Comm) -> Reduction[tuple[int, ...]]:
         """Return regions whose inner boundaries are the mean over ranks of the quantiles of what each chose.
 
         Args:
@@ -162,10 +158,12 @@ class MovingRegions(Exchange[OktopkState]):
         else:
             starts = [equal_slice(numel, n, part)[0] for part in range(1, n)]
             proposed = torch.tensor(starts, dtype=torch.int64, device=indices.device)
-        mean = comm.all_reduce_(proposed, "counts") // n
+        mean = (yield AllReduce(mine=proposed, kind="counts")) // n
         return (0, *mean.tolist(), numel)  # host sync: once in tau steps
 
-    def gather(self, state: OktopkState, mine: SparseValues, held: list[int], transport: Transport) -> SparseValues:
+    def gather(
+        self, state: OktopkState, mine: SparseValues, held: list[int], transport: Transport
+    ) -> Reduction[SparseValues]:
         """Return all regions' chosen sums, ascending; spread over the ranks before where one holds far too many.
 
         Args:
@@ -174,14 +172,14 @@ class MovingRegions(Exchange[OktopkState]):
         """
         spans, numel, comm = tuple(pairwise(state.boundaries)), state.boundaries[-1], transport.comm
         if self.balance is not None and max(held) * comm.world_size > self.balance * sum(held):
-            mine, held = _spread(mine, held, spans, transport)
+            mine, held = yield from _spread(mine, held, spans, transport)
             spans = ((0, numel),) * comm.world_size
         chosen = Selection(mine.indices, spans=spans)
-        indices = gather_indices(chosen, tuple(held), Overlap.ANY, numel, transport.wire.indices, comm)
-        return SparseValues(indices, comm.gather_joined(mine.values, held, "values"))
+        indices = yield from gather_indices(chosen, tuple(held), Overlap.ANY, numel, transport.wire.indices, comm)
+        return SparseValues(indices, (yield AllGatherLists(mine=mine.values, counts=held, kind="values")))
 
 
-def update_of(largest: Largest, mine: SparseValues, comm: Comm) -> Exchanged:
+def _update_of(largest: Largest, mine: SparseValues, comm: Comm) -> Exchanged:
     """Return the mean of all ranks at the largest sums of what they chose, of which this rank chose ``mine``."""
     total = largest.sums
     return Exchanged(
@@ -196,14 +194,14 @@ def update_of(largest: Largest, mine: SparseValues, comm: Comm) -> Exchanged:
 
 def _spread(
     mine: SparseValues, held: list[int], regions: Spans, transport: Transport
-) -> tuple[SparseValues, list[int]]:
+) -> Reduction[tuple[SparseValues, list[int]]]:
     """Move entries to neighbouring ranks, their order kept, until all hold as many, give or take one."""
     n, rank, total = transport.comm.world_size, transport.comm.rank, sum(held)
     starts = [0, *accumulate(held)]
     slices = [equal_slice(total, n, part) for part in range(n)]
     leaving = [_overlap((starts[rank], starts[rank + 1]), part) for part in slices]
     coming = [_overlap(have, slices[rank]) for have in pairwise(starts)]
-    _, moved = transport.scatter(mine, (leaving, coming), ((regions[rank],) * n, regions))
+    _, moved = yield from transport.scatter(mine, (leaving, coming), ((regions[rank],) * n, regions))
     return moved, [stop - start for start, stop in slices]
 
 
@@ -219,4 +217,4 @@ def _common(mine: SparseValues, indices: Tensor) -> SparseValues:
     if walked is not None:
         return SparseValues(*walked)
     places = torch.searchsorted(indices, mine.indices).clamp_(max=indices.numel() - 1)
-    return mine.soonest_where(indices.index_select(0, places) == mine.indices)
+    return mine.where(indices.index_select(0, places) == mine.indices)

@@ -1,21 +1,16 @@
 """Ok-Topk: every rank adds up one region of the vector, and the k largest sums go to all."""
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.exchanges.base import Wire
-from micro.exchanges.moving_regions import Largest, MovingRegions, OktopkState, RegionStep, update_of
-from micro.exchanges.regions import Transport
-from micro.exchanges.sums_in_rows import Found, capacity_after, gather_largest, kept_of, next_capacity
-from micro.exchanges.sums_in_slots import sums_in_slots
-from micro.health import Finite
+from micro.exchanges.moving_regions import Largest, MovingRegions, OktopkState, RegionStep
+from micro.exchanges.sums_in_rows import capacity_after, gather_largest, kept_of
 from micro.on_device import on_device
-from micro.sparse import Exchanged, Overlap, Padded, Selection, SparseValues, Step
+from micro.requests import AllGatherLists, Once, Reduction
+from micro.sparse import SparseValues
 
 NUM_SUM_BINS = 32  # counts of sums by magnitude that each rank sends to the others: 128 bytes
 FINEST = 1.01  # width of the two bins around the threshold; the others widen towards both ends, a factor 9.4 away
@@ -40,11 +35,6 @@ class Oktopk(MovingRegions):
     (4 + w) (n-1) m_r to all, and up to (4 + w) m_r where they are spread. Beside the volume, as counts: 4 (n-1) for the
     sizes and, at a repartition, 16 (n-1)^2 / n; 136 (n-1) for a histogram and w (n-1) for each sum near the threshold.
 
-    On an accelerator a settled step takes two collectives: entries travel to the regions in slots whose lengths follow
-    from the last step (`Slots`), so that their sizes need not be sent; k_r is then the room of the slots to others, up
-    to half as much again. Whether k candidates were found, whether slots had room and whether rows did is one read by
-    the host. Where one was too short, the step is made once more as above, and is ``overfull``.
-
     Args:
         repartition, balance: see `MovingRegions`.
 
@@ -66,84 +56,41 @@ class Oktopk(MovingRegions):
         """Return places that cut the choice into world_size equal parts."""
         return torch.arange(1, world_size) * count // world_size
 
-    def reads_late(self, state: OktopkState, acc: Tensor, step: Step, wire: Wire, comm: Comm) -> bool:
-        """Return whether entries and sums travel in messages whose lengths follow from the last step; see Exchange."""
-        if acc.device.type == "cpu" or self.moves(state, step):
-            return False
-        transport, k = Transport(comm, wire, (step.seed, step.index, comm.rank)), step.target_count
-        return state.slots.serve(k, acc, transport) and next_capacity(state, k, transport) is not None
-
-    def exchange(
-        self,
-        state: OktopkState,
-        acc: Tensor,
-        selection: Selection,
-        *,
-        step: Step,
-        overlap: Overlap,
-        wire: Wire,
-        comm: Comm,
-        is_finite: Finite,
-    ) -> Exchanged:
-        """Return the mean of all ranks at the largest sums of what they chose."""
-        again = partial(
-            MovingRegions.exchange,
-            self,
-            state,
-            acc,
-            step=step,
-            overlap=overlap,
-            wire=wire,
-            comm=comm,
-            is_finite=is_finite,
-        )
-        if not self.reads_late(state, acc, step, wire, comm):
-            return again(selection)
-        transport = Transport(comm, wire, (step.seed, step.index, comm.rank))
-        tried = sums_in_slots(state, acc, selection, step, transport, is_finite=is_finite)
-        if tried.sums is None:
-            return replace(again(tried.selection), overfull=True, selection=tried.selection)
-        now = RegionStep(step, tried.mine, is_finite, transport)
-        largest = self._of_rows(state, tried.found, tried.sums, now)
-        return replace(update_of(largest, tried.mine, comm), selection=tried.selection)
-
-    def largest_sums(self, state: OktopkState, sums: Padded, now: RegionStep) -> Largest:
+    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Reduction[Largest]:
         """Return the k largest of all regions' sums, exactly; the state keeps the smallest of them."""
         k = now.step.target_count
         capacity = capacity_after(state, k, now.transport)
         if capacity is None:
-            return self._by_histogram(state, sums.read(), now)
-        return self._of_rows(state, gather_largest(sums, k, capacity, now), sums, now)
-
-    def _of_rows(self, state: OktopkState, found: Found | None, sums: Padded, now: RegionStep) -> Largest:
-        """Return what rows held; where one was too small, what a histogram shows."""
-        if found is None:
+            return (yield from self._by_histogram(state, sums, now))
+        found = yield from gather_largest(sums, k, capacity, now)
+        if found is None:  # a row was too small
             state.room *= 2
-            return self._by_histogram(state, sums.read(), now, overfull=True)
+            return (yield from self._by_histogram(state, sums, now, overfull=True))
         state.threshold, state.held = found.smallest, found.held
         return Largest(found.sums, found.header)
 
     def _by_histogram(
         self, state: OktopkState, sums: SparseValues, now: RegionStep, *, overfull: bool = False
-    ) -> Largest:
+    ) -> Reduction[Largest]:
         comm, magnitudes = now.transport.comm, sums.values.abs()
         bins = torch.bucketize(magnitudes, _edges(state.threshold or 0.0, magnitudes), right=True)
-        header = now.gather_header(torch.bincount(bins, minlength=NUM_SUM_BINS))
+        header = yield from now.gather_header(torch.bincount(bins, minlength=NUM_SUM_BINS))
         histogram = header.extras
-        cut, missing = comm.alike(lambda: _cut(histogram, now.step.target_count))
+        cut, missing = yield Once(work=lambda: _cut(histogram, now.step.target_count))
         if not missing:  # no rank chose anything, which all ranks know
             return Largest(sums, header, overfull)
         inside = torch.nonzero(bins == cut).view(-1)
         sizes = [row[cut] for row in histogram]
-        near = comm.gather_joined(magnitudes.index_select(0, inside), sizes, "counts")
-        found = comm.alike(lambda: kept_of(near, missing, sizes))
+        near = yield AllGatherLists(mine=magnitudes.index_select(0, inside), counts=sizes, kind="counts")
+        found = yield Once(work=lambda: kept_of(near, missing, sizes))
         state.threshold = found.smallest
         own = found.places[sum(found.counts[: comm.rank]) :][: found.counts[comm.rank]] - sum(sizes[: comm.rank])
         keep = bins > cut
         keep[inside.index_select(0, own)] = True
         held = [sum(row[cut + 1 :]) + count for row, count in zip(histogram, found.counts, strict=True)]
         state.held = tuple(held)
-        return Largest(self.gather(state, sums.where(keep), held, now.transport), header, overfull)
+        largest = yield from self.gather(state, sums.where(keep), held, now.transport)
+        return Largest(largest, header, overfull)
 
 
 def _edges(threshold: float, like: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 from micro import kernels
 from micro.exchanges.base import count_of
 from micro.exchanges.moving_regions import Largest, MovingRegions, OktopkState, RegionStep
-from micro.sparse import Padded, SparseValues
+from micro.requests import AllGatherLists, Reduction
+from micro.sparse import SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +51,24 @@ class PublishedOktopk(MovingRegions):
         """Return places count // world_size entries apart; the last region gets the rest."""
         return torch.arange(1, world_size) * (count // world_size)
 
-    def largest_sums(self, state: OktopkState, sums: Padded, now: RegionStep) -> Largest:
+    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Reduction[Largest]:
         """Return what the public code applies: at a re-evaluation the k largest, else all above the threshold."""
-        k, entries = now.step.target_count, sums.entries  # whose padding is zero
+        k = now.step.target_count
         if state.threshold is None or now.step.index % self.reevaluate == 0:
-            return _reevaluated(state, entries.where(entries.values != 0), k, now)
-        kept = entries.where(entries.values.abs() > state.threshold)
-        header = now.gather_header(count_of(kept))
+            return (yield from _reevaluated(state, sums.where(sums.values != 0), k, now))
+        kept = sums.where(sums.values.abs() > state.threshold)
+        header = yield from now.gather_header(count_of(kept))
         held = [count for (count,) in header.extras]
         state.threshold *= _factor(sum(held) / k)
-        return Largest(self.gather(state, kept, held, now.transport), header)
+        return Largest((yield from self.gather(state, kept, held, now.transport)), header)
 
 
-def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep) -> Largest:
+def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep) -> Reduction[Largest]:
     """Return the k largest of all ranks' sums, and set the threshold to the smallest of them."""
-    comm, header = now.transport.comm, now.gather_header(count_of(sums))
+    header = yield from now.gather_header(count_of(sums))
     held = [count for (count,) in header.extras]
-    indices = comm.gather_joined(sums.indices, held, "counts")
-    values = comm.gather_joined(sums.values, held, "counts")
+    indices = yield AllGatherLists(mine=sums.indices, counts=held, kind="counts")
+    values = yield AllGatherLists(mine=sums.values, counts=held, kind="counts")
     chosen = kernels.largest(values, k)
     total = SparseValues(indices.index_select(0, chosen), values.index_select(0, chosen))
     state.threshold = float(total.values.abs().min()) if sum(held) else None  # host sync: once in tau' steps

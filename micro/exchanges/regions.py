@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,16 +12,10 @@ from micro.comm import Comm
 from micro.exchanges.base import Wire, decode_lists
 from micro.index_codecs import Int32
 from micro.on_device import on_device
-from micro.sparse import Padded, SparseValues, first_of, soonest_summed_lists
+from micro.requests import AllToAll, Reduction
+from micro.sparse import SparseValues, summed_lists
 
 Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
-
-
-class Lengths(Protocol):
-    """What remembers the lengths of lists."""
-
-    def learn(self, leaving: Sequence[int], coming: Sequence[int]) -> None:
-        """Remember how many entries left for each region, and how many came from each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +31,9 @@ class Transport:
     wire: Wire
     key: Key
 
-    def add_up(
-        self, entries: SparseValues, regions: Spans, lengths: Lengths | None = None
-    ) -> tuple[SparseValues, Padded]:
-        """Send every entry to the rank in whose region it lies; those with index `BEYOND` to none.
+    def add_up(self, entries: SparseValues, regions: Spans) -> Reduction[tuple[SparseValues, SparseValues]]:
+        """Send every entry to the rank in whose region it lies.
 
-        Args:
-            lengths: remembers how many entries go which way.
         Returns:
             the entries as their receivers decode them; the sums in this rank's region, added in rank order.
         """
@@ -52,17 +41,14 @@ class Transport:
         ends = on_device([stop for _, stop in regions], torch.int32, entries.indices.device)
         sizes = torch.searchsorted(entries.indices, ends, out_int32=True)
         sizes[1:] -= sizes[:-1].clone()
-        received = self.comm.scatter_parts(sizes, [1] * n, "counts").view(-1)
+        received = yield AllToAll(mine=sizes, sizes=[1] * n, received=[1] * n, kind="counts")
         leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
-        if lengths is not None:
-            lengths.learn(leaving, coming)
-        entries = first_of(entries, sum(leaving))
-        sent, parts = self.scatter(entries, (leaving, coming), (regions, (own,) * n))
-        return sent, soonest_summed_lists(parts, coming)
+        sent, parts = yield from self.scatter(entries, (leaving, coming), (regions, (own,) * n))
+        return sent, summed_lists(parts, coming)
 
     def scatter(
         self, entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans]
-    ) -> tuple[SparseValues, SparseValues]:
+    ) -> Reduction[tuple[SparseValues, SparseValues]]:
         """Send neighbouring pieces of a list to the ranks in turn.
 
         Args:
@@ -73,10 +59,10 @@ class Transport:
         """
         (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
         form, codec = self.wire.indices, self.wire.values
-        if self.in_rows(dtype):
-            return entries, self.scatter_rows(entries, leaving, coming)
+        if self._in_rows(dtype):
+            return entries, (yield from self._scatter_rows(entries, leaving, coming))
         wires = self._encoded(entries.values, leaving)
-        received = self._scatter_pairs(
+        received = yield from self._scatter_pairs(
             form.encode_joined(entries.indices, leaving, there),
             wires,
             (self._lengths(leaving, there, dtype), self._lengths(coming, here, dtype)),
@@ -86,18 +72,19 @@ class Transport:
         indices = form.decode_joined(received[0], coming, here)
         return entries, SparseValues(indices, decode_lists(received[1], coming, codec, dtype))
 
-    def in_rows(self, dtype: torch.dtype) -> bool:
+    def _in_rows(self, dtype: torch.dtype) -> bool:
         """Return whether an entry travels as a row of its index and its value, both as they are."""
         wire = self.wire
         return isinstance(wire.indices, Int32) and isinstance(wire.values, Raw) and dtype.itemsize % 4 == 0
 
-    def scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> SparseValues:
+    def _scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> Reduction[SparseValues]:
         """Send entries as rows of an index and a value, so that no list needs to be cut; return what was received."""
         dtype, comm = entries.values.dtype, self.comm
         width = 1 + dtype.itemsize // 4
         row = torch.cat([entries.indices.view(-1, 1), entries.values.view(torch.int32).view(-1, width - 1)], 1)
         sizes, received_sizes = ([width * count for count in counts] for counts in (leaving, coming))
-        received = comm.scatter_lists(row.view(-1), sizes, received_sizes, "values").view(-1, width)
+        arrived = yield AllToAll(mine=row.view(-1), sizes=sizes, received=received_sizes, kind="values")
+        received = arrived.view(-1, width)
         if comm.world_size > 1:
             comm.traffic.move(4 * (entries.indices.numel() - leaving[comm.rank]), "values", "indices")
         indices, values = (
@@ -122,7 +109,9 @@ class Transport:
         )
         return [length for pair in both for length in pair]
 
-    def _scatter_pairs(self, places: Tensor, wires: Tensor, lengths: tuple[list[int], list[int]]) -> list[Tensor]:
+    def _scatter_pairs(
+        self, places: Tensor, wires: Tensor, lengths: tuple[list[int], list[int]]
+    ) -> Reduction[list[Tensor]]:
         """Send to each rank its indices and then its values in one message; return all indices and all values received.
 
         Args:
@@ -132,7 +121,8 @@ class Transport:
         comm, (leaving, coming) = self.comm, lengths
         pairs = zip(places.split(leaving[::2]), wires.split(leaving[1::2]), strict=True)
         message = torch.cat([part for pair in pairs for part in pair])
-        received = comm.scatter_lists(message, _in_pairs(leaving), _in_pairs(coming), "values").split(coming)
+        arrived = yield AllToAll(mine=message, sizes=_in_pairs(leaving), received=_in_pairs(coming), kind="values")
+        received = arrived.split(coming)
         if comm.world_size > 1:
             away = places.numel() - leaving[2 * comm.rank]
             comm.traffic.move(away, "values", "indices")

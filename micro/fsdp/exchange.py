@@ -1,6 +1,6 @@
 """What happens at the end of a backward: the replicas agree on what they have, reduce it, and decide together."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from micro.clipping import clip_shards_
-from micro.comm import Comm, GroupComm, Traffic, gather_objects
+from micro.comm import Comm, GroupComm, gather_objects
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.last_step_stats import LastStep
 from micro.drivers.loss_scale import LossScale, common_scale
@@ -21,6 +21,7 @@ from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
 from micro.peer_failures import PeerError
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import Reducer
+from micro.rounds import Begun
 from micro.scope import joined
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # a number of one byte says which
@@ -58,8 +59,7 @@ class _Running:
 
     vectors: Sequence[ShardVector]
     grad: Tensor
-    finish: Callable[[], Attempt]
-    traffic: Traffic
+    begun: Begun[Attempt]
     set_aside: SetAside
 
     def put_back(self) -> None:
@@ -233,16 +233,15 @@ class Exchange:
         self.last_step.bucket_names += [vector.layout.names for vector in vectors]
         set_aside = SetAside(state, [name for v in vectors for name in v.layout.names if name not in v.used])
         try:
-            finish = reducer.launch(state, grad, self._comm)
+            begun = reducer.begin(state, grad, self._comm)
         except BaseException:
             set_aside.restore()
             raise
-        return _Running(vectors, grad, finish, self._comm.traffic, set_aside)
+        return _Running(vectors, grad, begun, set_aside)
 
     def _finish(self, running: _Running) -> tuple[_Running, Attempt]:
-        self._comm.traffic = running.traffic
         try:
-            return running, running.finish()
+            return running, running.begun()
         finally:
             running.set_aside.restore()
 

@@ -14,9 +14,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from micro.kernels import candidates, reference
-from micro.kernels.candidates import Candidates
-from micro.kernels.passing import Passing
+from micro.kernels import reference
 
 MOST_MERGED = 64  # lists that are merged one after the other
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
@@ -65,13 +63,7 @@ class _TritonLoops(_Loops, Protocol):
 
     def largest(self, x: Tensor, k: int, sample: int) -> Tensor: ...
 
-    def above_unread(self, x: Tensor, threshold: Tensor, room: int) -> Passing: ...
-
     def absorb_flagged_(self, residual: Tensor, grad: Tensor) -> Tensor: ...
-
-    def absorb_and_collect_(self, residual: Tensor, grad: Tensor, plan: Tensor, candidates: Candidates) -> None: ...
-
-    def scatter_add_(self, vector: Tensor, indices: Tensor, values: Tensor) -> None: ...
 
 
 def compiled(x: Tensor) -> bool:
@@ -236,21 +228,6 @@ def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return _for(x).above(x, threshold)
 
 
-def above_unread(x: Tensor, threshold: float | Tensor, room: int) -> Passing:
-    """Return the first ``room`` of what `above_with_magnitudes` does, and how many pass; an accelerator is not read.
-
-    Args:
-        threshold: a tensor is (1,), on the device of ``x``; rounded to the dtype of ``x`` first.
-    """
-    if not isinstance(threshold, Tensor):
-        rounded = float(torch.tensor(threshold, dtype=x.dtype))  # on the host
-        threshold = torch.full((1,), rounded, dtype=x.dtype, device=x.device)
-    cut, room = threshold.to(x.dtype), min(room, x.numel())
-    if on_gpu(x):
-        return cast(_TritonLoops, _with_triton()).above_unread(x, cut, room)
-    return reference.above_unread(x, cut, room)
-
-
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `above_with_magnitudes` does, with a threshold for each of S pieces, in one scan of these alone.
 
@@ -311,44 +288,6 @@ def _decay_(residual: Tensor, decay: float) -> None:
 def _is_narrow(x: Tensor) -> bool:
     """Tell whether ``x`` is a contiguous vector of 16-bit numbers on a CPU."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous()
-
-
-def absorb_and_collect_(residual: Tensor, grad: Tensor, plan: Tensor, found: Candidates) -> None:
-    """Do what `absorb_` does, and collect what ``plan`` (4,) describes of the sums in one of its parts: into ``found``.
-
-    What is found, how much, and the first sum that is too large stay on the device: its host waits for nothing.
-
-    Args:
-        plan: see `micro.kernels.candidates.plan`.
-        found: cleared first; of the dtype of ``residual``.
-    """
-    if on_gpu(residual, grad):
-        cast(_TritonLoops, _with_triton()).absorb_and_collect_(residual, grad, plan, found)
-    elif residual.device.type == "cpu":
-        candidates.absorb_and_collect_on_host_(residual, grad, plan, found)
-    else:
-        candidates.absorb_and_collect_(residual, grad, plan, found)
-
-
-def collect_(residual: Tensor, plan: Tensor, found: Candidates) -> None:
-    """Collect what ``plan`` describes of ``residual`` (numel,) into cleared ``found``: what only a first step does."""
-    collect = candidates.collect_on_host_ if residual.device.type == "cpu" else candidates.collect_
-    collect(residual, plan, found)
-
-
-def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add ``values`` (m,) to ``vector`` (numel,) at ``indices`` (m,) int32; skip indices outside of it.
-
-    No index inside of the vector is there twice. The host waits for nothing.
-    """
-    if on_gpu(vector, values):
-        cast(_TritonLoops, _with_triton()).scatter_add_(vector, indices, values)
-    elif compiled(vector) and _are_entries(values, indices):
-        from micro.kernels import placing
-
-        placing.add_inside_(vector, indices, values)
-    else:
-        reference.scatter_add_(vector, indices, values)
 
 
 def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:

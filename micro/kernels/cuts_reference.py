@@ -16,7 +16,6 @@ from micro.kernels.reference import places_of
 from micro.on_device import on_device
 
 NUM_BINS = 32  # counts that each rank sends: 128 bytes
-OVERFULL = -1  # sent as counts by a rank that found more than it had room for
 
 
 class Cut(NamedTuple):
@@ -61,17 +60,6 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Ten
     places, magnitudes = kernels.above_with_magnitudes(x, reaching(lowest, x.dtype))
     magnitudes = magnitudes.to(torch.float32)
     return places + start, magnitudes, _counts(_bins(magnitudes, lowest, shift))
-
-
-def collect_unread(x: Tensor, start: int, lowest: int, shift: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Do what `collect` does, but do not read how many there are: lists have ``room`` places, the last ones empty.
-
-    Where more were found, every count is `OVERFULL`.
-    """
-    found = kernels.above_unread(x, reaching(lowest, x.dtype), room)
-    magnitudes, places = found.magnitudes.to(torch.float32), torch.arange(found.room, device=x.device)
-    counts = _counts(_bins(magnitudes, lowest, shift).where(places < found.count, NUM_BINS), NUM_BINS + 1)[:NUM_BINS]
-    return found.indices + start, magnitudes, counts.where(found.count <= found.room, OVERFULL)
 
 
 def cut(counts: Tensor, k: int) -> Cut:
@@ -200,11 +188,11 @@ def _bins(magnitudes: Tensor, lowest: int, shift: int) -> Tensor:
     return ((magnitudes.view(torch.int32) - lowest) >> shift).clamp_(0, NUM_BINS - 1)
 
 
-def _counts(bins: Tensor, num_bins: int = NUM_BINS) -> Tensor:
-    """Return (num_bins,) int32 counts of ``bins`` (m,); of an accelerator `torch.bincount` would read the largest."""
+def _counts(bins: Tensor) -> Tensor:
+    """Return (NUM_BINS,) int32 counts of ``bins`` (m,); of an accelerator `torch.bincount` would read the largest."""
     if bins.device.type == "cpu":
-        return torch.bincount(bins, minlength=num_bins).to(torch.int32)
-    counts = torch.zeros(num_bins, dtype=torch.int32, device=bins.device)
+        return torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
+    counts = torch.zeros(NUM_BINS, dtype=torch.int32, device=bins.device)
     return counts.scatter_add_(0, bins.long(), torch.ones_like(bins))
 
 

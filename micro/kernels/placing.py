@@ -54,20 +54,6 @@ def add_(x: Tensor, indices: Tensor, values: Tensor) -> None:
     _check(entries_in_parts(add, places.size) if is_apart else [add(0, places.size)], indices, x)
 
 
-@jitted
-def _add_inside(x: Any, indices: Any, values: Any) -> None:
-    for k in range(indices.size):
-        i = indices[k]
-        if 0 <= i < x.size:
-            x[i] += values[k]
-
-
-def add_inside_(x: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,); skip those outside. None inside is there twice."""
-    vector, places, source = array_of(x), array_of(indices), array_of(values)
-    entries_in_parts(lambda a, b: _add_inside(vector, places[a:b], source[a:b]), places.size)
-
-
 def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """Subtract ``values`` (m,) from ``x`` (numel,) at unique ``indices`` (m,); return what was there.
 

@@ -5,8 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from micro.kernels.passing import Passing
-
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
 
 
@@ -28,16 +26,6 @@ def first_places_of(mask: Tensor, room: int) -> Tensor:
     target = (ends - 1).where(mask & (ends <= room), room)  # what is not taken falls into the place beyond the end
     places = torch.zeros(room + 1, dtype=torch.int64, device=mask.device)
     return places.scatter_(0, target, torch.arange(mask.numel(), device=mask.device))[:room]
-
-
-def above_unread(x: Tensor, threshold: Tensor, room: int) -> Passing:
-    """Do what `micro.kernels.above_unread` does; ``threshold`` is (1,) of the dtype of ``x``."""
-    magnitudes = x.abs()
-    passes = magnitudes >= threshold
-    places, count = first_places_of(passes, room), passes.sum()
-    found = magnitudes.index_select(0, places) if x.numel() else magnitudes.new_zeros(room)
-    is_there = torch.arange(room, device=x.device) < count
-    return Passing(places.to(torch.int32), found.where(is_there, torch.zeros_like(found)), count)
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,11 +139,3 @@ def first_distinct(indices: Tensor, k: int) -> Tensor:
     is_first = torch.cat([places.new_ones(1), ordered.diff()]).ne(0)[: ordered.numel()]
     ordered, places = ordered[is_first], places[is_first]
     return ordered if places.numel() <= k else ordered[places < places.sort().values[k]]
-
-
-def scatter_add_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add ``values`` (m,) to ``vector`` (numel,) at ``indices`` (m,) int32; skip indices outside."""
-    if vector.numel():
-        used = (indices >= 0) & (indices < vector.numel())
-        added = values.where(used, torch.zeros_like(values)).to(vector.dtype)
-        vector.index_add_(0, indices.where(used, torch.zeros_like(indices)), added)

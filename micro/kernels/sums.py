@@ -55,50 +55,6 @@ class Sums:
         return max(self.squares - self.magnitudes * self.mean_magnitude, 0.0) / (self.count - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadSums:
-    """The numbers of `Sums`, in their order, (6,) float64 on an accelerator: its host does not know them yet."""
-
-    numbers: Tensor
-
-    @property
-    def count(self) -> Tensor:
-        """How much is summed up, ()."""
-        return self.numbers[0]
-
-    @property
-    def smallest(self) -> Tensor:
-        """The smallest magnitude, ()."""
-        return self.numbers[5]
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean, ()."""
-        return self.numbers[1] / self.count
-
-    @property
-    def mean_magnitude(self) -> Tensor:
-        """The mean magnitude, ()."""
-        return self.numbers[3] / self.count
-
-    @property
-    def variance(self) -> Tensor:
-        """The unbiased variance, (); NaN for a single element."""
-        return (self.numbers[2] - self.numbers[1] * self.mean).clamp_min(0.0) / (self.count - 1)
-
-    @property
-    def variance_of_magnitudes(self) -> Tensor:
-        """The unbiased variance of the magnitudes, (); NaN for a single element."""
-        return (self.numbers[2] - self.numbers[3] * self.mean_magnitude).clamp_min(0.0) / (self.count - 1)
-
-    def read(self) -> Sums:
-        """Return the sums for the host, which waits for them."""
-        return Sums(*self.numbers.tolist())  # host sync: where a law's quantile is found on the host
-
-
-AnySums = Sums | UnreadSums  # of a vector on a CPU, on an accelerator
-
-
 def sums_of(x: Tensor) -> Sums:
     """Return the sums of ``x`` (numel,)."""
     return sums_above(x, -1.0)
@@ -110,35 +66,13 @@ def sums_above(x: Tensor, floor: float) -> Sums:
     return Sums(*(loops.sums(x, floor) if loops else in_torch(x, floor)))
 
 
-def unread_sums_of(x: Tensor) -> UnreadSums:
-    """Return the sums of ``x`` (numel,) on an accelerator, which is not read."""
-    return unread_sums_above(x, x.new_full((), -1.0))
-
-
-def unread_sums_above(x: Tensor, floor: Tensor) -> UnreadSums:
-    """Do what `sums_above` does for ``x`` (numel,) on an accelerator, which is not read.
-
-    Args:
-        floor: () on the device of ``x``.
-    """
-    loops, rounded = _loops_for(x), floor.to(x.dtype)
-    return UnreadSums(loops.unread_sums(x, rounded.view(1)) if loops else _together(x, rounded))
-
-
-def soonest_sums_of(x: Tensor) -> AnySums:
-    """Return the sums of ``x`` (numel,) as the host has them without waiting."""
-    return sums_of(x) if x.device.type == "cpu" else unread_sums_of(x)
-
-
-def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, AnySums]:
+def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, Sums]:
     """Do what `micro.kernels.absorb_unread_` does; return what it returns, and the sums of the new residual."""
     loops = _loops_for(residual, grad)
     if loops is None or residual.numel() != grad.numel():
-        return kernels.absorb_unread_(residual, grad), soonest_sums_of(residual)
+        return kernels.absorb_unread_(residual, grad), sums_of(residual)
     first_bad, sums = loops.absorb_and_sum_(residual, grad)
-    if not isinstance(sums, Tensor):
-        return first_bad, Sums(*sums)
-    return first_bad, UnreadSums(sums).read() if residual.device.type == "cpu" else UnreadSums(sums)
+    return first_bad, Sums(*sums)
 
 
 def squares_by_piece(x: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -187,19 +121,14 @@ def _on_gpu() -> ModuleType:
 
 def in_torch(x: Tensor, floor: float) -> list[float]:
     """Return the sums in plain torch."""
-    together: list[float] = _together(x, floor).tolist()
-    return together  # host sync: a threshold follows from them
-
-
-def _together(x: Tensor, floor: float | Tensor) -> Tensor:
-    """Return the sums (6,) in plain torch; a floor that is a tensor () is of the dtype of ``x``."""
     chunks = x.split(CHUNK) if x.device.type == "cpu" else (x,)
     rows = torch.stack([_sums(chunk, floor) for chunk in chunks])
     largest, smallest = rows[:, 4].max(), rows[:, 5].min()
-    return torch.cat([rows[:, :4].sum(0), torch.stack([largest, smallest])])
+    together: list[float] = torch.cat([rows[:, :4].sum(0), torch.stack([largest, smallest])]).tolist()
+    return together  # host sync: a threshold follows from them
 
 
-def _sums(chunk: Tensor, floor: float | Tensor) -> Tensor:
+def _sums(chunk: Tensor, floor: float) -> Tensor:
     magnitudes = chunk.abs()
     counts = magnitudes > floor
     value, magnitude = chunk.where(counts, 0).double(), magnitudes.where(counts, 0).double()

@@ -89,12 +89,6 @@ def available() -> int:
     return 1 if is_busy is not None and is_busy() else torch.get_num_threads()
 
 
-def busy_of_caller() -> Callable[[], bool] | None:
-    """Return what `one_while` was given on the calling thread."""
-    found: Callable[[], bool] | None = getattr(_local, "is_busy", None)
-    return found
-
-
 @contextmanager
 def one_while(is_busy: Callable[[], bool] | None) -> Iterator[None]:
     """Have loops of the calling thread use no other thread while ``is_busy()``, which each of them asks.

@@ -34,10 +34,6 @@ class Attempt:
         self.grad.zero_()
         return replace(self.stats, skipped=True, global_count=0, relative_error=None)
 
-    def decide_late(self, attempts: Sequence["Attempt"], policy: Policy) -> "Decision | None":
-        """Decide the step of all ``attempts`` on their device, where all know how; here nothing is decided."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -56,13 +52,6 @@ def cut_(acc: Tensor, indices: Tensor | slice, num_summands: int) -> None:
     acc[indices] = acc[indices].clamp(-limit, limit)
 
 
-def cut_where_(acc: Tensor, indices: Tensor, is_cut: Tensor, num_summands: int) -> None:
-    """Do what `cut_` does at those of ``indices`` (m,) where ``is_cut`` (m,); unread by the host."""
-    limit = torch.finfo(acc.dtype).max / (2 * num_summands)
-    values = acc.index_select(0, indices)
-    acc.index_add_(0, indices, (values.clamp(-limit, limit) - values).where(is_cut, 0.0))
-
-
 def decide(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:
     """Let the step of all buckets count, or of none: one bucket that is not finite takes all of them back.
 
@@ -72,13 +61,6 @@ def decide(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:
     Args:
         attempts: the buckets of one step, in the same order on all ranks.
     """
-    if attempts and (late := attempts[0].decide_late(attempts, policy)) is not None:
-        return late
-    return decide_at_once(attempts, policy, comm)
-
-
-def decide_at_once(attempts: Sequence[Attempt], policy: Policy, comm: Comm) -> Decision:
-    """Do what `decide` does for a caller that acts on a bad step at once: the host of an accelerator waits."""
     findings = [finding for attempt in attempts for finding in attempt.findings]
     if not findings:
         return Decision(tuple(attempt.stats for attempt in attempts))

@@ -1,7 +1,7 @@
 """What a reducer is: from the gradients of all ranks to one mean update."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +16,9 @@ from micro.flat import Layout, regroup
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part
 from micro.peer_failures import first_line
-from micro.reducers.attempt import Attempt, Decision, decide, decide_at_once
-from micro.rounds import all_together
+from micro.reducers.attempt import Attempt, Decision, decide
+from micro.requests import Reduction, carried_out
+from micro.rounds import Begun, all_together
 from micro.sparse import SparseValues
 from micro.stats import StepStats
 
@@ -34,8 +35,6 @@ class BucketState:
         factors: matrices by parameter name, where a method approximates with them.
         spare: (numel,) memory for the next message, while all values travel, or for copies that undo a step; not saved.
         wire: bytes for the messages of such steps, where values are encoded; not saved.
-        late_findings: of the last step, where the host of an accelerator has yet to learn of them and must stop if it
-            was bad.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
 
@@ -48,7 +47,6 @@ class BucketState:
     factors: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
     wire: Tensor | None = None
-    late_findings: Any = None
     broken_by: str | None = None
 
     def break_off(self, error: BaseException) -> None:
@@ -136,11 +134,7 @@ class Reducer(Part, ABC):
     kind: ClassVar[str] = "reducer"
     home: ClassVar[str] = "micro.reducers"
     group: ClassVar[str] = "micro.reducers"
-
-    @property
-    def only_launches(self) -> bool:
-        """Whether ``launch`` starts one collective and returns, so that nothing else can be done beside backward."""
-        return False
+    is_one_sum: ClassVar[bool] = False  # whether a bucket is one sum and nothing else, as without a hook
 
     @property
     def shares_rounds(self) -> bool:
@@ -180,7 +174,7 @@ class Reducer(Part, ABC):
         """Return the state of a bucket before its first step."""
 
     @abstractmethod
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) of this rank by the mean update, the same bits on all ranks; it may be taken back.
 
         What is sent leaves the residual. NaN and Inf are left out of it, and nothing is sent in a step in which any
@@ -200,13 +194,13 @@ class Reducer(Part, ABC):
         Raises:
             NonFiniteGradient: on all ranks, when any gradient, or the update, held NaN or Inf and the policy is to
                 stop. The policy 'skip' makes the update zero. Either way what is finite stays in the residuals, NaN and
-                Inf are dropped. On an accelerator, of one bucket of a sparse method, the update of such a step is zero
-                and the next step raises: the host has not waited.
+                Inf are dropped.
             RuntimeError: an error ended an earlier step in its middle; see BucketState.check_whole. Every other error,
                 of this rank or of one that it waits for, does that.
         """
         with _whole_or_broken([state]):
-            return _stats_of(decide([self.attempt_(state, grad, comm)], self.policy, comm))[0]
+            attempt = carried_out(self.reduction(state, grad, comm), comm)
+            return _stats_of(decide([attempt], self.policy, comm))[0]
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
@@ -221,39 +215,18 @@ class Reducer(Part, ABC):
         Raises:
             NonFiniteGradient, RuntimeError: see reduce_.
         """
-        buckets = [partial(self.attempt_, state, grad) for state, grad in zip(states, grads, strict=True)]
+        buckets = [partial(self.reduction, state, grad) for state, grad in zip(states, grads, strict=True)]
         with _whole_or_broken(states):
-            if len(buckets) > 1 and comm.world_size > 1 and self.shares_rounds:
-                attempts = all_together(buckets, _each_counted(comm))
-            else:
-                attempts = [attempt(each) for attempt, each in zip(buckets, _each_counted(comm), strict=False)]
-            return _stats_of(decide_at_once(attempts, self.policy, comm))
+            attempts = all_together(buckets, _each_counted(comm), shares=self.shares_rounds)
+            return _stats_of(decide(attempts, self.policy, comm))
 
-    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
-        """Start to reduce a bucket of DDP; the returned function waits for the end.
+    def begin(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Begun[Attempt]:
+        """Begin to reduce a bucket: up to its first message. It goes on in rounds that it shares with others.
 
-        Here the bucket is reduced up to its first collective, and goes on in rounds that it shares with others that
-        were launched; the caller advances ``comm.rounds``. Where buckets cannot share, it is reduced at the call.
-
-        Every rank launches its buckets in the order of DDP's numbers. The function of bucket i is called after bucket
-        i + 1 was launched, or later where it is a `micro.rounds.Begun` that is not done, that of the last at once; so
-        the order is the same on all ranks, and both may call collectives. The step is decided when the last of its
-        buckets has ended.
+        The caller advances ``comm.rounds``. Where buckets cannot share, it is reduced at the call. Every rank begins
+        its buckets in the same order. The step is decided when the last of its buckets has ended.
         """
-        if comm.world_size > 1 and self.shares_rounds:
-            return comm.rounds.begin(partial(self.attempt_, state, grad), comm)
-        attempt = self.attempt_(state, grad, comm)
-        return lambda: attempt
-
-    def launch_alone(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
-        """Start to reduce the only bucket of a step; see `launch`.
-
-        No other bucket shares its rounds, which would cost each collective two changes of thread: where ``launch`` is
-        the one above, the returned function reduces the bucket on the thread that calls it.
-        """
-        if type(self).launch is Reducer.launch:
-            return partial(self.attempt_, state, grad, comm)
-        return self.launch(state, grad, comm)
+        return comm.rounds.begin(partial(self.reduction, state, grad), comm, shares=self.shares_rounds)
 
     def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
         """Keep ``unsent``, the same on all ranks: what an update lost that was rounded after it was reduced.

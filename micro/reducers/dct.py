@@ -25,6 +25,7 @@ from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
 from micro.reducers.tiles import Tiling, tiling_of
 from micro.reducers.with_density import WithDensity
+from micro.requests import Fill, Reduction
 from micro.selectors.chunks import shares
 from micro.selectors.pieces import largest_of_each
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
@@ -103,10 +104,10 @@ class DCTReducer(WithDensity):
         rules = [part.rule_name for part in (self.exchange, self.density_policy, self.codec)]
         return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
         start = Start.of(comm, grad.device)
-        target = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
+        target = yield from self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         step = Step(state.step, target.count, self.seed, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
@@ -116,10 +117,10 @@ class DCTReducer(WithDensity):
         pieces = tiling.pieces(acc.device)
         chosen = largest_of_each(tiled, pieces, shares(pieces, target.count))
         select = comm.now(grad.device) - before
-        exchanged = self._exchange(tiled, chosen, step, comm, is_finite=is_finite_by(bad, grad.numel()))
+        exchanged = yield from self._exchange(tiled, chosen, step, comm, is_finite=is_finite_by(bad, grad.numel()))
         state.step += 1
         self.feedback.settle_(state.memory, acc, grad, None)
-        made = self._applied_(exchanged, tiling, tiled, acc, grad, forgotten, comm)
+        made = yield from self._applied_(exchanged, tiling, tiled, acc, grad, forgotten, comm)
         relative_error, lost = made.records
         stats = StepStats(
             step=step.index,
@@ -148,7 +149,7 @@ class DCTReducer(WithDensity):
         grad: Tensor,
         forgotten: Tensor | None,
         comm: Comm,
-    ) -> Applied:
+    ) -> Reduction[Applied]:
         """Take what was sent from ``acc`` and write the mean into ``grad``, unless a gradient was not finite.
 
         An accelerator is read once, in the end: what then turns out to be of such a step is undone.
@@ -161,7 +162,7 @@ class DCTReducer(WithDensity):
             if keeps:
                 undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back
                 acc -= tiling.inverse(_spread_((exchanged.sent,), tiled), _of_dtype(grad, tiled))
-            self._write(exchanged, tiling, tiled, acc if keeps else None, grad, comm)
+            yield from self._write(exchanged, tiling, tiled, acc if keeps else None, grad)
         return applied(
             grad,
             undo,
@@ -172,7 +173,9 @@ class DCTReducer(WithDensity):
             cut_=partial(cut_, acc, slice(None), comm.world_size * grad.numel()),
         )
 
-    def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: Finite) -> Exchanged:
+    def _exchange(
+        self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: Finite
+    ) -> Reduction[Exchanged]:
         return self.exchange.exchange(
             self.exchange.start(),
             tiled,
@@ -186,14 +189,14 @@ class DCTReducer(WithDensity):
 
     @staticmethod
     def _write(
-        exchanged: Exchanged, tiling: Tiling, scratch: Tensor, acc: Tensor | None, grad: Tensor, comm: Comm
-    ) -> None:
+        exchanged: Exchanged, tiling: Tiling, scratch: Tensor, acc: Tensor | None, grad: Tensor
+    ) -> Reduction[None]:
         """Write the mean into ``grad``, and what it loses on being rounded into ``acc``."""
 
         def write() -> Tensor | None:
             return write_(tiling.inverse(_spread_(exchanged.update, scratch), _of_dtype(grad, scratch)), grad)
 
-        unsent = comm.fill_alike_(grad, write)
+        unsent = yield Fill(into=grad, work=write)
         if unsent is not None and acc is not None:
             acc += unsent
 

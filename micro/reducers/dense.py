@@ -1,18 +1,18 @@
 """The dense mean: every gradient, by one all-reduce."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, GroupComm, Traffic
+from micro.comm import Comm, Traffic
 from micro.flat import Layout
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
+from micro.requests import AllReduce, Reduction
 from micro.spans import Spans
 from micro.stats import Start, StepStats, traffic_fields
 
@@ -31,44 +31,26 @@ class DenseReducer(Reducer):
 
     nonfinite: Policy = "stop"
     name: ClassVar[str] = "dense"
+    is_one_sum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_policy(self.nonfinite)
-
-    @property
-    def only_launches(self) -> bool:
-        """Whether ``launch`` is the one below: a subclass may have one that waits."""
-        return type(self).launch is DenseReducer.launch
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state that only counts steps."""
         return BucketState(layout, 0, {"residual": torch.zeros(0, dtype=dtype, device=device)})
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) by the mean over ranks; nothing is kept, so there is nothing to undo."""
+        return (yield from self.mean(state, grad, comm, is_last=True))
+
+    def mean(self, state: BucketState, grad: Tensor, comm: Comm, *, is_last: bool) -> Reduction[Attempt]:
+        """Do what `reduction` does; ``is_last`` says that the bucket's reduction ends with it."""
         start = Start.of(comm, grad.device)
         _divide_half_(grad, comm)
-        comm.all_reduce_(grad)
+        yield AllReduce(mine=grad, last=is_last)
         bad = _divide_(grad, comm)
         return self._attempt(state, grad, comm.traffic, comm, bad=bad, spans=start.spans(comm, grad.device))
-
-    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
-        """Start the all-reduce of a bucket and let backward go on, as DDP itself does without a hook.
-
-        Only the wait after backward, which nothing hides, is reported as an exchange.
-        """
-        _divide_half_(grad, comm)
-        work, traffic = comm.all_reduce_async(grad), comm.traffic
-
-        def finish() -> Attempt:
-            started = comm.now(grad.device)
-            work.wait()
-            ended = comm.now(grad.device)
-            bad = _divide_(grad, comm)
-            spans = Spans(exchange=ended - started, rest=comm.now(grad.device) - ended)
-            return self._attempt(state, grad, traffic, comm, bad=bad, spans=spans)
-
-        return finish
 
     def _attempt(
         self,

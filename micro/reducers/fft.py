@@ -25,6 +25,7 @@ from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
 from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
 from micro.reducers.with_density import WithDensity
+from micro.requests import AllGatherLists, Once, Reduction
 from micro.stats import Start, StepStats, traffic_fields
 from micro.transforms import to_spectrum
 
@@ -107,23 +108,23 @@ class FFTReducer(WithDensity):
         """The form of real and imaginary parts on the wire."""
         return Raw() if self.bits == 32 else RangeFloat(bits=self.bits)
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
         start = Start.of(comm, grad.device)
         step, numel = state.step, grad.numel()
-        target = self.density_policy.target(state.density, grad, step, state.layout, comm)
+        target = yield from self.density_policy.target(state.density, grad, step, state.layout, comm)
         forgotten = self.feedback.forgotten(state.memory)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device)
         spectrum = to_spectrum(acc)
         kept, dropped = strongest(spectrum, target_count(target.density, spectrum.numel()))
         select = comm.now(grad.device) - before
-        gathered = self._gather(
+        gathered = yield from self._gather(
             kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=is_finite_by(bad, numel)
         )
         state.step += 1
         norms = _norms(gathered.parts[comm.rank], kept, dropped)
-        made = self._applied_(gathered, spectrum, state, acc, grad, [*norms, forgotten], comm)
+        made = yield from self._applied_(gathered, spectrum, state, acc, grad, [*norms, forgotten], comm)
         *known, lost = made.records
         count = kept.indices.numel()
         stats = StepStats(
@@ -154,7 +155,7 @@ class FFTReducer(WithDensity):
         grad: Tensor,
         records: Sequence[Tensor | None],
         comm: Comm,
-    ) -> Applied:
+    ) -> Reduction[Applied]:
         """Take what was sent from ``acc`` and write the mean into ``grad``, unless a gradient was not finite.
 
         An accelerator is read once, in the end: what then turns out to be of such a step is undone.
@@ -166,22 +167,25 @@ class FFTReducer(WithDensity):
             acc -= vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
         self.feedback.settle_(state.memory, acc, grad, None)
         if is_finite is not False:
-            mean = comm.alike(lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
+            mean = yield Once(work=lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
             unsent = write_(mean, grad)
             if unsent is not None and keeps:
                 acc += unsent
         cut = partial(cut_, acc, slice(None), comm.world_size * numel)
         return applied(grad, undo, *records, is_finite=is_finite, num_updated=gathered.num_chosen, cut_=cut)
 
-    def _gather(self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: Finite) -> _Gathered:
+    def _gather(
+        self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: Finite
+    ) -> Reduction[_Gathered]:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
         n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
         flag = flag_of(is_finite, torch.uint8, parts.device)
         places = self.indices.encode(kept.indices, span)
         wire = torch.cat([codec.encode(parts, key), flag])
-        maps = comm.gather_joined(places, [places.numel()] * n, "indices").view(n, -1)
-        wires = comm.gather_joined(wire, [wire.numel()] * n, "values").view(n, -1)
-        return comm.alike(lambda: self._decoded(maps, wires, count, span, parts.dtype))
+        maps = (yield AllGatherLists(mine=places, counts=[places.numel()] * n, kind="indices")).view(n, -1)
+        wires = (yield AllGatherLists(mine=wire, counts=[wire.numel()] * n, kind="values")).view(n, -1)
+        gathered: _Gathered = yield Once(work=lambda: self._decoded(maps, wires, count, span, parts.dtype))
+        return gathered
 
     def _decoded(self, maps: Tensor, wires: Tensor, count: int, span: int, dtype: torch.dtype) -> _Gathered:
         """Return the bins of all ranks, ``count`` of ``span`` each, from their messages (world_size, bytes)."""

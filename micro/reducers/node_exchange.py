@@ -11,6 +11,7 @@ from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding
 from micro.reducers.attempt import Attempt
 from micro.reducers.node_shards import NodeShards
+from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction
 
 INDEX_BYTES = 4
 
@@ -33,14 +34,16 @@ class NodeHeader:
     counts: tuple[int, ...]
 
 
-def node_mean(grad: Tensor, shards: NodeShards, within: Comm) -> Tensor:
+def node_mean(grad: Tensor, shards: NodeShards, within: Comm) -> Reduction[Tensor]:
     """Return the mean over the node of this rank's shard, in single precision at least; ``grad`` (numel,) stays."""
     wide = torch.promote_types(grad.dtype, torch.float32)
-    received = within.scatter_parts(shards.apart(grad), list(shards.numels), "values")
-    return received.sum(0, dtype=wide).div_(within.world_size)
+    sizes, own = list(shards.numels), shards.numels[within.rank]
+    coming = [own] * within.world_size
+    received: Tensor = yield AllToAll(mine=shards.apart(grad), sizes=sizes, received=coming, kind="values")
+    return received.view(within.world_size, own).sum(0, dtype=wide).div_(within.world_size)
 
 
-def share_header(attempt: Attempt | None, indices: Tensor, levels: Levels) -> NodeHeader:
+def share_header(attempt: Attempt | None, indices: Tensor, levels: Levels) -> Reduction[NodeHeader]:
     """Tell the ranks of a node what came of each shard.
 
     Args:
@@ -53,7 +56,8 @@ def share_header(attempt: Attempt | None, indices: Tensor, levels: Levels) -> No
         stats = attempt.stats
         row = [int(not attempt.findings), indices.numel(), stats.target_count, stats.global_count, *stats.counts]
     mine = torch.tensor(row, dtype=torch.int32, device=indices.device)
-    rows = levels.within.gather_rows(mine).tolist()  # host sync: list lengths shape the next message
+    gathered = yield AllGather(mine=mine)
+    rows = gathered.tolist()  # host sync: list lengths shape the next message
     return NodeHeader(
         is_finite=all(row[0] for row in rows),
         num_updated=tuple(row[1] for row in rows),
@@ -64,8 +68,8 @@ def share_header(attempt: Attempt | None, indices: Tensor, levels: Levels) -> No
 
 
 def gather_update_(
-    grad: Tensor, update: Tensor, indices: Tensor, header: NodeHeader, shards: NodeShards, within: Comm
-) -> None:
+    grad: Tensor, update: Tensor, indices: Tensor, header: NodeHeader, shards: NodeShards
+) -> Reduction[None]:
     """Make ``grad`` (numel,) the update of all shards, the same bits on all ranks.
 
     Pairs are sent where they are shorter than whole shards.
@@ -75,16 +79,18 @@ def gather_update_(
         indices: (k,) where it is not zero.
     """
     if sum(header.num_updated) * (INDEX_BYTES + update.element_size()) >= grad.nbytes:
-        grad.copy_(shards.together(within.gather_lists(update, shards.numels, "values")))
+        whole = yield AllGatherLists(mine=update, counts=shards.numels, kind="values")
+        grad.copy_(shards.together(whole.split(list(shards.numels))))
         return
-    places = within.gather_lists(indices.to(torch.int32), header.num_updated, "indices")
-    values = within.gather_lists(update[indices], header.num_updated, "values")
+    counts = list(header.num_updated)
+    places = yield AllGatherLists(mine=indices.to(torch.int32), counts=counts, kind="indices")
+    values = yield AllGatherLists(mine=update[indices], counts=counts, kind="values")
     grad.zero_()
-    for place, (found, sent) in enumerate(zip(places, values, strict=True)):
+    for place, (found, sent) in enumerate(zip(places.split(counts), values.split(counts), strict=True)):
         grad[shards.positions(place, found)] = sent
 
 
-def find(grad: Tensor, attempt: Attempt | None, layout: Layout, comm: Comm) -> Finding:
+def find(grad: Tensor, attempt: Attempt | None, layout: Layout) -> Reduction[Finding]:
     """Return where a step of which any shard was not finite is bad: in gradients, or in sums of finite ones.
 
     All ranks call it together.
@@ -100,7 +106,8 @@ def find(grad: Tensor, attempt: Attempt | None, layout: Layout, comm: Comm) -> F
     named = [layout.names.index(shard.name_at(place)) for shard, place in places if place is not None]
     in_sum = layout.offsets[named[0]] if named else numel
     mine = torch.tensor([int(own is not None), in_sum], dtype=torch.int32, device=grad.device)
-    rows = comm.gather_rows(mine).tolist()  # host sync: the step is taken back
+    gathered = yield AllGather(mine=mine)
+    rows = gathered.tolist()  # host sync: the step is taken back
     if any(row[0] for row in rows):
         return Finding(layout, own)
     return Finding(layout, None, min(row[1] for row in rows))

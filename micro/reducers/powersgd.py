@@ -19,6 +19,7 @@ from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.matrices import Batch, batches_of, copied, rest_of
 from micro.reducers.rounding import rounded, rounding, write_
+from micro.requests import AllReduce, Reduction
 from micro.stats import Start, StepStats, traffic_fields
 
 FEEDBACK = ErrorFeedback()
@@ -81,7 +82,7 @@ class PowerSGD(Reducer):
         }
         return BucketState(layout, 0, memory, factors=drawn)
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) by the mean update; what undoes it are the matrices, which are copies already."""
         start = Start.of(comm, grad.device)
         batches = batches_of(state.layout, self.rank, self.min_compression)
@@ -93,10 +94,10 @@ class PowerSGD(Reducer):
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
         finite = is_finite_by(bad, grad.numel())
         flag, own_rest = 1 - flag_of(finite, acc.dtype, acc.device), acc[rest]
-        *left, whole, flag = _mean([*left, own_rest, flag], comm)
+        *left, whole, flag = yield from _mean([*left, own_rest, flag], comm)
         left = [torch.linalg.qr(factor).Q for factor in left]
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
-        right = _mean(own, comm) if own else []
+        right = (yield from _mean(own, comm)) if own else []
         state.step += 1
         undo: Undo = nothing_to_undo
         is_finite = is_zero(flag.view(()))
@@ -198,9 +199,9 @@ def _put_back(
     state.factors = factors
 
 
-def _mean(parts: list[Tensor], comm: Comm) -> list[Tensor]:
+def _mean(parts: list[Tensor], comm: Comm) -> Reduction[list[Tensor]]:
     """Return the means over the ranks of ``parts``, by one all-reduce."""
     flat = torch.cat([part.reshape(-1) for part in parts])
-    mean = comm.all_reduce_(flat) / comm.world_size
+    mean = (yield AllReduce(mine=flat)) / comm.world_size
     pieces = mean.split([part.numel() for part in parts])
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.requests import Fill, Reduction
 from micro.sparse import SparseValues, summed
 
 
-def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float, comm: Comm) -> SparseValues | None:
+def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float) -> Reduction[SparseValues | None]:
     """Write ``scale`` times the sum of ``parts`` into ``grad`` (numel,), which is zero.
 
     Parts of a higher precision than the gradient's are added up in theirs and rounded once. What is beyond the largest
@@ -22,7 +22,8 @@ def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float, com
     """
     if len(parts) == 1:  # one part is written as fast as a copy of what another rank has written
         return _write_sum_(parts, grad, scale)
-    return comm.fill_alike_(grad, lambda: _write_sum_(parts, grad, scale))
+    unsent: SparseValues | None = yield Fill(into=grad, work=lambda: _write_sum_(parts, grad, scale))
+    return unsent
 
 
 def _write_sum_(parts: Sequence[SparseValues], grad: Tensor, scale: float) -> SparseValues | None:

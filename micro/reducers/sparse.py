@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,15 +20,14 @@ from micro.feedback import ErrorFeedback, Feedback, Undo, after
 from micro.flat import Layout
 from micro.health import Finite, FirstBad, index_of, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
-from micro.kernels.sums import AnySums
+from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.late_attempt import raise_late_findings
 from micro.reducers.rounding import write_, write_sum_
-from micro.reducers.unread_attempt import UnreadAttempt, can_wait, judged_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.reducers.with_density import WithDensity
+from micro.requests import Once, Reduction
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown, summed
@@ -49,7 +47,7 @@ class _Accumulated:
 
     acc: Tensor
     first_bad: FirstBad = None
-    sums: AnySums | None = None
+    sums: Sums | None = None
     squares: Tensor | None = None
     to_add: Tensor | None = None
 
@@ -117,11 +115,10 @@ class SparseReducer(WithDensity):
             self.density_policy.start(),
         )
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) by the sparse mean update; what undoes it are the values at what was sent."""
-        start, late_findings, state.late_findings = Start.of(comm, grad.device), state.late_findings, None
-        raise_late_findings(late_findings, comm, grad.device)
-        wanted = self.density_policy.target(state.density, grad, state.step, state.layout, comm)
+        start = Start.of(comm, grad.device)
+        wanted = yield from self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.effective_target(wanted, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
         at_work = self.at(target.density)
@@ -131,12 +128,12 @@ class SparseReducer(WithDensity):
         densities = target.layer_densities
         step = Step(state.step, target.count, self.seed, state.layout, densities, added.sums, is_finite, added.squares)
         if at_work.sends_all:
-            sent = self._send_all(state, acc, grad, step, comm, is_finite=is_finite, to_add=to_add)
+            sent = yield from self._send_all(state, acc, grad, step, comm, is_finite=is_finite, to_add=to_add)
             sent = replace(sent, forgotten=None if forgotten is None else float(forgotten))  # host sync: the record
             bad = sent.first_bad if bad is None else bad
         else:
             state.spare = state.wire = None
-            sent = self._send(at_work, state, acc, grad, step, comm, forgotten, first_bad=bad)
+            sent = yield from self._send(at_work, state, acc, grad, step, comm, forgotten)
         undo = after(self.selector.observe(state.selector, grad, step, sent.parts), sent.undo)
         state.step += 1
         stats = StepStats(
@@ -155,8 +152,6 @@ class SparseReducer(WithDensity):
             overfull=sent.overfull,
             **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        if sent.late is not None:
-            return UnreadAttempt(grad, stats, state.layout, undo, sent.late, partial(setattr, state, "late_findings"))
         findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
         return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
 
@@ -186,14 +181,15 @@ class SparseReducer(WithDensity):
         *,
         is_finite: Finite,
         to_add: Tensor | None,
-    ) -> Sent:
+    ) -> Reduction[Sent]:
         """Exchange all values, which needs no indices; make ``grad`` (numel,) the update."""
         if self.codec.lossless:
-            return send_all(state, self.feedback, acc, grad, comm, is_finite=is_finite)
+            return (yield from send_all(state, self.feedback, acc, grad, comm, is_finite=is_finite))
         key = (step.seed, step.index, comm.rank)
         average_ = self.exchange.mean_ if isinstance(self.exchange, Gather) else mean_encoded_
         vectors = (state, self.feedback, acc, grad)
-        return send_all_encoded(*vectors, self.codec, key, comm, average_, is_finite=is_finite, to_add=to_add)
+        sending = send_all_encoded(*vectors, self.codec, key, comm, average_, is_finite=is_finite, to_add=to_add)
+        return (yield from sending)
 
     def _send(
         self,
@@ -204,18 +200,15 @@ class SparseReducer(WithDensity):
         step: Step,
         comm: Comm,
         forgotten: Tensor | None,
-        *,
-        first_bad: FirstBad,
-    ) -> Sent:
+    ) -> Reduction[Sent]:
         """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
         start = Start.of(comm, grad.device)
         is_usual = at_work is self
         wire, own = Wire(self.codec, self.indices), state.exchange if is_usual else at_work.exchange.start()
-        if at_work.selector.reads_late:
-            step = replace(step, reads_late=at_work.exchange.reads_late(own, acc, step, wire, comm))
-        selection = at_work.selector.select(state.selector if is_usual else at_work.selector.start(), acc, step, comm)
+        chosen = state.selector if is_usual else at_work.selector.start()
+        selection = yield from at_work.selector.select(chosen, acc, step, comm)
         select = start.spans(comm, grad.device).rest
-        exchanged = at_work.exchange.exchange(
+        exchanged = yield from at_work.exchange.exchange(
             own,
             acc,
             selection,
@@ -225,29 +218,21 @@ class SparseReducer(WithDensity):
             comm=comm,
             is_finite=step.is_finite,
         )
-        selection = exchanged.selection or selection
-        sent = partial(
-            Sent,
-            counts=exchanged.counts,
-            threshold=selection.threshold,
-            select=select,
-            overfull=selection.overfull or exchanged.overfull,
-            parts=None if self.feedback.sends_change else exchanged.update,
-        )
-        apply_ = partial(self._apply_, state, acc, grad, selection.scale, comm)
-        if can_wait(acc, exchanged):
-            judged = judged_(acc, exchanged, selection.scale, comm, first_bad)
-            undo, late = apply_(judged.exchanged, judged.is_good), judged.late(forgotten)
-            return sent(num_updated=0, undo=undo, is_finite=True, in_update=None, late=late)
-        exchanged, overflow, lost = overflown(exchanged.update, selection.scale, exchanged, comm, forgotten)
+        exchanged, overflow, lost = yield from overflown(exchanged.update, selection.scale, exchanged, forgotten)
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, overflow, comm.world_size)
-        return sent(
+        undo = yield from self._apply_(state, acc, grad, exchanged, selection.scale)
+        return Sent(
+            counts=exchanged.counts,
             num_updated=int(exchanged.num_updated),
-            undo=apply_(exchanged),
+            undo=undo,
             is_finite=bool(exchanged.is_finite),
             in_update=None if overflow is None else int(overflow.min()),
+            threshold=selection.threshold,
+            select=select,
             forgotten=lost,
+            overfull=selection.overfull or exchanged.overfull,
+            parts=None if self.feedback.sends_change else exchanged.update,
         )
 
     @property
@@ -273,27 +258,21 @@ class SparseReducer(WithDensity):
         state: BucketState,
         acc: Tensor,
         grad: Tensor,
-        scale: float,
-        comm: Comm,
         exchanged: Exchanged,
-        is_good: Tensor | None = None,
-    ) -> Undo:
-        """Apply an exchange: write the update into ``grad``, and keep what was not sent.
-
-        Args:
-            is_good: () bool, where the device decides: the update is zero where it is false.
-        """
+        scale: float,
+    ) -> Reduction[Undo]:
+        """Apply an exchange: write the update into ``grad``, and keep what was not sent."""
         undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
         if exchanged.is_finite:
             update = exchanged.update
             if self.feedback.sends_change and len(update) > 1 and grad.device.type == "cpu":
-                update = comm.alike(lambda: (summed(exchanged.update),))  # added once, not once for each rank
+                update = yield Once(work=lambda: (summed(exchanged.update),))  # added once, not once for each rank
             instead, back = self.feedback.deliver_(state.memory, update, scale)
             undo = after(back, undo)
             if instead is not None:
-                write_(instead if is_good is None else instead.where(is_good, 0.0), grad)
+                write_(instead, grad)
                 return undo
-            unsent = write_sum_(exchanged.update, grad, scale=scale, comm=comm)
+            unsent = yield from write_sum_(exchanged.update, grad, scale=scale)
             if unsent is not None:
                 undo = after(self.feedback.keep_(state.memory, unsent), undo)
         return undo

@@ -1,15 +1,14 @@
 """Split: some parameters reduced densely, the others by any method; and a dense start."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, GroupComm
+from micro.comm import Comm
 from micro.feedback import Undo, nothing_to_undo
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, listed, matches
@@ -18,7 +17,7 @@ from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.shares import Share, share_of, together
 from micro.reducers.wrapping import WrappingReducer, innermost
-from micro.rounds import Begun
+from micro.requests import Reduction
 from micro.sparse import SparseValues
 
 
@@ -130,24 +129,13 @@ class Split(WrappingReducer):
             _fill(state, self.reducer.start(state.sparse.layout, dtype, device))
         return state
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) by the mean update; the reducer's undo undoes it."""
         assert isinstance(state, SplitState)
         if self._is_mixed(state):
-            return self._attempt_both_(state, grad, comm)
+            return (yield from self._reduction_of_both(state, grad, comm))
         reducer, inner = self._begin(state)
-        return _counted(reducer, reducer.attempt_(inner, grad, comm))
-
-    def launch(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Callable[[], Attempt]:
-        """Start to reduce a bucket; one whose parameters are all dense is reduced while backward goes on."""
-        assert isinstance(state, SplitState)
-        if self._is_mixed(state):
-            return Reducer.launch(self, state, grad, comm)
-        reducer, inner = self._begin(state)
-        finish = reducer.launch(inner, grad, comm)
-        if isinstance(finish, Begun):
-            return finish.then(partial(_counted, reducer))
-        return lambda: _counted(reducer, finish())
+        return _counted(reducer, (yield from reducer.reduction(inner, grad, comm)))
 
     def _is_mixed(self, state: SplitState) -> bool:
         """Whether the bucket's next step has a dense and a sparse share."""
@@ -162,7 +150,7 @@ class Split(WrappingReducer):
         state.sparse_state.step = step
         return self.reducer, state.sparse_state
 
-    def _attempt_both_(self, state: SplitState, grad: Tensor, comm: Comm) -> Attempt:
+    def _reduction_of_both(self, state: SplitState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         assert state.sparse is not None
         assert state.dense is not None
         assert state.sparse_state is not None
@@ -170,8 +158,8 @@ class Split(WrappingReducer):
         dense_state = BucketState(state.dense.layout, state.step, {})
         state.sparse_state.step = state.step
         state.step += 1
-        dense = DenseReducer(self.policy).attempt_(dense_state, whole, comm)
-        sparse = self.reducer.attempt_(state.sparse_state, rest, comm)
+        dense = yield from DenseReducer(self.policy).mean(dense_state, whole, comm, is_last=False)
+        sparse = yield from self.reducer.reduction(state.sparse_state, rest, comm)
         state.dense.put_back_(grad, whole)
         state.sparse.put_back_(grad, rest)
         stats = together(dense.stats, sparse.stats, grad.numel(), comm)

@@ -19,6 +19,7 @@ from micro.reducers.node_shards import NodeShards, node_shards
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.rounding import rounded, rounding
 from micro.reducers.wrapping import WrappingReducer, innermost
+from micro.requests import Reduction, over
 from micro.sparse import SparseValues
 from micro.stats import Start, StepStats, traffic_fields
 
@@ -119,24 +120,27 @@ class TwoLevel(WrappingReducer):
         wide = torch.promote_types(dtype, torch.float32)
         return TwoLevelState(layout, 0, {"residual": torch.zeros(0, dtype=wide, device=device)})
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
         """Replace ``grad`` (numel,) by the mean update; what undoes it is what undoes the exchange of this shard."""
         assert isinstance(state, TwoLevelState)
         start = Start.of(comm, grad.device)
         levels = comm.levels(self.ranks_per_node, grad.device)
         levels.within.traffic, levels.between.traffic = Traffic(), comm.traffic
         shards = self._begin(state, levels.within.rank, grad)
-        update = node_mean(grad, shards, levels.within)
-        inner = None if state.shard is None else self.reducer.attempt_(state.shard, update, levels.between)
+        update = yield from over(levels.within, node_mean(grad, shards, levels.within))
+        inner: Attempt | None = None
+        if state.shard is not None:
+            between = levels.between
+            inner = yield from over(between, self.reducer.reduction(state.shard, update, between))
         indices = update.nonzero().view(-1)
-        header = share_header(inner, indices, levels)
+        header = yield from over(levels.within, share_header(inner, indices, levels))
         findings: tuple[Finding, ...] = ()
         undo = inner.undo if inner else nothing_to_undo
         if header.is_finite:
             update, undo = self._rounded(state, update, indices, grad.dtype, undo)
-            gather_update_(grad, update, indices, header, shards, levels.within)
+            yield from over(levels.within, gather_update_(grad, update, indices, header, shards))
         else:
-            findings = (find(grad, inner, state.layout, comm),)
+            findings = ((yield from find(grad, inner, state.layout)),)
         comm.traffic.add_local(levels.within.traffic)
         state.step += 1
         stats = self._stats(state, inner, header, comm)

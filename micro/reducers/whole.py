@@ -10,10 +10,10 @@ from micro.comm import Comm
 from micro.exchanges.base import AverageEncoded, message_bytes
 from micro.feedback import Feedback, Undo, after
 from micro.health import Finite, flag_of, is_number, is_zero, read
-from micro.late import Late
 from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
 from micro.reducers.rounding import write_
+from micro.requests import AllReduce, Reduction
 from micro.spans import Seconds
 from micro.sparse import AllBut, AllValues, SparseValues
 
@@ -32,8 +32,6 @@ class Sent:
         select: seconds choosing.
         forgotten: see StepStats.
         first_bad: index of this rank's first sum that was left out, where the gradient was added while it was sent.
-        late: what the host has yet to learn, where a bad step had no effect on its device: num_updated, is_finite,
-            in_update and forgotten mean nothing then.
         overfull: whether a message of fixed capacity did not hold what was chosen.
         parts: whose indices are all at which the update may be other than zero; None: it may be anywhere.
     """
@@ -48,13 +46,12 @@ class Sent:
     forgotten: float | None = None
     overfull: bool = False
     first_bad: int | None = None
-    late: Late | None = None
     parts: tuple[SparseValues, ...] | None = None
 
 
 def send_all(
     state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: Finite
-) -> Sent:
+) -> Reduction[Sent]:
     """Make ``grad`` (numel,) the mean of all accumulators, and leave of ``acc`` what the mean's rounding takes.
 
     One all-reduce of acc, and of one more number: whether each rank's gradient was finite. The memory of the message
@@ -69,7 +66,7 @@ def send_all(
     total = message[:-1]
     total.copy_(acc)
     message[-1] = 1 - flag_of(is_finite, acc.dtype, acc.device)[0]
-    comm.all_reduce_(message)
+    yield AllReduce(mine=message)
     is_finite, overflow = _verdict(is_zero(message[-1]), is_number(total.sum()), total)
     if overflow is not None:  # on all ranks alike: the sums are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
@@ -101,7 +98,7 @@ def send_all_encoded(
     *,
     is_finite: Finite,
     to_add: Tensor | None,
-) -> Sent:
+) -> Reduction[Sent]:
     """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; leave of ``acc`` what that lost.
 
     What was the residual's memory becomes it again in the next step, and the bytes of the messages are kept: from the
@@ -118,7 +115,7 @@ def send_all_encoded(
     rest = _message(state, acc)[:-1] if keeps else None
     mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
     state.wire = _bytes(state.wire, message_bytes(acc.numel(), codec, acc.dtype, comm), acc.device)
-    averaged = average_(
+    averaged = yield from average_(
         acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire, grad=to_add
     )
     is_finite, overflow = _verdict(averaged.is_finite, averaged.fits, mean)

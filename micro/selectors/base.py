@@ -11,7 +11,7 @@ from micro.density.base import Target
 from micro.feedback import Undo, nothing_to_undo
 from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
-from micro.selectors.asking import Asking
+from micro.requests import Reduction
 from micro.sparse import Overlap, Selection, SparseValues, Step
 
 __all__ = ["NoState", "Selector", "Step"]
@@ -32,7 +32,6 @@ class Selector(StatefulPart[S], ABC):
     int32, without an exchange. ``wants_sums`` has the sums of the accumulator made while the gradient is added:
     they are in the step, but not within `per_tensor`. ``wants_squares`` has sums of squares by parameter made so.
     ``takes_scales`` compares magnitudes in the scales that a step may have, which need no scaled copy then.
-    ``reads_late`` says that an exchange can read the choice (`micro.selectors.unread`); whether it does is in the step.
     """
 
     kind: ClassVar[str] = "selector"
@@ -46,7 +45,6 @@ class Selector(StatefulPart[S], ABC):
     wants_sums: ClassVar[bool] = False
     wants_squares: ClassVar[bool] = False
     takes_scales: ClassVar[bool] = False
-    reads_late: ClassVar[bool] = False
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.
@@ -56,23 +54,17 @@ class Selector(StatefulPart[S], ABC):
         return target
 
     @abstractmethod
-    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:
-        """Return what this rank contributes.
+    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Yield what is requested of all ranks, and return what this rank contributes.
+
+        A choice without a message begins with ``yield from ()``, which makes it a generator.
 
         Args:
             state: this selector's own state; may be changed.
             acc: (numel,) gradient + residual. Not modified. Finite.
             step: the same on all ranks.
-            comm: every rank calls the same collectives in the same order.
+            comm: the ranks, all of which make the same requests in the same order.
         """
-
-    def choosing(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Return what ``select`` does, and yield what is asked of all ranks, so that several choices can ask at once.
-
-        Here nothing is yielded: ``select`` calls its collectives itself.
-        """
-        return self.select(state, acc, step, comm)
-        yield  # which makes this a generator
 
     def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> Undo:
         """Learn what the update of the step became, after ``select``; here nothing. Return what takes that back.

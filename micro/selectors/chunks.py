@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.selectors.pieces import Pieces, largest_of_each, pieces_at
 from micro.sparse import Selection, Step
@@ -39,8 +40,9 @@ class Chunks(Selector[NoState]):
         if self.size < 1:
             raise ValueError(f"size of chunks must be at least 1, got {self.size}")
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this rank's largest of each chunk."""
+        yield from ()
         chunks = _chunks(acc.numel(), self.size, str(acc.device))
         indices = largest_of_each(acc, chunks, shares(chunks, step.target_count))
         return Selection(indices, counts=(indices.numel(),) * comm.world_size)

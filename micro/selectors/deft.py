@@ -13,6 +13,7 @@ from micro.comm import Comm
 from micro.norms import norms_of
 from micro.partition import layer_piece_sizes, layer_pieces
 from micro.parts import NoState
+from micro.requests import AllReduce, Once, Reduction
 from micro.selectors.base import Selector
 from micro.selectors.layer_bins import largest_in_bins, pack
 from micro.sparse import Overlap, Selection, Step
@@ -43,12 +44,12 @@ class Deft(Selector[NoState]):
     overlap: ClassVar[Overlap] = Overlap.DISJOINT
     needs_all: ClassVar[bool] = True
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the largest of each piece in the bin that is this rank's in this step."""
         pieces = layer_pieces(step.layout.numels, comm.world_size)
         sizes = layer_piece_sizes(step.layout.numels, comm.world_size)
-        norms = comm.all_reduce_(norms_of(acc, sizes).to(torch.float64), "counts").tolist()  # host sync: the counts
-        wanted, bins, counts = comm.alike(lambda: _shared_out(step, norms, sizes, comm.world_size))
+        norms = yield AllReduce(mine=norms_of(acc, sizes).to(torch.float64), kind="counts", read=True)
+        wanted, bins, counts = yield Once(work=lambda: _shared_out(step, norms.tolist(), sizes, comm.world_size))
         return Selection(largest_in_bins(acc, pieces, wanted, bins[comm.rank]), counts=counts)
 
 

@@ -13,6 +13,7 @@ from micro.comm import Comm
 from micro.norms import norms_of
 from micro.partition import layer_piece_sizes, layer_pieces
 from micro.parts import NoState
+from micro.requests import Broadcast, Reduction
 from micro.selectors.base import Selector
 from micro.selectors.layer_bins import largest_in_bins, pack
 from micro.sparse import Overlap, Selection, Step
@@ -40,13 +41,13 @@ class PublishedDeft(Selector[NoState]):
     overlap: ClassVar[Overlap] = Overlap.DISJOINT
     needs_all: ClassVar[bool] = True
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the largest of each piece in the bin that is this rank's in this step."""
         pieces, n = layer_pieces(step.layout.numels, comm.world_size), comm.world_size
         sizes = layer_piece_sizes(step.layout.numels, comm.world_size)
         norms = norms_of(acc, sizes).tolist()  # host sync: the counts
         wanted = _counts(step.target_count, norms, sizes)
-        bins, whole = _planned(sizes, wanted, step.index % n, comm, acc.device)
+        bins, whole = yield from _planned(sizes, wanted, step.index % n, comm, acc.device)
         for turn, piece in enumerate(whole):
             bins[turn % n].append(piece)
             wanted[piece] = sizes[piece]
@@ -71,7 +72,7 @@ def _counts(budget: int, norms: Sequence[float], sizes: Sequence[int]) -> list[i
 
 def _planned(
     sizes: Sequence[int], wanted: Sequence[int], coordinator: int, comm: Comm, device: torch.device
-) -> tuple[list[list[int]], list[int]]:
+) -> Reduction[tuple[list[list[int]], list[int]]]:
     """Return the coordinator's bins and the pieces that it wants whole, by one broadcast."""
     n = comm.world_size
     message = torch.zeros(n + len(sizes), dtype=torch.int32)
@@ -79,7 +80,8 @@ def _planned(
         bins, whole = pack(sizes, wanted, n)
         lengths = [len(bin) for bin in bins]
         message = torch.tensor([*lengths, *(piece for bin in [*bins, whole] for piece in bin)], dtype=torch.int32)
-    received = comm.broadcast_(message.to(device), coordinator, "counts").tolist()  # host sync: the plan
+    plan = yield Broadcast(mine=message.to(device), source=coordinator, kind="counts")
+    received = plan.tolist()  # host sync: the plan
     edges = [*accumulate(received[:n], initial=n)]
     bins = [received[start : start + length] for start, length in zip(edges, received[:n], strict=False)]
     return bins, received[edges[-1] :]

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.selectors.asking import Asking
-from micro.selectors.fitting import Correction, Estimating, choosing_near
-from micro.selectors.sampling import odd_stride, own_randomness, soonest_of_largest, strided_magnitudes
+from micro.requests import Reduction
+from micro.selectors.base import Selector
+from micro.selectors.fitting import Correction, select_near
+from micro.selectors.sampling import odd_stride, own_randomness, smallest_of_largest, strided_magnitudes
 from micro.sparse import Selection, Step
 
 SHARE = 0.01  # of the vector is sampled, as in the public code
@@ -18,7 +19,7 @@ HITS = 32  # samples expected above the threshold: the estimate is good to 1 / s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DGC(Estimating[Correction]):
+class DGC(Selector[Correction]):
     """Select by a threshold that a sample of the rank's own accumulator gives.
 
     A strided sample with a random phase shows about where the k-th magnitude lies; one scan finds what is above. A
@@ -40,15 +41,16 @@ class DGC(Estimating[Correction]):
         """Return a correction that has learned nothing yet."""
         return Correction()
 
-    def choosing(self, state: Correction, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose what passes the sampled threshold; see Selector."""
+    def select(self, state: Correction, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Return what passes the sampled threshold."""
+        yield from ()
         k = min(step.target_count, acc.numel())
         guess = _sampled_threshold(acc, k, own_randomness(step, comm))
-        return (yield from choosing_near(state, acc, guess, k, step, comm))
+        return select_near(state, acc, guess, k)
 
 
-def _sampled_threshold(acc: Tensor, k: int, randomness: torch.Generator) -> float | Tensor:
+def _sampled_threshold(acc: Tensor, k: int, randomness: torch.Generator) -> float:
     numel = acc.numel()
     sample_size = max(math.ceil(SHARE * numel), math.ceil(HITS * numel / k))
     sample = strided_magnitudes(acc, odd_stride(numel, sample_size), randomness)
-    return soonest_of_largest(sample, math.ceil(sample.numel() * k / numel))
+    return smallest_of_largest(sample, math.ceil(sample.numel() * k / numel))

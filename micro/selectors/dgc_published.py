@@ -8,6 +8,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.selectors.sampling import own_randomness, smallest_of_largest, strided_magnitudes
 from micro.sparse import Selection, Step
@@ -33,8 +34,9 @@ class PublishedDGC(Selector[NoState]):
     rule: ClassVar[str] = "published"
     is_default: ClassVar[bool] = False
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the lowest k of what passes the adapted threshold."""
+        yield from ()
         numel, k = acc.numel(), min(step.target_count, acc.numel())
         stride = sample_stride(numel, k)
         sample = strided_magnitudes(acc, stride, own_randomness(step, comm))

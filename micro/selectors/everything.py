@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.sparse import Overlap, Selection, Step
 
@@ -37,8 +38,9 @@ class Everything(Selector[EverythingState]):
         """Return nothing: the indices follow from the length of the vector."""
         return {}
 
-    def select(self, state: EverythingState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: EverythingState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return all indices."""
+        yield from ()
         if state.indices is None or state.indices.numel() != acc.numel() or state.indices.device != acc.device:
             state.indices = torch.arange(acc.numel(), dtype=torch.int32, device=acc.device)
         return Selection(state.indices, counts=(acc.numel(),) * comm.world_size)

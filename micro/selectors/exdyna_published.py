@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from micro.selectors.asking import Asking
+from micro.requests import Reduction
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.selectors.moving_blocks import ExDynaState, Grid, MovingBlocks
@@ -54,7 +54,7 @@ class PublishedExDyna(MovingBlocks):
         """Return 1: only the last step counts."""
         return 1
 
-    def search(self, state: ExDynaState, search: Search) -> Asking[Found]:
+    def search(self, state: ExDynaState, search: Search) -> Reduction[Found]:
         """Return what passes the threshold; a single rank counts too, where MiCRO's code counts nothing."""
         found = yield from self.threshold_rule.search(state.threshold, search)
         state.threshold.last_count = sum(found.counts)

@@ -10,21 +10,14 @@ Everything is local to a rank, and relative: scaling the input by c scales estim
 """
 
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.selectors.asking import Asking, answered
-from micro.selectors.base import Selector
 from micro.selectors.steering import Track, observe
-from micro.selectors.unread import UNKNOWN, Listed, counted
-from micro.sparse import Selection, Step
+from micro.sparse import Selection
 
 UPPER = 4 / 3  # more than this times k: the k largest of what was found are kept
 LOWER = 2 / 3  # less than this times k, before anything was learned: search the k largest
@@ -44,33 +37,6 @@ class Correction:
     def __post_init__(self) -> None:
         if isinstance(self.track, dict):  # as saved
             self.track = Track(**self.track)
-
-
-S = TypeVar("S")
-
-
-class Estimating(Selector[S]):
-    """Select by a threshold that each rank estimates for itself. It is no method itself: subclasses have names.
-
-    On an accelerator the estimate stays on the device, and the counts of all ranks are read in one message.
-    """
-
-    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:
-        """Return this rank's indices beyond its own threshold."""
-        return answered(self.choosing(state, acc, step, comm), comm)
-
-    @abstractmethod
-    def choosing(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose, and yield what is asked of all ranks; see Selector."""
-
-
-def choosing_near(
-    state: Correction, acc: Tensor, guess: float | Tensor, k: int, step: Step, comm: Comm
-) -> Asking[Selection]:
-    """Return what `select_near` does; of a ``guess`` that is a tensor () on an accelerator, by one read in all."""
-    if not isinstance(guess, Tensor):
-        return select_near(state, acc, guess, k)
-    return (yield from counted(Near(state, acc, guess, k), step, comm))
 
 
 def select_near(state: Correction, acc: Tensor, guess: float, k: int, *, upper: float = UPPER) -> Selection:
@@ -103,62 +69,6 @@ def select_near(state: Correction, acc: Tensor, guess: float, k: int, *, upper: 
         indices, magnitudes = _largest_of(indices, magnitudes, k)
         threshold = float(magnitudes.min())  # host sync: the cut, where too many passed
     return Selection(indices, threshold=threshold)
-
-
-class Near(Listed):
-    """What `select_near` chooses by an estimate of which the host has not read what it is, nor how many pass.
-
-    Args:
-        guess: () float64 on the device of ``acc``.
-    """
-
-    def __init__(self, state: Correction, acc: Tensor, guess: Tensor, k: int) -> None:
-        self.state, self.acc, self.guess, self.k = state, acc, guess, min(k, acc.numel())
-        self.most = math.floor(self.k / LOST)  # from which on the past says nothing
-        self.found = kernels.above_unread(acc, (guess * self._factor).view(1), self.most)
-        self.known_guess = math.nan  # until the host has read it
-
-    @property
-    def _factor(self) -> float:
-        return math.exp(self.state.track.log_threshold)
-
-    @property
-    def indices(self) -> Tensor:
-        """What passes, as far as the list has room."""
-        return self.found.indices
-
-    def is_listed(self) -> Tensor:
-        """Return whether all that passes is chosen."""
-        return self.found.count <= min(math.floor(UPPER * self.k), self.found.room)
-
-    def numbers(self) -> Tensor:
-        """Return the count, how many pass, the sum of their logarithms, and the estimate."""
-        found, threshold, limits = self.found, self.guess * self._factor, torch.finfo(self.acc.dtype)
-        fewest = self.k * (LOST if self.state.track.age else LOWER)
-        is_near = (found.count >= fewest) & (found.count <= self.most) & (self.guess > 0)
-        is_near &= (threshold >= limits.tiny) & (threshold <= limits.max)
-        count = found.count.where(found.count <= UPPER * self.k, self.k).where(is_near, UNKNOWN)
-        logs = found.magnitudes.double().log().where(found.magnitudes > 0, 0.0).sum()
-        return torch.stack([count.double(), found.count.double(), logs, self.guess])
-
-    def read(self, numbers: Sequence[float]) -> Selection:
-        """Return what passes, or the k largest of it, and learn from it."""
-        _, passing, logs, guess = numbers
-        self.known_guess = guess
-        threshold, count = guess * self._factor, int(passing)
-        indices, magnitudes = self.found.read(count)
-        tail = max(logs / count - math.log(threshold), 0.0)
-        track = self.state.track
-        self.state.track = observe(track, threshold=threshold / guess, count=count, tail=tail, k=self.k)
-        if count > UPPER * self.k:
-            indices, magnitudes = _largest_of(indices, magnitudes, self.k)
-            threshold = float(magnitudes.min())  # host sync: the cut, where too many passed
-        return Selection(indices, threshold=threshold)
-
-    def retry(self) -> Selection:
-        """Return what `select_near` does."""
-        self.known_guess = float(self.guess)  # host sync: the estimate was far off
-        return select_near(self.state, self.acc, self.known_guess, self.k)
 
 
 def strictly_above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

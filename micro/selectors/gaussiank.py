@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.kernels.sums import AnySums, UnreadSums, soonest_sums_of
-from micro.selectors.asking import Asking
-from micro.selectors.fitting import Correction, Estimating, choosing_near
+from micro.kernels.sums import Sums, sums_of
+from micro.requests import Reduction
+from micro.selectors.base import Selector
+from micro.selectors.fitting import Correction, select_near
 from micro.sparse import Selection, Step
-
-PLACES = 1 << 13  # at which a device looks at the law, twice: the threshold is then good to 2^-26 of the largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GaussianK(Estimating[Correction]):
+class GaussianK(Selector[Correction]):
     """Select what a normal law, fitted by mean and standard deviation, says are the k largest magnitudes.
 
     The threshold is the quantile of abs(acc) under the normal law, times a factor learned from earlier steps; at most
@@ -38,17 +37,15 @@ class GaussianK(Estimating[Correction]):
         """Return a correction that has learned nothing yet."""
         return Correction()
 
-    def choosing(self, state: Correction, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Fit, and choose near k; see Selector."""
+    def select(self, state: Correction, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Fit, and return near k."""
+        yield from ()
         k = min(step.target_count, acc.numel())
-        guess = _fitted(step.sums or soonest_sums_of(acc), k / acc.numel())
-        return (yield from choosing_near(state, acc, guess, k, step, comm))
+        return select_near(state, acc, _fitted(step.sums or sums_of(acc), k / acc.numel()), k)
 
 
-def _fitted(sums: AnySums, density: float) -> float | Tensor:
+def _fitted(sums: Sums, density: float) -> float:
     """Return the threshold of the normal law of these sums."""
-    if isinstance(sums, UnreadSums):
-        return unread_quantile(sums.mean, sums.variance.sqrt(), density)
     deviation = math.sqrt(sums.variance) if sums.count > 1 else math.nan
     return folded_quantile(sums.mean, deviation, density)
 
@@ -74,19 +71,6 @@ def folded_quantile(mean: float, deviation: float, density: float) -> float:
         beyond = (math.erfc((middle - shift) / unit) + math.erfc((middle + shift) / unit)) / 2
         low, high = (middle, high) if beyond > density else (low, middle)
     return high
-
-
-def unread_quantile(mean: Tensor, deviation: Tensor, density: float) -> Tensor:
-    """Do what `folded_quantile` does with tensors () float64, as near as float32 can tell; no host reads them."""
-    shift, unit = mean.abs(), deviation * math.sqrt(2)
-    low, width = torch.zeros_like(shift), shift + deviation * normal_quantile(density)
-    places = torch.linspace(0, 1, PLACES + 1, dtype=torch.float64, device=mean.device)
-    for _ in range(2):
-        middles = low + width * places
-        beyond = (torch.erfc((middles - shift) / unit) + torch.erfc((middles + shift) / unit)) / 2
-        width = width / PLACES
-        low = low + width * ((beyond[1:] > density).sum())
-    return (low + width).where(deviation > 0, shift + deviation)
 
 
 def mean_and_deviation(acc: Tensor) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.selectors.fitting import strictly_above
 from micro.selectors.gaussiank import mean_and_deviation, normal_quantile
@@ -32,8 +33,9 @@ class PublishedGaussianK(Selector[NoState]):
     rule: ClassVar[str] = "published"
     is_default: ClassVar[bool] = False
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this rank's indices beyond the threshold of the last scan."""
+        yield from ()
         k = min(step.target_count, acc.numel())
         mean, deviation = mean_and_deviation(acc)
         threshold = mean + deviation * normal_quantile(k / acc.numel())

@@ -45,17 +45,6 @@ def quantile(law: Law, mean: float, variance: float, mean_log: float, density: f
     return exponential_quantile(mean, density) if law == "exponential" else pareto_quantile(mean, variance, density)
 
 
-def unread_quantile(law: Law, mean: Tensor, variance: Tensor, density: float) -> Tensor:
-    """Do what `quantile` does with tensors () float64, of a law without logarithms; no host reads them."""
-    exponential = mean * -math.log(density)
-    if law == "exponential":
-        return exponential.where(mean > 0, 0.0)
-    ratio = mean * mean / variance
-    bend, scale = (ratio - 1) / 2, mean * (ratio + 1) / 2
-    threshold = (scale * -torch.expm1(bend * math.log(density)) / bend).where(bend != 0, exponential)
-    return threshold.where((variance > 0) & ratio.isfinite(), mean).where(mean > 0, 0.0)
-
-
 def exponential_quantile(mean: float, density: float) -> float:
     """Return what an exponential variable of this mean exceeds with probability ``density``."""
     return -mean * math.log(density)

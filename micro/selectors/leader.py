@@ -7,6 +7,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.sparse import Overlap, Selection, Step
 
@@ -25,8 +26,9 @@ class Leader(Selector[NoState]):
     name: ClassVar[str] = "leader"
     overlap: ClassVar[Overlap] = Overlap.LEADER
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the k largest on the leader, nothing on the others."""
+        yield from ()
         leader = step.index % comm.world_size
         k = min(step.target_count, acc.numel())
         indices = kernels.largest(acc, k if comm.rank == leader else 0)

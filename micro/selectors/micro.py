@@ -8,7 +8,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.interleaving import DealtBlocks
 from micro.partition import cyclic_slices
-from micro.selectors.asking import Asking, answered
+from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import Agreed
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
@@ -36,12 +36,8 @@ class _RotatingSlices(Selector[Any]):
         """Return the state that ``save`` described."""
         return self.threshold_rule.load(saved)
 
-    def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the indices of this rank's slice that pass the step's threshold."""
-        return answered(self.choosing(state, acc, step, comm), comm)
-
-    def choosing(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose, and yield what is asked of all ranks; see Selector."""
         spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
         start, stop = spans[comm.rank]
         scales = None if step.scales is None else step.scales.part(start, stop)
@@ -101,10 +97,10 @@ class Micro(_RotatingSlices):
         if self.slack is not None and not 0 <= self.slack < 1:
             raise ValueError(f"slack of {self.name} must be in [0, 1), got {self.slack}")
 
-    def choosing(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose from a range, or from blocks; see Selector."""
+    def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Return the indices of this rank's range, or of its blocks, that pass the step's threshold."""
         if self.block is None:
-            return (yield from _RotatingSlices.choosing(self, state, acc, step, comm))
+            return (yield from _RotatingSlices.select(self, state, acc, step, comm))
         dealt = DealtBlocks(acc.numel(), comm.world_size, self.block)
         search = Search(acc, acc.numel(), dealt.spans(step.index), step, comm, dealt=dealt)
         found = yield from self.threshold_rule.search(state, search)

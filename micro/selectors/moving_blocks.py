@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.partition import block_spans, equal_sizes
-from micro.selectors.asking import Asking, answered
+from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.sparse import Overlap, Selection, Step
@@ -96,12 +96,8 @@ class MovingBlocks(Selector[ExDynaState]):
         """Return the state that ``save`` described."""
         return ExDynaState(**saved | {"threshold": self.threshold_rule.load(saved["threshold"])})
 
-    def select(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the indices of this rank's partition that pass the step's threshold."""
-        return answered(self.choosing(state, acc, step, comm), comm)
-
-    def choosing(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose, and yield what is asked of all ranks; see Selector."""
         n, numel = comm.world_size, acc.numel()
         grid = self.grid(numel)
         if len(state.blocks) != n:
@@ -115,7 +111,7 @@ class MovingBlocks(Selector[ExDynaState]):
         self._update_loads(state, [found.counts[(part - step.index) % n] for part in range(n)])
         return Selection(found.indices, counts=found.counts, spans=spans, threshold=found.threshold)
 
-    def search(self, state: ExDynaState, search: Search) -> Asking[Found]:
+    def search(self, state: ExDynaState, search: Search) -> Reduction[Found]:
         """Return what passes the step's threshold in this rank's partition."""
         return self.threshold_rule.search(state.threshold, search)
 

@@ -12,7 +12,7 @@ from micro.comm import Comm
 from micro.density.base import Target, target_count
 from micro.flat import Layout
 from micro.randomness import seed_for
-from micro.selectors.asking import Asking, answered_together
+from micro.requests import Reduction, together
 from micro.selectors.base import Selector
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Selection, Step
@@ -90,10 +90,10 @@ class PerTensor(WrappingSelector[PerTensorState]):
         counts = (target_count(d, numel) for d, numel in zip(densities, layout.numels, strict=True) if numel)
         return Target(target.density, sum(counts), densities)
 
-    def select(self, state: PerTensorState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: PerTensorState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of each parameter, as one choice."""
         densities = step.layer_densities or (step.target_count / acc.numel(),) * len(step.layout.names)
-        starts, askings = list[int](), list[Asking[Selection]]()
+        starts, choices = list[int](), list[Reduction[Selection]]()
         for density, (name, place), own in zip(densities, step.layout.slices(), _layouts(step.layout), strict=True):
             if own is None:
                 continue
@@ -101,8 +101,8 @@ class PerTensor(WrappingSelector[PerTensorState]):
                 state.by_name[name] = self.selector.start()
             inner = Step(step.index, target_count(density, own.numel), seed_for(step.seed, name), own)
             starts.append(place.start)
-            askings.append(self.selector.choosing(state.by_name[name], acc[place], inner, comm))
-        chosen = answered_together(askings, comm)
+            choices.append(self.selector.select(state.by_name[name], acc[place], inner, comm))
+        chosen = yield from together(choices)
         found = [_shifted(selection, start) for selection, start in zip(chosen, starts, strict=True)]
         return found[0] if len(found) == 1 else _joined(found)
 

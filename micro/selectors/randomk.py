@@ -10,6 +10,7 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.randomness import generator
+from micro.requests import Once, Reduction
 from micro.selectors.base import NoState, Selector
 from micro.sparse import Overlap, Selection, Step
 
@@ -29,10 +30,10 @@ class RandomK(Selector[NoState]):
     name: ClassVar[str] = "randomk"
     overlap: ClassVar[Overlap] = Overlap.SAME
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this step's random indices."""
         numel, k = acc.numel(), min(step.target_count, acc.numel())
-        drawn = comm.alike(lambda: draw(numel, k, generator(step.seed, step.index)))
+        drawn = yield Once(work=lambda: draw(numel, k, generator(step.seed, step.index)))
         indices = drawn.to(acc.device)
         counts = (k,) * comm.world_size
         return Selection(indices, counts=counts, scale=numel / k if self.unbiased else 1.0)

@@ -1,7 +1,6 @@
 """RedSync: every rank bisects for a threshold that between k and 2k magnitudes pass."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,16 +9,11 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.kernels.reference import first_places_of
-from micro.on_device import on_device
-from micro.selectors.asking import Asking
-from micro.selectors.fitting import Estimating
-from micro.selectors.unread import UNKNOWN, Unread, counted
+from micro.requests import Reduction
+from micro.selectors.base import Selector
 from micro.sparse import Selection, Step
 
 MARGIN = 3  # candidates per k that the floor aims at: room for their number to fall to k by the next step
-PLENTY = 2.0  # room of an accelerator's list, for each candidate that is aimed at
-LEVELS = 256  # halvings that a device looks at, all at once: float32 has no more powers of two
 SMALLEST = 2.0**-126  # of the normal float32: a floor above zero, so that zeros are no candidates
 
 
@@ -31,7 +25,7 @@ class RedSyncState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedSync(Estimating[RedSyncState]):
+class RedSync(Selector[RedSyncState]):
     """Select by a threshold between a floor and the largest magnitude, bisected until k to 2k pass.
 
     Because any count up to 2k is accepted, a coarse threshold serves in place of a sort. One scan collects about 3k
@@ -51,53 +45,11 @@ class RedSync(Estimating[RedSyncState]):
         """Return the state before the first step."""
         return RedSyncState()
 
-    def choosing(self, state: RedSyncState, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose what passes the bisected threshold; see Selector."""
+    def select(self, state: RedSyncState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Return what passes the bisected threshold."""
+        yield from ()
         k = min(step.target_count, acc.numel())
-        if acc.device.type == "cpu":
-            return _selected(state, acc, k)
-        return (yield from counted(_Bisected(state, acc, k), step, comm))
-
-
-def _selected(state: RedSyncState, acc: Tensor, k: int) -> Selection:
-    return _bisected(state, *_candidates(state, acc, k), k)
-
-
-class _Bisected(Unread):
-    """What `_bisected` chooses of the candidates above the floor, where it is known, in a list with room for them."""
-
-    def __init__(self, state: RedSyncState, acc: Tensor, k: int) -> None:
-        self.state, self.acc, self.k = state, acc, k
-        room = math.ceil(PLENTY * MARGIN * k)
-        self.found = None if state.floor is None else kernels.above_unread(acc, state.floor, room)
-
-    def numbers(self) -> Tensor:
-        """Return the count, how many candidates there are, the threshold, their lowest and their mean logarithm."""
-        if self.found is None:
-            return on_device([UNKNOWN, 0.0, 0.0, 0.0, 0.0], torch.float64, self.acc.device)
-        magnitudes, number, k = self.found.magnitudes, self.found.count, self.k
-        is_there = magnitudes > 0
-        falling = torch.topk(magnitudes, min(2 * k + 1, self.found.room)).values.double()
-        kth, beyond = falling[k - 1], falling[-1]
-        lowest = magnitudes.where(is_there, torch.inf).amin().double()
-        mean_log = magnitudes.log().where(is_there, 0.0).sum(dtype=torch.float64) / number
-        middle = unread_bisect(lowest, falling[0], above=beyond, up_to=kth, dtype=magnitudes.dtype)
-        threshold = lowest.where(number <= 2 * k, middle)
-        is_known = (number >= k) & (number <= self.found.room) & ((number <= 2 * k) | (beyond < kth))
-        count = (magnitudes >= threshold.to(magnitudes.dtype)).sum().where(is_known, UNKNOWN)
-        return torch.stack([count.double(), number.double(), threshold, lowest, mean_log])
-
-    def read(self, numbers: Sequence[float]) -> Selection:
-        """Return what passes the threshold, and set the floor of the next step."""
-        assert self.found is not None
-        count, number, threshold, lowest, mean_log = numbers
-        self.state.floor = _next_floor(lowest, mean_log, int(number), self.k)
-        places = first_places_of(self.found.magnitudes >= threshold, int(count))
-        return Selection(self.found.indices.index_select(0, places), threshold=threshold)
-
-    def retry(self) -> Selection:
-        """Return what a host that reads chooses."""
-        return _selected(self.state, self.acc, self.k)
+        return _bisected(state, *_candidates(state, acc, k), k)
 
 
 def _candidates(state: RedSyncState, acc: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -149,19 +101,6 @@ def bisect(low: float, high: float, *, above: float, up_to: float, dtype: torch.
         if middle in (low, high):
             return up_to  # neighbouring numbers: nothing lies between them
         low, high = (middle, high) if rounded <= above else (low, middle)
-
-
-def unread_bisect(low: Tensor, high: Tensor, *, above: Tensor, up_to: Tensor, dtype: torch.dtype) -> Tensor:
-    """Do what `bisect` does with tensors () float64 on an accelerator, of the first LEVELS middles, without a read.
-
-    The first middle inside is the only point inside of its level: the points of a level lie width / 2**level apart.
-    """
-    levels = 2.0 ** torch.arange(1, LEVELS + 1, dtype=torch.float64, device=low.device)
-    highest = ((up_to - low) / (high - low) * levels).floor() / levels  # of each level, at most up_to
-    points = (low + (high - low) * highest).to(dtype).double()
-    is_inside = (points > above) & (points <= up_to)
-    first = is_inside.to(torch.int32).argmax(0, keepdim=True)
-    return points.index_select(0, first).view(()).where(is_inside.any(), up_to)
 
 
 def _next_floor(lowest: float, mean_log: float, count: int, k: int) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.norms import norm
+from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.sparse import Selection, Step
 
@@ -33,8 +34,9 @@ class PublishedRedSync(Selector[NoState]):
     rule: ClassVar[str] = "published"
     is_default: ClassVar[bool] = False
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what passes the threshold of the last round."""
+        yield from ()
         k = min(step.target_count, acc.numel())
         mean = float(norm(acc, 1)) / acc.numel()  # host sync: the thresholds
         largest = float(torch.linalg.vector_norm(acc, math.inf))  # host sync: the thresholds

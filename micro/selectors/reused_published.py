@@ -8,6 +8,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.selectors.reused import ReusedState
 from micro.sparse import Selection, Step
@@ -47,8 +48,9 @@ class PublishedReused(Selector[ReusedState]):
         """Return the state before the first step."""
         return ReusedState()
 
-    def select(self, state: ReusedState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: ReusedState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what lies strictly above the threshold, and steer the threshold by the count."""
+        yield from ()
         k = step.target_count
         if state.threshold is None or step.index % self.reevaluate == 0:
             threshold = _kth_magnitude(acc, k)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.selectors.asking import Asking
-from micro.selectors.fitting import Correction, Estimating, choosing_near
+from micro.requests import Reduction
+from micro.selectors.base import Selector
+from micro.selectors.fitting import Correction, select_near
 from micro.selectors.sampling import odd_stride, own_randomness, strided_magnitudes
 from micro.sparse import Selection, Step
 
@@ -23,7 +24,7 @@ class SageState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sage(Estimating[SageState]):
+class Sage(Selector[SageState]):
     """Select by a threshold of the rank's own that moves with the mean magnitude of a sample.
 
     The source multiplies the threshold from step to step by alpha, the ratio of the sampled means, and by corrections
@@ -41,7 +42,6 @@ class Sage(Estimating[SageState]):
 
     name: ClassVar[str] = "sage"
     rule: ClassVar[str] = "repaired"
-    reads_late: ClassVar[bool] = True
 
     def start(self) -> SageState:
         """Return the state before the first step."""
@@ -51,10 +51,10 @@ class Sage(Estimating[SageState]):
         """Return the state that ``save`` described; older versions saved more than is needed."""
         return SageState(Correction(**saved["correction"]))
 
-    def choosing(self, state: SageState, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Choose what passes this rank's threshold; see Selector."""
+    def select(self, state: SageState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Return what passes this rank's threshold."""
+        yield from ()
         k = min(step.target_count, acc.numel())
         sample = strided_magnitudes(acc, odd_stride(acc.numel(), SAMPLE_SIZE), own_randomness(step, comm))
-        mean = sample.mean(dtype=torch.float64)
-        guess = float(mean) if mean.device.type == "cpu" else mean
-        return (yield from choosing_near(state.correction, acc, guess, k, step, comm))
+        mean = float(sample.mean(dtype=torch.float64))  # host sync: the threshold follows from it
+        return select_near(state.correction, acc, mean, k)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.selectors.sampling import own_randomness
 from micro.selectors.threshold import hard_threshold
@@ -56,8 +57,9 @@ class PublishedSage(Selector[PublishedSageState]):
         """Return the state that ``save`` described; older versions saved more than is needed."""
         return PublishedSageState(saved["threshold"], saved["mean"])
 
-    def select(self, state: PublishedSageState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: PublishedSageState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what passes this rank's threshold."""
+        yield from ()
         k, mean = min(step.target_count, acc.numel()), _sampled_mean(acc, own_randomness(step, comm))
         if state.threshold is None:
             state.threshold = hard_threshold(k)

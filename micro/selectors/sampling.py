@@ -32,10 +32,3 @@ def odd_stride(numel: int, sample_size: int) -> int:
 def smallest_of_largest(sample: Tensor, count: int) -> float:
     """Return the ``count``-th largest number of ``sample`` (m,), or the smallest where there are fewer."""
     return float(kernels.ranked(sample, (min(count, sample.numel()),)))  # host sync: the scan's threshold
-
-
-def soonest_of_largest(sample: Tensor, count: int) -> float | Tensor:
-    """Return what `smallest_of_largest` does as the host has it without waiting: of an accelerator () float64."""
-    if sample.device.type == "cpu":
-        return smallest_of_largest(sample, count)
-    return kernels.ranked(sample, (min(count, sample.numel()),)).view(()).double()

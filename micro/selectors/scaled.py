@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
+from micro.requests import Reduction
 from micro.scales import Scales
 from micro.selectors.scaling import ScalingSelector
 from micro.sparse import Selection, Step
@@ -93,17 +94,17 @@ class Scaled(ScalingSelector[ScaledState]):
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
         return _state(inner, {name: known[name] for name in layout.names if name in known})
 
-    def choose(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def choose(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of the accumulator in units of each parameter's scale."""
-        self._measure(state, acc, step, comm)
+        yield from self._measure(state, acc, step, comm)
         scales = Scales.of(step.layout.numels, _factors(state.squares))
         if self.selector.takes_scales:
-            return self.selector.select(state.inner, acc, replace(step, scales=scales), comm)
-        return self.selector.select(state.inner, scales.scaled(acc), step, comm)
+            return (yield from self.selector.select(state.inner, acc, replace(step, scales=scales), comm))
+        return (yield from self.selector.select(state.inner, scales.scaled(acc), step, comm))
 
-    def _measure(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> None:
+    def _measure(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Reduction[None]:
         """Take this step's mean squares into the running ones; what is no number is left out."""
-        squares = self.mean_squares(acc, step, comm)
+        squares = yield from self.mean_squares(acc, step, comm)
         known = state.of(step.layout, acc.device)
         before = torch.where(known > 0, known, squares)
         is_number = (squares > 0) & torch.isfinite(squares)

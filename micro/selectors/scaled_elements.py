@@ -12,6 +12,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.feedback import Undo, after
 from micro.flat import Layout
+from micro.requests import Reduction
 from micro.scales import ElementScales
 from micro.selectors.scaling import ScalingSelector
 from micro.sparse import Selection, SparseValues, Step
@@ -122,15 +123,15 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         roots = {name: _times(root, kept.factor / factor) for kept in known for name, root in kept.by_name.items()}
         return ScaledElementsState(inner, {name: roots[name] for name in layout.names if name in roots}, factor)
 
-    def choose(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def choose(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of the accumulator in units of each element's scale."""
         roots = state.of(step.layout, acc.device)
         if roots is None:
-            roots = self._begin(state, acc, step, comm)
+            roots = yield from self._begin(state, acc, step, comm)
         scales = ElementScales(roots, state.factor, self.eps)
         if self.selector.takes_scales:
-            return self.selector.select(state.inner, acc, replace(step, scales=scales), comm)
-        return self.selector.select(state.inner, scales.scaled(acc), step, comm)
+            return (yield from self.selector.select(state.inner, acc, replace(step, scales=scales), comm))
+        return (yield from self.selector.select(state.inner, scales.scaled(acc), step, comm))
 
     def observe(
         self, state: ScaledElementsState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None
@@ -151,11 +152,12 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         roots.index_copy_(0, places, _grown(before, update.index_select(0, places), weight))  # alike where twice
         return after(undo, partial(roots.index_copy_, 0, places, before))
 
-    def _begin(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Tensor:
+    def _begin(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
         """Give elements without a root that of their parameter's accumulator; return all of them (numel,)."""
         layout = step.layout
         dtype = torch.promote_types(acc.dtype, torch.float32)
-        means = self.mean_squares(acc, step, comm).sqrt().div_(state.factor)
+        squares = yield from self.mean_squares(acc, step, comm)
+        means = squares.sqrt().div_(state.factor)
         means = means.clamp_(max=torch.finfo(dtype).max).to(dtype)
         first = dict(zip(layout.names, zip(means, layout.numels, strict=True), strict=True))
         known = state.by_name

@@ -14,6 +14,7 @@ from micro.feedback import Undo
 from micro.flat import Layout
 from micro.kernels.sums import squares_by_piece
 from micro.on_device import on_device
+from micro.requests import AllReduce, Reduction
 from micro.selectors.base import Selector
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Overlap, Selection, SparseValues, Step
@@ -76,12 +77,12 @@ class ScalingSelector(WrappingSelector[S]):
         return self.selector.effective_target(target, layout)
 
     @abstractmethod
-    def choose(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def choose(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector inside chooses of the accumulator in units of its scale, which are finite."""
 
-    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of the accumulator in units of its scale."""
-        chosen = self.choose(state, acc, step, comm)
+        chosen = yield from self.choose(state, acc, step, comm)
         return Selection(
             chosen.indices,
             counts=chosen.counts,
@@ -95,9 +96,12 @@ class ScalingSelector(WrappingSelector[S]):
         """Let the selector inside learn of the update, too."""
         return self.selector.observe(state.inner, update, step, parts)
 
-    def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Tensor:
+    def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
         """Return the mean squares (L,) float64 of each parameter's accumulator, over all ranks where they share."""
         layout = step.layout
         squares = squares_by_piece(acc, layout.numels) if step.squares is None else step.squares
         squares = squares / on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
-        return comm.all_reduce_(squares, "counts") / comm.world_size if self.shares_scale else squares
+        if not self.shares_scale:
+            return squares
+        total: Tensor = yield AllReduce(mine=squares, kind="counts")
+        return total / comm.world_size

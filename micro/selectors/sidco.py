@@ -6,12 +6,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.kernels.sums import Sums, UnreadSums
-from micro.selectors.asking import Asking
-from micro.selectors.fitting import Correction, Near, select_near
-from micro.selectors.staged_fit import StagedFit, StagesState, Survivors, fit_by_sums, unread_fit
-from micro.selectors.unread import counted
+from micro.selectors.fitting import Correction, select_near
+from micro.selectors.staged_fit import StagedFit, StagesState, Survivors, fit_by_sums
 from micro.sparse import Selection, Step
 
 
@@ -64,20 +60,14 @@ class Sidco(StagedFit[SidcoState]):
         """Whether the law is fitted to the sums; gamma also needs logarithms."""
         return self.law != "gamma"
 
-    def fitting(
-        self, state: SidcoState, acc: Tensor, shares: list[float], k: int, step: Step, comm: Comm
-    ) -> Asking[tuple[Selection, float]]:
+    def fitted(
+        self, state: SidcoState, acc: Tensor, shares: list[float], k: int, step: Step
+    ) -> tuple[Selection, float]:
         """Fit to sums, and return near k beyond the corrected threshold, and about how many the law's would select."""
-        correction, sums = state.corrections.setdefault(len(shares), Correction()), step.sums
-        if acc.device.type == "cpu":
-            assert not isinstance(sums, UnreadSums)
-            survivors = fit_by_sums(acc, self.law, shares, sums)
-            selection = _near(correction, acc, survivors, k)
-            return selection, _count_at(survivors.threshold, selection, correction)
-        assert not isinstance(sums, Sums)
-        near = Near(correction, acc, unread_fit(acc, self.law, shares, sums), k)
-        selection = yield from counted(near, step, comm)
-        return selection, _count_at(near.known_guess, selection, correction)
+        correction = state.corrections.setdefault(len(shares), Correction())
+        survivors = fit_by_sums(acc, self.law, shares, step.sums)
+        selection = _near(correction, acc, survivors, k)
+        return selection, _count_at(survivors.threshold, selection, correction)
 
 
 def _near(correction: Correction, acc: Tensor, survivors: Survivors, k: int) -> Selection:

@@ -5,8 +5,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.selectors.asking import Asking
 from micro.selectors.staged_fit import StagedFit, StagesState, fit
 from micro.sparse import Selection, Step
 
@@ -40,11 +38,10 @@ class PublishedSidco(StagedFit[StagesState]):
         """Return the state that ``save`` described; older versions saved more than is needed."""
         return StagesState(saved["stages"], saved["calls"], saved["excess"])
 
-    def fitting(
-        self, state: StagesState, acc: Tensor, shares: list[float], k: int, step: Step, comm: Comm
-    ) -> Asking[tuple[Selection, float]]:
+    def fitted(
+        self, state: StagesState, acc: Tensor, shares: list[float], k: int, step: Step
+    ) -> tuple[Selection, float]:
         """Fit the law in double precision, and return what exceeds its threshold, and how many those are."""
         survivors = fit(acc, self.law, shares)
         indices, _magnitudes = survivors.passed(acc)
         return Selection(indices, threshold=survivors.threshold), float(indices.numel())
-        yield  # which makes this a generator

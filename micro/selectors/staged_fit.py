@@ -5,14 +5,14 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TypeVar, get_args
 
-import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.kernels.sums import Sums, UnreadSums, sums_above, sums_of, unread_sums_above, unread_sums_of
-from micro.selectors.asking import Asking
-from micro.selectors.fitting import Estimating, strictly_above
-from micro.selectors.laws import Law, moments, quantile, unread_quantile
+from micro.kernels.sums import Sums, sums_above, sums_of
+from micro.requests import Reduction
+from micro.selectors.base import Selector
+from micro.selectors.fitting import strictly_above
+from micro.selectors.laws import Law, moments, quantile
 from micro.sparse import Selection, Step
 
 FIRST_SHARE = 0.25  # what the first of several stages keeps
@@ -40,7 +40,7 @@ S = TypeVar("S", bound=StagesState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedFit(Estimating[S]):
+class StagedFit(Selector[S]):
     """Select what exceeds the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
 
     The first stage fits the law to all magnitudes and keeps about a quarter; each further one fits it to how far the
@@ -65,22 +65,21 @@ class StagedFit(Estimating[S]):
         if self.stages is not None and self.stages < 1:
             raise ValueError(f"stages of {self.name} must be at least 1, or None to adapt, got {self.stages}")
 
-    def choosing(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Asking[Selection]:
-        """Fit, and choose what lies beyond; see Selector."""
+    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Fit, and return what lies beyond."""
+        yield from ()
         k = min(step.target_count, acc.numel())
         density = k / acc.numel()
         most = most_stages(density)
         num_stages = min(self.stages or state.stages, most)
         shares = stage_shares(density, num_stages)
-        selection, law_count = yield from self.fitting(state, acc, shares, k, step, comm)
+        selection, law_count = self.fitted(state, acc, shares, k, step)
         if self.stages is None:
             _adapt_stages(state, law_count / k, num_stages, most)
         return selection
 
     @abstractmethod
-    def fitting(
-        self, state: S, acc: Tensor, shares: list[float], k: int, step: Step, comm: Comm
-    ) -> Asking[tuple[Selection, float]]:
+    def fitted(self, state: S, acc: Tensor, shares: list[float], k: int, step: Step) -> tuple[Selection, float]:
         """Fit the law in stages, and return what is selected, and how many the fitted threshold itself selects.
 
         Args:
@@ -163,27 +162,6 @@ def fit_by_sums(acc: Tensor, law: Law, shares: list[float], sums: Sums | None) -
         threshold = above.smallest + quantile(law, mean, variance, 0.0, share)
         survivors, share_left = replace(survivors, threshold=threshold), share_left * share
     return survivors
-
-
-def unread_fit(acc: Tensor, law: Law, shares: list[float], sums: UnreadSums | None) -> Tensor:
-    """Do what `fit_by_sums` does on an accelerator; return the threshold () float64, which no host reads.
-
-    Every stage reads acc. The gamma law is fitted on the host, which reads its moments.
-    """
-    if law == "gamma":
-        size, *of_all = moments(acc, logs=True)
-        density = min(1.0, shares[0] * acc.numel() / max(size, 1))
-        first = quantile(law, of_all[0], of_all[1], of_all[2], density)
-        law, threshold = "pareto", acc.new_full((), first, dtype=torch.float64)
-    else:
-        sums = sums or unread_sums_of(acc)
-        threshold = unread_quantile(law, sums.mean_magnitude, sums.variance_of_magnitudes, shares[0])
-    for share in shares[1:]:
-        above = unread_sums_above(acc, threshold)
-        mean = above.mean_magnitude - above.smallest
-        further = above.smallest + unread_quantile(law, mean, above.variance_of_magnitudes, share)
-        threshold = further.where((above.count > 1) & (mean > 0), threshold)
-    return threshold
 
 
 def _moments(sums: Sums, floor: float) -> tuple[float, float]:

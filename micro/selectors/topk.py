@@ -8,6 +8,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.selectors.pieces import largest_of_each, pieces_of
 from micro.sparse import Selection, Step
@@ -47,8 +48,9 @@ class TopK(Selector[NoState]):
         """Whether each parameter gets the density that the policy sets for it."""
         return self.scope == "layer"
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Selection:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this rank's k largest."""
+        yield from ()
         indices = kernels.largest(acc, step.target_count) if self.scope == "model" else _of_each_layer(acc, step)
         return Selection(indices, counts=(indices.numel(),) * comm.world_size)
 

@@ -167,9 +167,9 @@ def one_reducer_fails() -> tuple[str, float, bool]:
     """Return what each rank raises where the reducer of rank 1 does; after which time; whether gradients are zero."""
     net, attachment = attached(TOPK)
     train(net, range(1))
-    launch = micro.SparseReducer.attempt_
+    launch = micro.SparseReducer.reduction
     if dist.get_rank() == 1:
-        micro.SparseReducer.attempt_ = _fail  # type: ignore[method-assign, assignment]
+        micro.SparseReducer.reduction = _fail  # type: ignore[method-assign, assignment]
     started = time.perf_counter()
     try:
         backward(net, 1)
@@ -177,7 +177,7 @@ def one_reducer_fails() -> tuple[str, float, bool]:
     except (RuntimeError, ZeroDivisionError) as error:
         words = str(error)
     finally:
-        micro.SparseReducer.attempt_ = launch  # type: ignore[method-assign]
+        micro.SparseReducer.reduction = launch  # type: ignore[method-assign]
     elapsed_s = time.perf_counter() - started
     attachment.close()
     return words, elapsed_s, not any(shard.any() for shard in shards(net).values())

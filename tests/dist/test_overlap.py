@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,8 +12,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState
-from micro.stats import StepStats
 from tests.dist.ddp_steps import (
     DENSE,
     MICRO,
@@ -40,10 +39,11 @@ class Waiting(micro.DenseReducer):
     """Sends nothing before backward has come to an end: in a hook that blocks it would wait for ever."""
 
     name: ClassVar[str] = "waiting"
+    is_one_sum: ClassVar[bool] = False  # so that it is reduced beside backward
 
-    def launch(self, state: BucketState, grad: Tensor, comm: micro.GroupComm) -> Callable[[], StepStats]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Attempt]:
         assert BACKWARD_DONE.wait(20), "backward waited for the first bucket"
-        return micro.DenseReducer.launch(self, state, grad, comm)
+        return micro.DenseReducer.reduction(self, state, grad, comm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Failing(micro.DenseReducer):
 
     name: ClassVar[str] = "failing"
 
-    def launch(self, state: BucketState, grad: Tensor, comm: micro.GroupComm) -> Callable[[], StepStats]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Attempt]:
         if state.step == 1 and "layers.1.bias" in state.layout.names:
             raise LookupError("words of its own")
-        return micro.DenseReducer.launch(self, state, grad, comm)
+        return micro.DenseReducer.reduction(self, state, grad, comm)
 
 
 BACKWARD_DONE = threading.Event()
@@ -119,16 +119,6 @@ def tensors_chosen() -> list[tuple[int, int]]:
     return [
         (len(names), stats.target_count) for names, stats in zip(attachment.bucket_names, attachment.stats, strict=True)
     ]
-
-
-def rounds_sent(scope: micro.Scope, settings: dict[str, Any]) -> int:
-    """Return how many rounds of messages a step takes."""
-    ddp = DistributedDataParallel(build(Net), **settings)
-    attachment = micro.attach(ddp, MICRO, scope=scope)
-    for step in range(3):  # in the first, buckets are not yet those of the others
-        before = attachment._reduction._comm.rounds.num_rounds
-        ddp_gradients(ddp, one_loss, step)
-    return attachment._reduction._comm.rounds.num_rounds - before
 
 
 def threads_left() -> int:
@@ -209,9 +199,3 @@ def refused(scope: micro.Scope, reducer: micro.Reducer) -> str:
     ddp(batch(0))
     assert dist.is_initialized()
     return words_of(ValueError, lambda: micro.attach(ddp, reducer, scope=scope))
-
-
-def test_only_several_buckets_share_rounds() -> None:
-    group = ranks(2)
-    assert group.run(rounds_sent, "bucket", {}) == group.run(rounds_sent, "model", SMALL) == [0, 0]
-    assert min(group.run(rounds_sent, "bucket", SMALL)) > 0

@@ -51,7 +51,6 @@ def test_what_reaches_a_magnitude_in_double_precision_is_what_rounds_to_it(lowes
     x = torch.tensor([value], dtype=torch.float64)
     is_reached = bool(x.float() >= magnitude_of(lowest))
     assert cuts_reference.collect(x, 0, lowest, SHIFT)[0].numel() == is_reached
-    assert int(cuts_reference.collect_unread(x, 0, lowest, SHIFT, 1)[2].sum()) == is_reached
 
 
 @pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="without numba a copy is multiplied")

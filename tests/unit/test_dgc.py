@@ -13,6 +13,7 @@ import micro
 from micro import kernels
 from micro.feedback import MomentumCorrection
 from micro.randomness import generator
+from micro.requests import carried_out
 from micro.selectors.dgc import DGC
 from micro.selectors.dgc_published import PublishedDGC
 from micro.sparse import SparseValues
@@ -224,7 +225,7 @@ def test_the_published_rule_ends_after_ten_rounds() -> None:
 def choose(selector: DGC, acc: Tensor, k: int, *, seed: int = 0, step: int = 0) -> list[int]:
     comm = micro.SoloComm()
     asked = micro.sparse.Step(step, k, seed, micro.Layout.flat(acc.numel()))
-    indices: list[int] = selector.select(selector.start(), acc, asked, comm).indices.tolist()
+    indices: list[int] = carried_out(selector.select(selector.start(), acc, asked, comm), comm).indices.tolist()
     return indices
 
 

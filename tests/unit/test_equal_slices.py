@@ -8,6 +8,7 @@ import torch
 import micro
 from micro.comm import Comm
 from micro.exchanges.base import Wire
+from micro.requests import carried_out
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.thread_ranks import SimulatedGroup
 
@@ -16,7 +17,7 @@ NUMEL = 12
 
 def exchange(acc: torch.Tensor, chosen: list[list[int]], rule: str | None = "published") -> list[Exchanged]:
     def work(comm: Comm) -> Exchanged:
-        return micro.build(micro.Exchange, {"name": "gather", "rule": rule}).exchange(
+        reduction = micro.build(micro.Exchange, {"name": "gather", "rule": rule}).exchange(
             micro.parts.NoState(),
             acc[comm.rank],
             Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
@@ -26,6 +27,7 @@ def exchange(acc: torch.Tensor, chosen: list[list[int]], rule: str | None = "pub
             comm=comm,
             is_finite=True,
         )
+        return carried_out(reduction, comm)
 
     with closing(SimulatedGroup(len(chosen))) as group:
         return group.run(work)

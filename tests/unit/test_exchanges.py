@@ -9,6 +9,7 @@ from torch import Tensor
 
 import micro
 from micro.exchanges.base import Wire
+from micro.requests import carried_out
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
@@ -52,9 +53,10 @@ def exchange(
         mine = is_finite[comm.rank] if is_finite else True
         step = Step(0, 1, 0, micro.Layout.flat(NUMEL))
         state, wire = kind.start(), Wire(codec)
-        return kind.exchange(
+        reduction = kind.exchange(
             state, acc[comm.rank], selection, step=step, overlap=overlap, wire=wire, comm=comm, is_finite=mine
         )
+        return carried_out(reduction, comm)
 
     before = acc.clone()
     with closing(SimulatedGroup(world_size)) as group:

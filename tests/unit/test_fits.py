@@ -14,7 +14,7 @@ from torch import Tensor
 import micro
 from micro.comm import SoloComm
 from micro.kernels import largest
-from micro.selectors import gaussiank, laws
+from micro.requests import carried_out
 from micro.selectors.fitting import Correction, select_near, strictly_above
 from micro.selectors.gaussiank import GaussianK, folded_quantile, normal_quantile
 from micro.selectors.gaussiank_published import PublishedGaussianK
@@ -51,7 +51,9 @@ every_stream = pytest.mark.parametrize("stream", STREAMS)
 
 
 def select(selector: micro.Selector[Any], state: Any, acc: Tensor, k: int, index: int = 0) -> Selection:
-    return selector.select(state, acc, Step(index, k, 0, micro.Layout.flat(acc.numel())), SoloComm())
+    return carried_out(
+        selector.select(state, acc, Step(index, k, 0, micro.Layout.flat(acc.numel())), SoloComm()), SoloComm()
+    )
 
 
 def run(selector: micro.Selector[Any], stream: str, *, numel: int, k: int, steps: int) -> list[tuple[Array, Selection]]:
@@ -80,25 +82,6 @@ def test_normal_quantile_is_two_sided(density: float) -> None:
 def test_folded_quantile_counts_both_tails(mean: float, deviation: float, density: float) -> None:
     expected = stats.foldnorm.isf(density, abs(mean) / deviation, scale=deviation)
     assert folded_quantile(mean, deviation, density) == pytest.approx(expected, rel=1e-6)
-
-
-@grid(mean=[0.0, 1e-30, 0.3, -2.0, 1e20], deviation=[0.0, 1e-12, 1.0, 1e9, math.nan], density=[1.0, *DENSITIES, 1e-7])
-def test_a_device_finds_the_folded_quantile(mean: float, deviation: float, density: float) -> None:
-    found = gaussiank.unread_quantile(*torch.tensor([mean, deviation], dtype=torch.float64).unbind(), density)
-    expected = folded_quantile(mean, deviation, density)
-    largest = abs(mean) + deviation * normal_quantile(density)
-    assert float(found) == pytest.approx(expected, abs=2.0**-25 * largest, nan_ok=True)
-
-
-@grid(
-    law=["exponential", "pareto"],
-    mean=[-1.0, 0.0, 1e-30, 2.0],
-    variance=[0.0, 1e-320, 3.9, 4.0, 50.0],
-    density=[1.0, *DENSITIES],
-)
-def test_a_device_finds_the_quantiles_of_laws(law: Law, mean: float, variance: float, density: float) -> None:
-    found = laws.unread_quantile(law, *torch.tensor([mean, variance], dtype=torch.float64).unbind(), density)
-    assert float(found) == pytest.approx(laws.quantile(law, mean, variance, 0.0, density), rel=1e-12)
 
 
 def test_folded_quantile_without_deviation_is_the_mean() -> None:

@@ -315,7 +315,7 @@ def test_an_error_of_the_reducer_leaves_zeros_and_comes_back_until_the_attachmen
 
     model, attachment = attached()
     with monkeypatch.context() as patched:
-        patched.setattr(micro.SparseReducer, "attempt_", fail)
+        patched.setattr(micro.SparseReducer, "reduction", fail)
         with pytest.raises(ZeroDivisionError):
             backward(model, 0)
     assert not any(gradient.any() for gradient in gradients(model).values())

@@ -20,7 +20,6 @@ from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
 from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState
-from micro.rounds import all_together
 from micro.thread_ranks import SimulatedGroup
 from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
 
@@ -70,12 +69,12 @@ class Noting(micro.SparseReducer):
 
     record: Record = field(default_factory=Record)
 
-    def attempt_(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> Attempt:
+    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Attempt]:
         """Use both."""
         (name,) = state.layout.names
         for used in (name, f"{RESIDUAL}{name}"):
             use(self.record, used)
-        return micro.SparseReducer.attempt_(self, state, grad.as_subclass(Tensor), comm)
+        return (yield from micro.SparseReducer.reduction(self, state, grad.as_subclass(Tensor), comm))
 
 
 def use(record: Record, name: str) -> None:
@@ -161,14 +160,10 @@ def test_simulated_ranks_work_on_the_stream_of_their_caller(shares: bool) -> Non
     with recorded_streams() as record:
         group = SimulatedGroup(3, shares=shares)
 
-        def reduction(comm: micro.Comm) -> None:
+        def work(comm: micro.Comm) -> None:
             use(record, "gathered")
             comm.gather_rows(torch.ones(2))
             use(record, "gathered")
-
-        def work(comm: micro.Comm) -> None:
-            reduction(comm)
-            all_together([reduction] * 2, iter([comm] * 2))
 
         with torch.cuda.stream(torch.cuda.Stream()):
             use(record, "gathered")

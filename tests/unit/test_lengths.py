@@ -24,6 +24,7 @@ from micro.norms import norm, norms_of
 from micro.partition import block_spans, cyclic_slice, equal_slice, layer_pieces
 from micro.planning.volumes import volume_of
 from micro.reducers.node_shards import NodeShards
+from micro.requests import carried_out
 from micro.selectors.randomk import draw
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.thread_ranks import SimulatedGroup
@@ -57,7 +58,7 @@ def choice(rank: int, world_size: int) -> list[int]:
 
 def exchange(part: micro.Exchange, indices: micro.IndexCodec, world_size: int) -> list[Exchanged]:
     def work(comm: Comm) -> Exchanged:
-        return part.exchange(
+        reduction = part.exchange(
             part.start(),
             seen_everywhere(1.0 + comm.rank),
             Selection(torch.tensor(choice(comm.rank, world_size), dtype=torch.int32)),
@@ -67,6 +68,7 @@ def exchange(part: micro.Exchange, indices: micro.IndexCodec, world_size: int) -
             comm=comm,
             is_finite=True,
         )
+        return carried_out(reduction, comm)
 
     with closing(SimulatedGroup(world_size)) as group:
         return group.run(work)
@@ -127,7 +129,7 @@ def test_bytes_of_many_ranks_that_send_everything_are_exact() -> None:
 
 def test_counts_of_many_ranks_are_added_up_beyond_int32() -> None:
     indices = torch.zeros(1, dtype=torch.int32).expand(MAX_NUMEL)
-    header = gather_header(indices, SilentComm(0, MANY), is_finite=True, extra=torch.tensor([MAX_NUMEL]))
+    header = carried_out(gather_header(indices, is_finite=True, extra=torch.tensor([MAX_NUMEL])), SilentComm(0, MANY))
     assert sum(header.counts) == MANY * MAX_NUMEL
     assert [row[0] for row in header.extras] == [MAX_NUMEL] * MANY
 

@@ -17,6 +17,7 @@ from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
 from micro.operations import PADDING
+from micro.requests import carried_out
 from micro.selectors.reused import Reused, ReusedState
 from micro.selectors.reused_published import PublishedReused
 from micro.sparse import Exchanged, Overlap, Selection, Step
@@ -301,7 +302,8 @@ def exchanged(
         state = OktopkState(threshold=threshold)
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32))
         settings: dict[str, Any] = {"step": step, "overlap": Overlap.ANY, "wire": wire, "comm": comm}
-        return state, made.exchange(state, accs[comm.rank], selection, is_finite=comm.rank != n - 1, **settings)
+        reduction = made.exchange(state, accs[comm.rank], selection, is_finite=comm.rank != n - 1, **settings)
+        return state, carried_out(reduction, comm)
 
     with closing(SimulatedGroup(n)) as group:
         return group.run(work)
@@ -395,7 +397,8 @@ def test_a_run_goes_on_from_its_middle(rule: str) -> None:
 
 
 def select(selector: micro.Selector[Any], state: ReusedState, acc: Tensor, k: int, step: int) -> list[int]:
-    found = selector.select(state, acc, Step(step, k, 0, micro.Layout.flat(acc.numel())), micro.SoloComm())
+    solo = micro.SoloComm()
+    found = carried_out(selector.select(state, acc, Step(step, k, 0, micro.Layout.flat(acc.numel())), solo), solo)
     assert found.indices.dtype == torch.int32
     return found.indices.tolist()
 

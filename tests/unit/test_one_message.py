@@ -11,6 +11,7 @@ from micro.comm import Comm
 from micro.kernels import cuts_reference
 from micro.operations import Op
 from micro.partition import cyclic_slice
+from micro.requests import carried_out
 from micro.selectors.micro_rules.one_message import Room, width_for
 from micro.sparse import Overlap, Step
 from micro.thread_ranks import SimulatedGroup
@@ -114,7 +115,7 @@ def test_counts_of_another_number_of_ranks_are_no_use() -> None:
     def work(comm: Comm) -> list[tuple[Op, float]]:
         state, step = selector.start(), Step(1, 600, 0, LAYOUT)
         state.last = [200, 200, 200]
-        selector.select(state, drawn(2, 0)[comm.rank], step, comm)
+        carried_out(selector.select(state, drawn(2, 0)[comm.rank], step, comm), comm)
         assert len(state.last) == 2
         return comm.traffic.calls
 

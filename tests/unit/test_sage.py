@@ -10,6 +10,7 @@ import torch
 
 import micro
 from micro.randomness import generator
+from micro.requests import carried_out
 from micro.selectors.sage import Sage
 from micro.selectors.sage_published import PublishedSage
 
@@ -130,7 +131,8 @@ def test_another_seed_draws_another_sample() -> None:
     def second_threshold(seed: int) -> float | None:
         state = selector.start()
         for index in range(2):
-            chosen = selector.select(state, acc, micro.sparse.Step(index, 30, seed, micro.Layout.flat(3000)), comm)
+            step = micro.sparse.Step(index, 30, seed, micro.Layout.flat(3000))
+            chosen = carried_out(selector.select(state, acc, step, comm), comm)
         return chosen.threshold
 
     assert second_threshold(1) == second_threshold(1) != second_threshold(2)
@@ -140,7 +142,7 @@ def test_the_state_is_saved() -> None:
     selector, comm = Sage(), micro.SoloComm()
     state, acc = selector.start(), torch.randn(3000, generator=torch.Generator().manual_seed(0))
     for index in range(3):
-        selector.select(state, acc, micro.sparse.Step(index, 30, 0, micro.Layout.flat(3000)), comm)
+        carried_out(selector.select(state, acc, micro.sparse.Step(index, 30, 0, micro.Layout.flat(3000)), comm), comm)
     assert state.correction.track.age == 3
     assert selector.load(selector.save(state)) == state
 

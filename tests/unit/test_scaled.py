@@ -65,7 +65,7 @@ class _OfACopy(Selector[Any]):
     def start(self) -> Any:
         return self.inner.start()
 
-    def select(self, state: Any, acc: Tensor, step: micro.Step, comm: micro.Comm) -> micro.Selection:
+    def select(self, state: Any, acc: Tensor, step: micro.Step, comm: micro.Comm) -> micro.Reduction[micro.Selection]:
         assert step.scales is None
         return self.inner.select(state, acc, step, comm)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.requests import carried_out
 from micro.selectors.micro import PublishedMicro, RepairedMicro
 from micro.selectors.scaled_elements import ScaledElements, ScaledElementsState
 from micro.sparse import Step
@@ -109,7 +110,7 @@ class _OfACopy(micro.Selector[Any]):
     def start(self) -> Any:
         return self.inner.start()
 
-    def select(self, state: Any, acc: Tensor, step: Step, comm: micro.Comm) -> micro.Selection:
+    def select(self, state: Any, acc: Tensor, step: Step, comm: micro.Comm) -> micro.Reduction[micro.Selection]:
         assert step.scales is None
         return self.inner.select(state, acc, step, comm)
 
@@ -146,7 +147,7 @@ def test_steps_that_send_all_count_too() -> None:
     step = Step(0, 20, 0, LAYOUT)
     selector.observe(state, torch.ones(LAYOUT.numel), step, None)
     assert state.by_name == {}, "nothing was selected yet"
-    selector.select(state, gradients(1, 0)[0], step, micro.SoloComm())
+    carried_out(selector.select(state, gradients(1, 0)[0], step, micro.SoloComm()), micro.SoloComm())
     loaded = selector.load(through_a_file(selector.save(state)))
     for each in (state, loaded):
         selector.observe(each, torch.full((LAYOUT.numel,), 2.0), step, None)
@@ -185,7 +186,7 @@ def test_a_parameter_that_joins_others_begins_with_its_own_scale() -> None:
     known = torch.rand(100, dtype=torch.float64)
     state = ScaledElementsState(selector.selector.start(), {"small": known})
     acc = gradients(1, 0)[0]
-    selector.select(state, acc, Step(0, 20, 0, LAYOUT), micro.SoloComm())
+    carried_out(selector.select(state, acc, Step(0, 20, 0, LAYOUT), micro.SoloComm()), micro.SoloComm())
     assert torch.equal(state.by_name["small"], known)
     torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().sqrt().expand(100))
 
@@ -206,9 +207,10 @@ def test_a_step_that_does_not_count_is_an_update_of_zeros(bad: float) -> None:
 def test_an_update_that_another_bucket_makes_void_counts_as_zeros(density: float) -> None:
     reducer, comm = reducer_of(micro.Micro(), memory=0.5), micro.SoloComm()
     state = reducer.start(LAYOUT, torch.float64, CPU)
-    reducer.attempt_(state, gradients(1, 0)[0], comm)
+    carried_out(reducer.reduction(state, gradients(1, 0)[0], comm), comm)
     roots = state.selector.roots.clone()
-    attempt = replace(reducer, density=density).attempt_(state, gradients(1, 1)[0], comm)
+    reduction = replace(reducer, density=density).reduction(state, gradients(1, 1)[0], comm)
+    attempt = carried_out(reduction, comm)
     assert not torch.equal(state.selector.roots, roots)
     attempt.take_back()
     assert torch.equal(state.selector.roots, roots)

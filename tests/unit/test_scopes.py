@@ -17,6 +17,7 @@ from micro.exchanges.base import Wire
 from micro.exchanges.in_pieces import InPieces
 from micro.randomness import seed_for
 from micro.reducers.base import BucketState
+from micro.requests import carried_out
 from micro.selectors.per_tensor import PerTensor, PerTensorState
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.thread_ranks import SimulatedGroup
@@ -210,7 +211,8 @@ def test_accordion_knows_its_parameters_in_other_buckets() -> None:
 def test_a_parameter_without_elements_has_no_state() -> None:
     state = PerTensorState()
     step = Step(0, 1, 0, micro.Layout(("none", "some"), ((0, 3), (4,))))
-    chosen = PerTensor(selector=micro.Micro()).select(state, torch.arange(4.0), step, micro.SoloComm())
+    solo = micro.SoloComm()
+    chosen = carried_out(PerTensor(selector=micro.Micro()).select(state, torch.arange(4.0), step, solo), solo)
     assert list(state.by_name) == ["some"]
     assert chosen.indices.tolist() == [3]
     assert chosen.threshold is not None  # one parameter has one
@@ -246,7 +248,8 @@ def exchanged(
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), tuple(map(len, chosen)))
         settings: dict[str, Any] = {"step": Step(0, 1, 0, micro.Layout.flat(NUMEL)), "overlap": overlap}
         settings |= {"wire": wire or Wire(), "comm": comm, "is_finite": comm.rank != ill}
-        return kind.exchange(kind.start(), acc[comm.rank], selection, **settings), comm.traffic.calls
+        reduction = kind.exchange(kind.start(), acc[comm.rank], selection, **settings)
+        return carried_out(reduction, comm), comm.traffic.calls
 
     with closing(SimulatedGroup(world_size)) as group:
         return group.run(work)
@@ -318,7 +321,8 @@ def test_rounding_is_drawn_anew_in_every_piece() -> None:
     settings: dict[str, Any] = {"step": Step(0, 2000, 0, micro.Layout.flat(2000)), "overlap": Overlap.SAME}
     settings |= {"wire": Wire(codec), "comm": micro.SoloComm(), "is_finite": True}
     kind = InPieces(ends=(1000, 2000))
-    first, second = kind.exchange(kind.start(), acc, chosen, **settings).sent.values.split(1000)
+    found = carried_out(kind.exchange(kind.start(), acc, chosen, **settings), micro.SoloComm())
+    first, second = found.sent.values.split(1000)
     assert not torch.equal(first, second)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import micro
 from micro.randomness import generator
+from micro.requests import carried_out
 from micro.selectors.randomk import draw
 from micro.sparse import Selection, Step
 
@@ -88,7 +89,7 @@ def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
     step, acc = Step(index=0, target_count=K, seed=0, layout=micro.Layout.flat(NUMEL)), torch.zeros(NUMEL)
 
     def select(selector: micro.RandomK) -> Selection:
-        return selector.select(selector.start(), acc, step, micro.SoloComm())
+        return carried_out(selector.select(selector.start(), acc, step, micro.SoloComm()), micro.SoloComm())
 
     assert select(micro.RandomK()).scale == 1.0
     assert select(micro.RandomK(unbiased=True)).scale == NUMEL / K

@@ -1,8 +1,8 @@
 """Buckets that share rounds of messages: the same bits as one after the other, in fewer collectives."""
 
-import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor
 import micro
 from micro.comm import Comm
 from micro.reducers.base import BucketState
+from micro.requests import AllReduce, Reduction
 from micro.rounds import Rounds
 from micro.thread_ranks import SimulatedGroup
 from tests.sparsifiers import TABLE, Row
@@ -82,7 +83,7 @@ def test_rounds_of_buckets_that_come_one_by_one(num_buckets: int, slack: float |
         for state in states:
             grad = torch.randn(400, generator=torch.Generator().manual_seed(comm.rank))
             comm.begin_step()
-            begun.append(rounds.begin(lambda comm, state=state, grad=grad: reducer.attempt_(state, grad, comm), comm))
+            begun.append(rounds.begin(partial(reducer.reduction, state, grad), comm))
             if not at_once:
                 rounds.advance()
         assert all(each().stats.global_count == 40 for each in begun)
@@ -99,17 +100,17 @@ def test_rounds_of_buckets_that_come_one_by_one(num_buckets: int, slack: float |
 
 
 def test_an_error_of_one_bucket_ends_the_others_where_they_are() -> None:
-    ended: list[str] = []
+    ended: list[int] = []
 
-    def waits(comm: Comm) -> None:
+    def waits(comm: Comm) -> Reduction[None]:
         try:
-            comm.all_reduce_(torch.ones(1))
-            comm.all_reduce_(torch.ones(1))
+            yield AllReduce(mine=torch.ones(1))
+            yield AllReduce(mine=torch.ones(1))
         finally:
-            ended.append(threading.current_thread().name)
+            ended.append(comm.rank)
 
-    def fails(comm: Comm) -> None:
-        comm.all_reduce_(torch.ones(1))
+    def fails(_: Comm) -> Reduction[None]:
+        yield AllReduce(mine=torch.ones(1))
         raise LookupError("words of its own")
 
     def work(comm: Comm) -> None:
@@ -123,14 +124,4 @@ def test_an_error_of_one_bucket_ends_the_others_where_they_are() -> None:
 
     with closing(SimulatedGroup(2)) as group, pytest.raises(LookupError, match=r"^words of its own$"):
         group.run(work)
-    assert ended == ["micro-rounds"] * 4  # two on each rank
-
-
-def test_a_reduction_runs_with_the_settings_of_the_thread_that_began_it() -> None:
-    def settings(_: Comm) -> tuple[bool, int]:
-        return torch.is_grad_enabled(), torch.get_num_threads()
-
-    with torch.no_grad():
-        begun = Rounds().begin(settings, micro.SoloComm())
-    assert begun.is_done
-    assert begun() == (False, torch.get_num_threads())
+    assert sorted(ended) == [0, 0, 1, 1]

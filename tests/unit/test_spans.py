@@ -8,6 +8,7 @@ import torch
 import micro
 from micro.comm import Comm
 from micro.flat import Layout
+from micro.reducers.attempt import Attempt
 from micro.rounds import all_together
 from micro.spans import now
 from micro.thread_ranks import SimulatedGroup
@@ -54,8 +55,11 @@ def test_the_clock_of_the_host_is_used_where_nothing_is_timed(record: Record) ->
 
 def step(reducer: micro.Reducer, comm: Comm) -> micro.StepStats:
     state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)
-    grad = torch.randn(NUMEL, generator=torch.Generator().manual_seed(comm.rank))
-    return reducer.reduce_(state, DeviceTensor(grad), comm)
+    return reducer.reduce_(state, drawn(comm.rank), comm)
+
+
+def drawn(rank: int) -> DeviceTensor:
+    return DeviceTensor(torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank)))
 
 
 @pytest.mark.parametrize("reducer", [micro.SparseReducer(micro.TopK(), 0.1), micro.DenseReducer()])
@@ -82,13 +86,14 @@ def test_reductions_that_share_rounds_are_timed_without_each_other(record: Recor
     def steps(comm: Comm) -> tuple[list[micro.StepStats], int, float]:
         reducer = micro.SparseReducer(micro.TopK(), 0.1)
 
-        def work(part: Comm) -> micro.StepStats:
-            with fake_device():  # in a thread of its own
-                return step(reducer, part)
+        def reduction(part: Comm) -> micro.Reduction[Attempt]:
+            state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)
+            return reducer.reduction(state, drawn(comm.rank), part)
 
         with torch.no_grad(), fake_device():
             began = comm.now(DEVICE)
-            stats = all_together([work] * 3, iter([comm] * 3))
+            attempts = all_together([reduction] * 3, iter([comm] * 3), shares=True)
+            stats = [attempt.stats for attempt in attempts]
             return stats, waits(record), comm.now(DEVICE) - began
 
     stats, waited, whole = SimulatedGroup(2, shares=False).run(steps)[0]

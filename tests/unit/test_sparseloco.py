@@ -11,6 +11,7 @@ from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
 from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.exchanges.gather_senders import GatherBySenders
+from micro.requests import carried_out
 from micro.selectors.chunks import Chunks
 
 
@@ -20,7 +21,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def chosen(selector: micro.Selector, acc: Tensor, count: int) -> list[int]:
     step = micro.Step(0, count, 0, micro.Layout.flat(acc.numel()))
-    return selector.select(selector.start(), acc, step, micro.SoloComm()).indices.tolist()
+    solo = micro.SoloComm()
+    return carried_out(selector.select(selector.start(), acc, step, solo), solo).indices.tolist()
 
 
 @pytest.mark.parametrize(("numel", "size", "count"), [(1, 8, 1), (7, 3, 2), (64, 16, 8), (65, 16, 9), (200, 64, 11)])

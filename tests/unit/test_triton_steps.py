@@ -27,7 +27,6 @@ LAYOUT = micro.Layout(("matrix", "vector"), ((40, 30), (133,)))
 RANKS, STEPS, DENSITY = 2, 3, 0.05
 Kernels = tuple[str, ...]  # those that a step must call
 METHODS: dict[str, tuple[micro.Reducer, Kernels]] = {
-    "micro, fixed": (micro.FixedMicro(density=DENSITY), ("absorb_and_collect_", "magnitude_counts", "scatter_add_")),
     "micro": (micro.SparseReducer(micro.Micro(), DENSITY), ("absorb_flagged_", "above", "magnitude_counts")),
     "topk": (micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather()), ("absorb_flagged_", "largest")),
     "threshold": (micro.SparseReducer(micro.Threshold(value=2.0), DENSITY), ("absorb_flagged_", "above")),

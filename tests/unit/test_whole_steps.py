@@ -10,6 +10,7 @@ from torch import Tensor
 import micro
 from micro.drivers.set_aside import SetAside
 from micro.reducers.base import BucketState
+from micro.requests import carried_out
 from micro.sparse import AllValues, SparseValues
 
 NUMEL, CPU = 1000, torch.device("cpu")
@@ -35,7 +36,7 @@ def test_the_update_is_that_of_dense_training_bit_for_bit(dtype: torch.dtype) ->
 def reduce(reducer: micro.Reducer, state: BucketState, step: int) -> Callable[[], object]:
     comm = micro.SoloComm()
     comm.begin_step()
-    return reducer.attempt_(state, drawn(step, 1)[0], comm).undo
+    return carried_out(reducer.reduction(state, drawn(step, 1)[0], comm), comm).undo
 
 
 def test_two_vectors_take_turns_until_the_density_falls() -> None:

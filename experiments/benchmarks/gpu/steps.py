@@ -22,7 +22,6 @@ from micro.randomness import generator
 
 DENSITY = 0.01
 ROUNDS, WARMUP = 20, 5  # after which thresholds and kernels have settled
-CAPTURED = ("micro_fixed",)  # steps in which the host reads nothing
 COLUMNS: Columns = {
     "method": Column("method"),
     "ms": Column("step_s", "{:.3f}", 1e3),
@@ -30,7 +29,6 @@ COLUMNS: Columns = {
     "of an all-reduce": Column("share", "{:.2f}"),
     "MB sent": Column("sent", "{:.3f}", 1e-6),
     "operations that make the host wait": Column("waits", "{:.0f}"),
-    "captured in a graph": Column("captured"),
     "problem": Column("problem"),
 }
 Work = Callable[[], object]
@@ -65,7 +63,6 @@ def work(settings: Settings) -> Row:
     }
     if device.type == "cuda":
         row |= {"waits": timing.waits(step)}
-        row |= {"captured": timing.captured(step)} if method in CAPTURED and comm.world_size == 1 else {}
     return row
 
 

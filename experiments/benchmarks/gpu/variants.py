@@ -21,34 +21,22 @@ def variants() -> list[Variant]:
 
 
 def _of_methods() -> list[Variant]:
-    from micro.kernels.candidates import NUM_BINS
-    from micro.kernels.triton import absorbing, scanning, scattering, summing
+    from micro.kernels.triton import absorbing, scanning, summing
     from micro.kernels.triton.launching import ALIGNED, BLOCK
 
     blocks = {"ALIGNED": ALIGNED, "BLOCK": BLOCK}
     limited = {**blocks, "LIMIT": 2.0**100}
     narrow = ADDED.replace("grad:*fp32", "grad:*bf16")
-    counted = f"{ADDED} plan:*i32 counts:*i32 bins:*i32"
-    placed = "residual:*fp32 plan:*i32 ends:*i32 numel:i32 capacity:i32 indices:*i32 values:*fp32"
     put = f"{SCANNED} ends:*i32 room:i32 indices:*i32 magnitudes:*fp32"
     binned = "x:*fp32 bins:*i32 first:i32 shift:i32 num_bins:i32 numel:i32"
-    scattered = "vector:*fp32 indices:*i32 values:*fp32 numel:i32 count:i32"
     summed = "partials:*fp64 numel:i32"
-    in_slice = "4 in the slice, where a block holds any, and 8 for each"
     two_kinds = "bfloat16 into float32"
     return [
         Variant("absorb", absorbing.absorb_kernel, ADDED, limited, "16", 16, stores=True),
         Variant("absorb", absorbing.absorb_kernel, narrow, limited, "12", 12, two_kinds, stores=True),
-        Variant(
-            *("absorb and count", absorbing.absorb_and_count_kernel, counted),
-            *({**limited, "NUM_BINS": NUM_BINS}, "16", 16),
-            stores=True,
-        ),
-        Variant("place candidates", absorbing.place_kernel, placed, blocks, in_slice, 4),
         Variant("count above", scanning.count_kernel, f"{SCANNED} counts:*i32", blocks, "4", 4),
         Variant("put above", scanning.put_kernel, put, blocks, "4 where a block holds any, and 8 for each", 4),
         Variant("count by magnitude", scanning.histogram_kernel, binned, {**blocks, "NUM_BINS": 2048}, "4", 4),
-        Variant("scatter", scattering.scatter_kernel, scattered, blocks, "16 for each index", 0),
         Variant("sums", summing.sum_kernel, f"{summed} x:*fp32 floor:*fp32", blocks, "4", 4),
         Variant(
             "absorb and sum", summing.absorb_and_sum_kernel, f"{ADDED} partials:*fp64", limited, "16", 16, stores=True

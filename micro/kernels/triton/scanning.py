@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from micro.kernels import reference
-from micro.kernels.passing import Passing
 from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 SCAN_PROGRAMS = (
@@ -127,12 +126,6 @@ def above_cut(x: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     ends = _ends(x, threshold)
     found = int(ends[-1])  # host sync: how much memory the lists need
     return _put_first(x, threshold, ends, found)
-
-
-def above_unread(x: Tensor, threshold: Tensor, room: int) -> Passing:
-    """Do what `micro.kernels.above_unread` does; ``threshold`` is (1,) of the dtype of ``x``."""
-    ends = _ends(x, threshold)
-    return Passing(*_put_first(x, threshold, ends, room), ends[-1].long())
 
 
 def _ends(x: Tensor, threshold: Tensor) -> Tensor:

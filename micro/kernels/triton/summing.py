@@ -86,19 +86,14 @@ def absorb_and_sum_kernel(
 
 def sums(x: Tensor, floor: float) -> list[float]:
     """Return the sums of those of contiguous ``x`` (numel,) whose magnitude is larger than ``floor``."""
-    numbers: list[float] = unread_sums(x, torch.full((1,), floor, dtype=x.dtype, device=x.device)).tolist()
-    return numbers  # host sync: a threshold follows from them
-
-
-def unread_sums(x: Tensor, floor: Tensor) -> Tensor:
-    """Do what `sums` does for a ``floor`` (1,) of the dtype of ``x``; return the numbers (6,) float64 on its device."""
     programs, partials = _partials(x)
-    launch(sum_kernel, programs, x, x, floor, partials, x.numel(), ALIGNED=ALIGNED, BLOCK=BLOCK)
+    rounded = torch.full((1,), floor, dtype=x.dtype, device=x.device)
+    launch(sum_kernel, programs, x, x, rounded, partials, x.numel(), ALIGNED=ALIGNED, BLOCK=BLOCK)
     return _together(partials)
 
 
-def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Do what `absorb_flagged_` does; return what it does, and the residual's sums (6,) float64. Nothing is read."""
+def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[Tensor, list[float]]:
+    """Do what `absorb_flagged_` does; return what it does, and the residual's sums."""
     programs, partials = _partials(grad)
     first_bad = torch.full((1,), grad.numel(), dtype=torch.int32, device=grad.device)
     constants: dict[str, Any] = {"LIMIT": limit(residual.dtype), "ALIGNED": ALIGNED, "BLOCK": BLOCK}
@@ -111,6 +106,7 @@ def _partials(x: Tensor) -> tuple[int, Tensor]:
     return programs, torch.empty(ROWS, programs, dtype=torch.float64, device=x.device)
 
 
-def _together(partials: Tensor) -> Tensor:
+def _together(partials: Tensor) -> list[float]:
     largest, smallest = partials[4].amax(0, keepdim=True), partials[5].amin(0, keepdim=True)
-    return torch.cat([partials[:4].sum(1), largest, smallest])
+    numbers: list[float] = torch.cat([partials[:4].sum(1), largest, smallest]).tolist()
+    return numbers  # host sync: a threshold follows from them

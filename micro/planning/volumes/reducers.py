@@ -7,7 +7,6 @@ from typing import Any
 from micro.density.base import target_count
 from micro.feedback import NoFeedback
 from micro.flat import Layout
-from micro.kernels.candidates import NUM_BINS
 from micro.planning.volumes.bucket import Bucket
 from micro.planning.volumes.calls import Calls, Volume
 from micro.planning.volumes.exchanges import calls_of_exchange
@@ -18,7 +17,6 @@ from micro.reducers.base import Reducer
 from micro.reducers.dct import DCTReducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.fft import FFTReducer
-from micro.reducers.fixed_micro import FixedMicro
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
@@ -117,14 +115,6 @@ def _of_dct(reducer: DCTReducer, bucket: Bucket) -> Volume:
     return _of_sparse(tiles, bucket)
 
 
-def _of_fixed_micro(reducer: FixedMicro, bucket: Bucket) -> Volume:
-    k = target_count(reducer.density_policy.density, bucket.numel)
-    room = reducer.room(k, bucket.numel, bucket.world_size)
-    num_sent = min(k, room * bucket.world_size)
-    calls: Calls = ("gather_rows", 4 * (NUM_BINS + 1 + room)), ("all_reduce", num_sent * bucket.dtype.itemsize)
-    return _one_level(bucket, calls, num_sent)
-
-
 def _of_powersgd(reducer: PowerSGD, bucket: Bucket) -> Volume:
     if bucket.world_size == 1:
         return _one_level(bucket, (), bucket.numel)
@@ -175,7 +165,6 @@ _KINDS: Mapping[type[Reducer], Callable[[Any, Bucket], Volume]] = {
     DenseReducer: _of_dense,
     DCTReducer: _of_dct,
     FFTReducer: _of_fft,
-    FixedMicro: _of_fixed_micro,
     PowerSGD: _of_powersgd,
     Split: _of_split,
     SparseReducer: _of_sparse,

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType
 
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels import cuts_reference
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
-from micro.kernels.cuts_reference import NUM_BINS, OVERFULL, Cut
-from micro.selectors.asking import Ask, Asking
+from micro.kernels.cuts_reference import NUM_BINS, Cut
+from micro.requests import AllGather, AllReduce, Once, Reduction
 from micro.selectors.histogram import SHIFT, magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
 from micro.selectors.micro_rules.one_message import Room
@@ -19,7 +18,6 @@ from micro.selectors.micro_rules.one_message import Room
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
 MEMORY = 4  # turns of the slices after which a doubled surplus is halved again
 MAX_SURPLUS = 32.0
-PLENTY = 2.0  # room, per candidate that is wanted of all ranks, where the host does not read how many there are
 MAX_ROOM = math.log(16.0)  # a flat stretch of the tail says little about what lies below it
 SMALLEST_BITS = 1  # the smallest positive magnitude: a candidate is never zero
 BEYOND_BITS = 0x7F800001  # above those of all numbers
@@ -70,7 +68,7 @@ class Agreed(ThresholdRule[AgreedState]):
         """Return the state before the first step."""
         return AgreedState()
 
-    def search(self, state: AgreedState, search: Search) -> Asking[Found]:
+    def search(self, state: AgreedState, search: Search) -> Reduction[Found]:
         """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
         if search.wants_all:
             state.lowest_bits, state.last = None, []
@@ -83,19 +81,19 @@ class Agreed(ThresholdRule[AgreedState]):
             yield from _reset_candidates(state, search)
         cuts = kernels.cuts_for(search.slice)
         found = yield from _collect(state, search, room, cuts)
-        cut = _cut(found, search, cuts)
+        cut = yield from _cut(found, search, cuts)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
         if known and cut.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             yield from _reset_candidates(state, search)
             found = yield from _collect(state, search, room, cuts)
-            cut = _cut(found, search, cuts)
+            cut = yield from _cut(found, search, cuts)
         rank, threshold = search.comm.rank, _between(state, cut)
         everyone = None if room is None else room.kept(found.rows, found.counts, cut.taken, search, cuts)
         if everyone is None:
-            mine, is_overfull = _kept(state, found, cut, rank, cuts), room is not None or found.is_retried
+            mine, is_overfull = _kept(state, found, cut, rank, cuts), room is not None
         else:
-            first, is_overfull = sum(cut.taken[:rank]), found.is_retried
+            first, is_overfull = sum(cut.taken[:rank]), False
             mine = everyone[first : first + cut.taken[rank]]
         _prepare_next(state, threshold, cut, k)
         state.last = [] if self.slack is None else list(cut.taken)
@@ -117,17 +115,15 @@ class _Candidates:
         indices, magnitudes: (m,) of this rank, in the vector; int32, float32.
         rows: (world_size, NUM_BINS or more) int32, every rank's counts by bin and what else its message held.
         counts: (world_size, NUM_BINS) those counts, in the host's memory.
-        is_retried: whether a rank's list was full, so that all ranks collected, and sent their counts, once more.
     """
 
     indices: Tensor
     magnitudes: Tensor
     rows: Tensor
     counts: Tensor
-    is_retried: bool = False
 
 
-def _collect(state: AgreedState, search: Search, room: Room | None, cuts: ModuleType) -> Asking[_Candidates]:
+def _collect(state: AgreedState, search: Search, room: Room | None, cuts: ModuleType) -> Reduction[_Candidates]:
     """Return this rank's candidates, and every rank's counts and the candidates in its message: one all-gather."""
     assert state.lowest_bits is not None
     where = search.slice, search.start, state.lowest_bits, state.shift
@@ -136,33 +132,25 @@ def _collect(state: AgreedState, search: Search, room: Room | None, cuts: Module
         return (yield from _counted(cuts.collect_in_blocks(*where, blocks), state, search, room, cuts))
     if search.scales is not None:
         return (yield from _counted(cuts.collect_scaled(*where, search.scales), state, search, room, cuts))
-    if search.slice.device.type == "cpu":
-        return (yield from _counted(cuts.collect(*where), state, search, room, cuts))
-    plenty = math.ceil(PLENTY * state.surplus * search.step.target_count)
-    found = yield from _counted(cuts_reference.collect_unread(*where, plenty), state, search, room, cuts)
-    if int(found.counts.min()) == OVERFULL:  # on some rank, which all see: now the host reads how many there are
-        found = yield from _counted(cuts.collect(*where), state, search, room, cuts)
-        found = replace(found, is_retried=True)
-    count = int(found.counts[search.comm.rank].sum())
-    return replace(found, indices=found.indices[:count], magnitudes=found.magnitudes[:count])
+    return (yield from _counted(cuts.collect(*where), state, search, room, cuts))
 
 
 def _counted(
     mine: tuple[Tensor, Tensor, Tensor], state: AgreedState, search: Search, room: Room | None, cuts: ModuleType
-) -> Asking[_Candidates]:
+) -> Reduction[_Candidates]:
     """Return this rank's candidates with what the message of all ranks said."""
     assert state.lowest_bits is not None
     indices, magnitudes, counts = mine
     if room is None:
-        rows = yield Ask("gather_rows", counts, is_read=True)
+        rows = yield AllGather(mine=counts, read=True)
         return _Candidates(indices, magnitudes, rows, rows)
     message = room.message(mine, search, cuts, lowest=state.lowest_bits, shift=state.shift)
-    rows = yield Ask("gather_rows", message, "indices")
+    rows = yield AllGather(mine=message, kind="indices")
     return _Candidates(indices, magnitudes, rows, rows[:, :NUM_BINS].cpu())  # host sync: counts shape what follows
 
 
-def _cut(found: _Candidates, search: Search, cuts: ModuleType) -> Cut:
-    cut: Cut = search.comm.alike(lambda: cuts.cut(found.counts, search.step.target_count))
+def _cut(found: _Candidates, search: Search, cuts: ModuleType) -> Reduction[Cut]:
+    cut: Cut = yield Once(work=lambda: cuts.cut(found.counts, search.step.target_count))
     return cut
 
 
@@ -175,12 +163,12 @@ def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int, cuts: Mod
     return kept
 
 
-def _reset_candidates(state: AgreedState, search: Search) -> Asking[None]:
+def _reset_candidates(state: AgreedState, search: Search) -> Reduction[None]:
     """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
     k = search.step.target_count
-    totals = yield Ask("all_reduce", magnitude_bins(search.copied().slice))
+    totals = yield AllReduce(mine=magnitude_bins(search.copied().slice), kind="counts")
     wanted = state.surplus * k, k / state.surplus**2
-    lowest, highest = search.comm.alike(lambda: _bins_reached(totals, wanted))
+    lowest, highest = yield Once(work=lambda: _bins_reached(totals, wanted))
     _resolve(state, lowest << SHIFT, (highest + 1) << SHIFT)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.interleaving import DealtBlocks
+from micro.requests import Reduction
 from micro.scales import AnyScales
-from micro.selectors.asking import Asking
 from micro.sparse import Step
 
 S = TypeVar("S")
@@ -64,8 +64,7 @@ class Found:
         counts: every rank's k_r.
         threshold: the one that was used.
         everyone: (sum(counts),) int32 indices in the vector of what all ranks chose, where they are known already.
-        overfull: whether they would be, had the message not been too small, or counts travelled twice, because a list
-            was too short.
+        overfull: whether they would be, had the message not been too small.
     """
 
     indices: Tensor
@@ -94,5 +93,5 @@ class ThresholdRule(ABC, Generic[S]):
         return type(self.start())(**saved)
 
     @abstractmethod
-    def search(self, state: S, search: Search) -> Asking[Found]:
-        """Select from the slice, and update the state by what all ranks found; what that asks of them is yielded."""
+    def search(self, state: S, search: Search) -> Reduction[Found]:
+        """Select from the slice, and update the state by what all ranks found; what it requests of them is yielded."""

@@ -6,7 +6,7 @@ import torch
 
 from micro import kernels
 from micro.on_device import on_device
-from micro.selectors.asking import Ask, Asking
+from micro.requests import AllGather, Reduction
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
 
@@ -32,7 +32,7 @@ class Published(ThresholdRule[PublishedState]):
         """Return the state before the first step."""
         return PublishedState()
 
-    def search(self, state: PublishedState, search: Search) -> Asking[Found]:
+    def search(self, state: PublishedState, search: Search) -> Reduction[Found]:
         """Take what is at or above the threshold, or one arbitrary coordinate."""
         search = search.copied()
         k, index = search.step.target_count, search.step.index
@@ -42,7 +42,7 @@ class Published(ThresholdRule[PublishedState]):
         if not indices.numel() and size:
             indices = torch.tensor([index % size], dtype=torch.int32, device=search.slice.device)
         mine = on_device([indices.numel()], torch.int32, indices.device)
-        rows = yield Ask("gather_rows", mine, is_read=True)
+        rows = yield AllGather(mine=mine, read=True)
         counts = tuple(rows.view(-1).tolist())
         state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0

@@ -25,7 +25,10 @@ class Smallest(micro.Selector[micro.NoState]):
         if self.skip < 0:
             raise ValueError(f"skip of smallest must be at least 0, got {self.skip}")
 
-    def select(self, state: micro.NoState, acc: Tensor, step: micro.Step, comm: micro.Comm) -> micro.Selection:
+    def select(
+        self, state: micro.NoState, acc: Tensor, step: micro.Step, comm: micro.Comm
+    ) -> micro.Reduction[micro.Selection]:
         """Return this rank's k smallest magnitudes."""
+        yield from ()
         order = acc.abs().argsort(stable=True)[self.skip : self.skip + step.target_count]
         return micro.Selection(torch.sort(order).values.to(torch.int32))
