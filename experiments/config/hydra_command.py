@@ -113,8 +113,10 @@ def _refuse(message: str) -> NoReturn:
 
 def _is_of_words(error: Exception) -> bool:
     """Return whether Hydra raised an error while it read words and files, before any job."""
-    functions = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return raised_by_hydra(error) and not {"run_job", "return_value"} & set(functions)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [str(frame.f_globals.get("__name__")).split(".")[0] for frame in frames]
+    in_job = {"experiments", "__main__"} & set(packages[packages.index("hydra") :]) if "hydra" in packages else True
+    return raised_by_hydra(error) and not in_job and "return_value" not in [frame.f_code.co_name for frame in frames]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -42,6 +42,8 @@ def one_line_each() -> Iterator[None]:
 
 def raised_by_hydra(error: Exception) -> bool:
     """Return whether an error was raised in the code of Hydra or OmegaConf, which read the words of a user."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return True
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return str(frame.f_globals.get("__name__")).split(".")[0] in ("hydra", "omegaconf", "antlr4")
 

@@ -17,6 +17,7 @@ from experiments.config.errors import UserError, not_among, one_line, shown
 from experiments.config.hydra_errors import kind_of, unreadable
 from experiments.config.ranges import MOST_RUNS, check_num_runs
 
+_LONGEST_KEY = 200  # Hydra looks for a file of that name
 _HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # a path with ~, which Hydra's grammar reads only in quotes
 
 
@@ -31,7 +32,7 @@ def _parsed(word: str) -> Override:
         override = OverridesParser.create().parse_override(_HOME.sub(r"\1='\2'", word))
     except (HydraException, ValueError, RecursionError):  # ValueError: a number of thousands of digits
         raise UserError(unreadable(word)) from None
-    if not override.key_or_group:
+    if not 0 < len(override.key_or_group) <= _LONGEST_KEY:
         raise UserError(unreadable(word))
     if override.key_or_group in GROUPS and not override.is_delete() and not override.is_sweep_override():
         _check_choice(override)
