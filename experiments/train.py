@@ -4,8 +4,8 @@
     python -m experiments.train -m sparsifier=dense,topk,micro seed=0,1
 
 The command starts its own workers; under torchrun or srun it joins the ranks that these start. A finished run is not
-run again. An unfinished run resumes from its last checkpoint; what it recorded after that moves to attempts/ of its
-folder. Ctrl-C, SIGTERM and SIGUSR1 save a run and stop it; a second Ctrl-C does not wait for that.
+run again. An unfinished run resumes from its last checkpoint, and records what came after it anew. Ctrl-C, SIGTERM and
+SIGUSR1 save a run and stop it; a second Ctrl-C does not wait for that.
 
 Words are those of Hydra. micro-train is the same command; eval "$(micro-train -sc install=bash)" has a shell complete
 it.

@@ -15,5 +15,6 @@ def finished(folder: RunFolder) -> RunFolder:
     for path in (folder.steps_path, folder.epochs_path):
         num_rows = path.read_bytes().count(b"\n")
         records[path.name] = Extent(num_rows, *digest_of(path))
-    write_done(folder, load_json(folder.done_path), records)
+    summary = {key: value for key, value in load_json(folder.done_path).items() if key != "sha256"}
+    write_done(folder, summary, records)
     return folder

@@ -144,8 +144,9 @@ def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:
         if name not in known:
             raise UserError(unknown_key(str(name), parent, known))
         inner = composed._get_node(name)  # neither resolved nor required
-        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
-            _check_keys(inner, OmegaConf.get_type(inner), f"{parent}.{name}".strip("."))
+        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(inner_kind := OmegaConf.get_type(inner)):
+            assert isinstance(inner_kind, type)
+            _check_keys(inner, inner_kind, f"{parent}.{name}".strip("."))
     lost = [name for name in known if name not in given]
     if lost and OmegaConf.get_type(composed) is kind:
         raise UserError(cannot_remove(f"{parent}.{lost[0]}".strip(".")))

@@ -4,6 +4,7 @@ import signal
 import socket
 import sys
 from contextlib import ExitStack
+from typing import Any
 
 import torch.distributed as dist
 
@@ -125,7 +126,7 @@ def _check_each_host(config: TrainConfig, ranks: RankEnvironment) -> None:
             check_runs([config])
     except UserError as error:
         problem = str(error)
-    found = gather_objects((socket.gethostname(), problem))
+    found: list[Any] = gather_objects((socket.gethostname(), problem))
     if first := next(((host, why) for host, why in found if why), None):
         dist.destroy_process_group()
         if ranks.rank:

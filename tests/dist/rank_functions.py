@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from experiments.runs.stop_signals import stop_signals
 from micro.comm import GroupComm
 
 
@@ -36,6 +37,7 @@ def called(main: Callable[[], Any], *words: str) -> Ended:
     """Call the main function of a command in this process, as if ``words`` were its command line."""
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = [f"{main.__module__}", *words]
+    stop_signals.number = 0  # as in a new process
     code: Any = 0
     try:
         with redirect_stdout(out), redirect_stderr(err):

@@ -72,7 +72,6 @@ def test_the_same_command_on_every_host_trains_one_model(hosts: Hosts, tmp_path:
     ended = run(hosts, [[*WORDS, *nodes, f"output={tmp_path}"]] * NUM_TRAINING)
     check_run(ended, tmp_path)
     assert [one.output.count("done: ") for one in ended] == [1] * NUM_TRAINING
-    assert sum(": step " in one.output for one in ended) == 1  # one of them shows the progress
 
 
 def test_a_rank_on_a_host_that_dies_fails_the_others_with_a_message(hosts: Hosts) -> None:

@@ -35,6 +35,8 @@ from experiments.reports.run_configs import parse_selection
 from experiments.reports.speed_figures import draw_throughput
 from experiments.reports.step_figures import draw_convergence
 from experiments.reports.summary import of_study, summarise, summary
+from experiments.runs.run_folder import RunFolder
+from tests.finished_runs import finished
 
 Row = dict[str, Any]
 NUMEL = 270_000
@@ -105,7 +107,7 @@ def write_run(
     _write_rows(folder / "steps.jsonl", steps)
     _write_rows(folder / "epochs.jsonl", _epoch_rows(rng, sparsifier, steps, per_epoch, STUDIES[task]))
     (folder / "DONE").write_text(json.dumps({"step": epochs * per_epoch, "epoch": epochs - 1}))
-    return folder
+    return finished(RunFolder(folder)).path
 
 
 def _step_rows(
@@ -163,7 +165,11 @@ def _epoch_rows(
 
 
 def _write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write a record; of a finished run, DONE too."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = RunFolder(path.parent)
+    if folder.is_done():
+        finished(folder)
 
 
 def _rows(path: Path) -> list[Row]:
@@ -207,6 +213,7 @@ def test_runs_on_other_machines_are_seeds_of_one_method(
     path = write_run(tmp_path, "topk", 1) / "config.yaml"
     config = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump(config | {"cluster": config["cluster"] | cluster}))
+    finished(RunFolder(path.parent))
     assert frames.runs(tmp_path)["variant"].nunique() == num_methods
 
 
@@ -215,6 +222,7 @@ def test_runs_on_other_files_are_not_seeds_of_one_method(content: str, num_metho
     for seed, sha256 in enumerate(["a", content]):
         folder = write_run(tmp_path, "topk", seed)
         (folder / "manifest.json").write_text(json.dumps({"data_checksums": {"train": sha256}}))
+        finished(RunFolder(folder))
     assert frames.runs(tmp_path)["variant"].nunique() == num_methods
 
 
@@ -496,7 +504,7 @@ def test_a_place_that_cannot_be_written_is_one_line(
 
 
 def test_an_empty_record_is_named(tmp_path: Path) -> None:
-    (write_run(tmp_path, "topk") / "epochs.jsonl").write_text("")
+    _write_rows(write_run(tmp_path, "topk") / "epochs.jsonl", [])
     with pytest.raises(UserError, match=r"epochs\.jsonl has no rows"):
         frames.load(tmp_path)
 
@@ -504,12 +512,8 @@ def test_an_empty_record_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kept", "said"),
     [
-        (
-            "steps.jsonl",
-            0.5,
-            r"steps\.jsonl ends at step \d+, the run at 59; run it again with resume=scratch$",
-        ),
-        ("epochs.jsonl", 0.5, r"epochs\.jsonl ends at epoch 0, the run at 2; run it again"),
+        ("steps.jsonl", 0.5, r"steps\.jsonl ends after \d+ bytes of \d+.*; run it again with resume=scratch$"),
+        ("epochs.jsonl", 0.5, r"epochs\.jsonl ends after \d+ bytes of \d+.*; run it again"),
         ("DONE", 0.5, r"DONE is not whole; run it again"),
         ("DONE", 0.0, r"DONE is not whole; run it again"),
     ],
@@ -535,6 +539,7 @@ def test_a_run_that_adds_no_gradients_up_is_not_named_for_that(tmp_path: Path) -
     for number in (1, 4):
         path = write_run(tmp_path, "topk", seed=number) / "config.yaml"
         path.write_text(f"{path.read_text()}accumulate: {number}\n")
+        finished(RunFolder(path.parent))
     assert list(summary(tmp_path)["variant"]) == ["", "accumulate=4"]
 
 
@@ -552,6 +557,7 @@ def test_a_table_calls_each_run_by_its_parts_and_settings(tmp_path: Path) -> Non
         path = write_run(tmp_path, "topk", seed) / "config.yaml"
         usual = {"reducer": "sparse", "exchange": "union", "codec": "raw", "indices": "int32", "feedback": "residual"}
         path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"sparsifier": {**usual, **own}}))
+        finished(RunFolder(path.parent))
     table = summary(tmp_path)
     assert {label(row["sparsifier"], row["variant"]) for _, row in table.iterrows()} == set(parts)
     assert list(table["num_seeds"]) == [1] * len(parts)

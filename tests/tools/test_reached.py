@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.reports.frames import Frames
+from experiments.reports.frames import STEP_NUMBERS, Frames
 from experiments.reports.length_figure import at_several_lengths, draw_lengths
 from experiments.reports.reached import reached, run_rows, write_reached
 
@@ -26,15 +26,23 @@ def frames(measure: str = "accuracy", of: Callable[[float], float] = lambda valu
     runs, steps, epochs = [], [], []
     for (sparsifier, seed), values in ACCURACY.items():
         density = 1.0 if sparsifier == "dense" else 0.1
-        common = {"run": f"{sparsifier}-{seed}", "sparsifier": sparsifier, "variant": ""}
-        runs.append({**common, "model": "mlp", "dataset": "digits", "world_size": 4, "density": density, "epochs": 4})
+        common = {
+            "run": f"{sparsifier}-{seed}",
+            "sparsifier": sparsifier,
+            "variant": "",
+            "cluster": "local",
+            "world_size": 4,
+        }
+        runs.append({**common, "model": "mlp", "dataset": "digits", "density": density, "epochs": 4})
         for epoch, value in enumerate(values):
             step = {"step": epoch, "bytes_sent": BYTES[sparsifier], "density": density, "skipped": False}
             steps.append({**common, **step})
             row = {"epoch": epoch, "step": epoch + 1.0, measure: of(value), "metric": measure}
             epochs.append({**common, **row, "asked_density": density})
     manifests = {"micro-0": "ab", "micro-1": "cd"}
-    tables = {"runs": pd.DataFrame(runs), "steps": pd.DataFrame(steps), "epochs": pd.DataFrame(epochs)}
+    columns = [*common, "skipped", *STEP_NUMBERS]
+    rows = pd.DataFrame(steps).reindex(columns=dict.fromkeys(columns))
+    tables = {"runs": pd.DataFrame(runs), "steps": rows, "epochs": pd.DataFrame(epochs)}
     return Frames(**tables, manifests=manifests, origins={"micro-0": ORIGIN})
 
 

@@ -26,7 +26,6 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         "sweep demo --list",
         "sweep status demo",
         "sweep methods/digits --dry-run",
-        "sweep demo --backend slurm --dry-run cluster=slurm cluster.nnodes=2 cluster.slurm.partition=gpu",
         "figures --help",
     ],
 )

@@ -53,7 +53,7 @@ def started_with(torch: str, folder: Path, *words: str, **settings: Any) -> subp
 def test_a_signal_while_a_command_imports_ends_it_with_its_code(
     tmp_path: Path, command: str, number: signal.Signals
 ) -> None:
-    words = {"train": [f"output={tmp_path}/runs"], "bench": ["select"]}[command]
+    words = {"train": [f"output={tmp_path}/runs"], "bench": ["step"]}[command]
     ended = started_with(TORCH.format(number=int(number)), tmp_path, f"experiments.{command}", *words)
     line = f"stopped by {NAMES[number]}, with nothing to save: run the same command again\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (CODES[number], "", line)

@@ -157,8 +157,8 @@ def _compute_s(steps: pd.DataFrame, config: Config) -> float:
 
 
 def _stages(steps: pd.DataFrame, config: Config) -> dict[str, float]:
-    """Return STAGES of one run; NaN where workers were simulated, which share their time."""
-    if config.get("cluster.name") == "simulated":
+    """Return STAGES of one run; NaN where every step was skipped, or workers were simulated, which share their time."""
+    if config.get("cluster.name") == "simulated" or steps["skipped"].all():
         return dict.fromkeys(STAGES, float("nan"))
     times = stage_times(steps).iloc[0] / 1000
     error = steps.loc[~steps["skipped"], "density_error"].mean()
