@@ -19,7 +19,6 @@ from torch import Tensor
 
 from micro.operations import Op, bytes_sent, travels_padded
 from micro.peer_failures import PeerFailures, Pending, Watched
-from micro.pending import pending
 from micro.spans import Seconds, now
 
 if TYPE_CHECKING:
@@ -264,7 +263,7 @@ class Comm(ABC):
         """
         return None
 
-    def start_side_by_side(self, calls: Sequence[Callable[[], None]], name: str) -> Callable[[], None]:
+    def start_side_by_side(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """Start the collectives that these call, in this order on all ranks; return what waits for the end of all.
 
         Here each has ended when the next is started.
@@ -391,11 +390,6 @@ class GroupComm(Comm):
 
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
-    @contextmanager
-    def _counted(self, kind: Kind, device: torch.device, op: Op, size: int) -> Iterator[None]:
-        with pending.listed(op), super()._counted(kind, device, op, size):
-            yield
-
     def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
         self._call(_all_gather_single(), rows.view(-1), row)
 
@@ -428,25 +422,18 @@ class GroupComm(Comm):
         else:
             self._failures.wait(work)
 
-    def start_side_by_side(self, calls: Sequence[Callable[[], None]], name: str) -> Callable[[], None]:
+    def start_side_by_side(self, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """Start the collectives that these call; see Comm. On a CPU all are under way at once."""
-        number, works = pending.begin(name), list[dist.Work]()
-        self._started = works
+        self._started = works = list[dist.Work]()
         try:
             for call in calls:
                 call()
-        except BaseException:
-            pending.end(number)
-            raise
         finally:
             self._started = None
 
         def wait() -> None:
-            try:
-                for work in works:
-                    self._wait(work)
-            finally:
-                pending.end(number)
+            for work in works:
+                self._wait(work)
 
         return wait
 
@@ -463,14 +450,8 @@ def _all_gather_single() -> Callable[..., object]:
 
 def mean_async(x: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
     """Start to replace ``x`` by its mean over the ranks, as DDP does where it has no hook; return the future of x."""
-    number = pending.begin("all_reduce")
     work = dist.all_reduce(x.div_(dist.get_world_size(group)), group=group, async_op=True)
-
-    def mean(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-        pending.end(number)
-        return done.value()[0]
-
-    return work.get_future().then(mean)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list[object]:
@@ -478,19 +459,17 @@ def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list
 
     torch's own all_gather_object needs numpy, which an installation of micro need not have.
     """
-    with pending.listed("gather_objects"):
-        own, lengths = _pickled(item, group)
-        rows = [torch.empty_like(own) for _ in lengths]
-        dist.all_gather(rows, own, group=group)
+    own, lengths = _pickled(item, group)
+    rows = [torch.empty_like(own) for _ in lengths]
+    dist.all_gather(rows, own, group=group)
     return [_unpickled(row, length) for row, length in zip(rows, lengths, strict=True)]
 
 
 def gather_objects_at_first(item: object, group: dist.ProcessGroup | None = None) -> list[object] | None:
     """Return every rank's picklable ``item`` in rank order on the group's first rank, None on all others."""
-    with pending.listed("gather_objects_at_first"):
-        own, lengths = _pickled(item, group)
-        rows = [torch.empty_like(own) for _ in lengths] if dist.get_rank(group) == 0 else None
-        dist.gather(own, rows, group=group, group_dst=0)
+    own, lengths = _pickled(item, group)
+    rows = [torch.empty_like(own) for _ in lengths] if dist.get_rank(group) == 0 else None
+    dist.gather(own, rows, group=group, group_dst=0)
     return [_unpickled(row, length) for row, length in zip(rows, lengths, strict=True)] if rows else None
 
 

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from micro.pending import pending
 from micro.store_calls import StoreCalls
 
 LOOK_S = 1.0  # between two looks at the store while a collective does not end
@@ -134,8 +133,7 @@ class Watched:
 
     def wait(self) -> None:
         """Wait for its end; see PeerFailures.wait."""
-        with pending.listed("all_reduce"):
-            self._failures.wait(self._work)
+        self._failures.wait(self._work)
 
 
 def _is_timeout(error: BaseException) -> bool:

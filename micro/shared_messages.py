@@ -238,7 +238,7 @@ def start_together(messages: Sequence[Message]) -> Done:
             message.is_shared = True
 
     comm = messages[0].comm
-    wait = comm.start_side_by_side([partial(call, alike) for alike in kinds.values()], _named(messages))
+    wait = comm.start_side_by_side([partial(call, alike) for alike in kinds.values()])
 
     def finish() -> None:
         wait()
@@ -246,10 +246,6 @@ def start_together(messages: Sequence[Message]) -> Done:
             give()
 
     return finish
-
-
-def _named(messages: Sequence[Message]) -> str:
-    return " and ".join(dict.fromkeys(message.op for message in messages))
 
 
 def _bytes_of(x: Tensor) -> Tensor:
