@@ -35,6 +35,8 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")
     if scope == "model":
+        if reducer.selector.sends_indices:
+            raise ValueError("scope=model sends bucket by bucket, a slack all indices at once: leave one of them out")
         _ = InPieces(each=reducer.exchange, ends=(1,))  # refuses what cannot be sent bucket by bucket
         return reducer
     return replace(reducer, selector=PerTensor(selector=reducer.selector))

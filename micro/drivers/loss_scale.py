@@ -7,6 +7,8 @@ import torch
 
 from micro.reducers.base import Reducer
 from micro.reducers.wrapping import innermost
+from micro.selectors.threshold import Threshold
+from micro.selectors.wrapping import WrappingSelector
 
 
 class LossScale:
@@ -66,7 +68,10 @@ def check_scaler(scaler: object, reducer: Reducer) -> None:
         raise ValueError(
             "clip of feedback momentum is in units of gradients, which a scaler changes: use clip of micro.attach"
         )
-    if getattr(getattr(inner, "selector", None), "name", "") == "threshold":
+    selector = getattr(inner, "selector", None)
+    while isinstance(selector, WrappingSelector):
+        selector = selector.selector
+    if isinstance(selector, Threshold):
         raise ValueError(
             "selector threshold has its threshold in units of gradients, which a scaler changes: use topk, for instance"
         )

@@ -77,7 +77,7 @@ class Row:
         make: density or schedule, seed -> reducer.
         band: where the density ends up; None where it is not controlled.
         counts, indices, values: closed forms of the bytes that one rank sends.
-        num_collectives: of a step in steady state, with more than one rank.
+        num_collectives: of a step in steady state, with three or four ranks: the fewest.
         conserves_mass: what is not sent is kept.
         follows_density: the target is the given density (dense ignores it, Accordion derives its own).
         by_tensor: k is that of each tensor, in sum.

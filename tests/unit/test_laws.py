@@ -264,6 +264,12 @@ def test_counted_bytes_are_the_closed_form(row: Row, case: tuple[int, torch.dtyp
             assert world_size > 1 or stats.num_collectives == 0
 
 
+@grid(row=TABLE)
+def test_a_step_takes_at_least_as_many_collectives_as_the_table_says_and_one_takes_no_more(row: Row) -> None:
+    cases = [case for case in CASES if case[0] > 1]
+    assert min(step.stats[0].num_collectives for case in cases for step in taken(row, *case)) == row.num_collectives
+
+
 @grid(row=BANDED, world_size=[1, 5])
 def test_density_is_inside_its_band(row: Row, world_size: int) -> None:
     world_size = row.world_size(world_size)

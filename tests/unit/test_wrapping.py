@@ -9,8 +9,10 @@ import micro
 from micro.drivers.chosen_parameters import split_by
 from micro.drivers.loss_scale import check_scaler
 from micro.reducers.wrapping import WrappingReducer, innermost, layers
+from micro.scope import scoped
 
 MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
+THRESHOLD = micro.SparseReducer(micro.Threshold(), density=0.1)
 DGC = micro.SparseReducer(micro.DGC(), density=0.1, feedback=micro.MomentumCorrection(clip=1.0))
 
 
@@ -64,6 +66,9 @@ def test_what_to_do_about_nan_reaches_the_innermost_reducer() -> None:
         (lambda: micro.TwoLevel(reducer=MICRO, ranks_per_node=2, nonfinite="go"), "must be one of stop, skip"),  # type: ignore[arg-type]
         (lambda: split_by(two_level(split(MICRO)), {}, only=None, dense="x", start_step=0), "says what is dense"),
         (lambda: check_scaler(torch.amp.GradScaler("cpu"), two_level(DGC)), "clip of feedback momentum is in units"),
+        (lambda: check_scaler(torch.amp.GradScaler("cpu"), scoped(THRESHOLD, "bucket")), "selector threshold has its"),
+        (lambda: check_scaler(torch.amp.GradScaler("cpu"), scoped(THRESHOLD, "tensor")), "selector threshold has its"),
+        (lambda: scoped(micro.SparseReducer(micro.Micro(slack=0.1), 0.1), "model"), "scope=model sends"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(make: Callable[[], object], words: str) -> None:
