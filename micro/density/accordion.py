@@ -1,6 +1,5 @@
 """Accordion: more of a layer while its gradient's norm changes fast."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.density.base import Density, Target, check_density
+from micro.density.base import Density, Target, check_density, target_count
 from micro.flat import Layout
 from micro.requests import AllReduce, Reduction
 
@@ -72,8 +71,7 @@ class Accordion(Density[AccordionState]):
         if step % self.interval == 0 or state.norms is None:
             yield from self._check(state, grad, step, layout, comm)
         densities = tuple(self.high if critical else self.density for critical in state.critical)
-        counts = (max(1, math.floor(d * numel + 1e-9)) for d, numel in zip(densities, layout.numels, strict=True))
-        count = sum(counts)
+        count = sum(map(target_count, densities, layout.numels))
         return Target(count / layout.numel, count, densities)
 
     def regroup(

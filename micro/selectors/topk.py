@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.density.base import target_count
 from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.selectors.pieces import largest_of_each, pieces_of
@@ -58,6 +58,5 @@ class TopK(Selector[NoState]):
 def _of_each_layer(acc: Tensor, step: Step) -> Tensor:
     numels = step.layout.numels
     densities = step.layer_densities or (step.target_count / acc.numel(),) * len(numels)
-    shares = torch.tensor(densities, dtype=torch.float64) * torch.tensor(numels)
-    counts = (shares + 1e-9).floor().to(torch.int64).clamp(min=1)  # 1e-9: 0.07 * 100 is a little below 7
-    return largest_of_each(acc, pieces_of(numels, str(acc.device)), counts.tolist())
+    counts = list(map(target_count, densities, numels))
+    return largest_of_each(acc, pieces_of(numels, str(acc.device)), counts)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.density.base import target_count
 from micro.spans import Spans
 from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
@@ -298,8 +299,8 @@ def test_target_follows_the_warm_up(row: Row) -> None:
             if row.follows_density:
                 assert step.stats[0].target_density == schedule.at(index)
                 whole = (FFT_BINS,) if row.name.startswith("fft") else (LAYOUT.numel,)
-                counts = [int(schedule.at(index) * size) for size in (LAYOUT.numels if row.by_tensor else whole)]
-                assert step.stats[0].target_count == sum(max(1, count) for count in counts)
+                sizes = LAYOUT.numels if row.by_tensor else whole
+                assert step.stats[0].target_count == sum(target_count(schedule.at(index), size) for size in sizes)
             if is_prompt(row):
                 assert_in_band(row, step.stats[0], world_size)
 

@@ -151,6 +151,27 @@ def test_one_exchange_serves_all_parameters(three: SimulatedGroup) -> None:
     assert [op for op, _ in stats.calls] == ["gather_rows", "gather_lists", "gather_lists"]
 
 
+@pytest.mark.parametrize(
+    ("selector", "density"),
+    [
+        (micro.TopK(), 0.29),
+        (micro.TopK(scope="layer"), 0.29),
+        (PerTensor(selector=micro.TopK()), 0.29),
+        (PerTensor(selector=micro.TopK()), micro.ByName(patterns={"a": 0.29}, density=0.29)),
+        (micro.TopK(scope="layer"), micro.Accordion(density=0.29, high=0.29, interval=10)),
+    ],
+)
+def test_all_ways_to_the_same_density_choose_as_many(
+    selector: micro.Selector, density: Any, three: SimulatedGroup
+) -> None:
+    """0.29 * 100 is a little below 29 in floating point."""
+    layout = micro.Layout(("a", "b"), ((100,), (100,)))
+    reducer = micro.SparseReducer(selector, density, exchange=micro.Gather())
+    _, stats = reduced(three, reducer, start(reducer, layout, 3))
+    assert stats.target_count == 58
+    assert stats.counts == (58, 58, 58)
+
+
 def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedGroup) -> None:
     layout = part_of(LAYOUT, "a", "b", "c")
     policy = micro.Accordion(density=0.05, high=0.5, interval=100)
