@@ -94,6 +94,12 @@ class StatefulPart(Part, Generic[S]):
         """
         return state
 
+    def rescale_(self, state: S, factor: float) -> None:
+        """Multiply what the state holds in units of gradients by ``factor``, because gradients are from now on.
+
+        Thresholds are not changed: methods find them again.
+        """
+
 
 def known(base: type[P]) -> dict[str, type[P]]:
     """Return every class of a kind by name, for instance ``known(Selector)``: micro's own and those of other packages.

@@ -87,6 +87,11 @@ class Accordion(Density[AccordionState]):
         norms, critical = zip(*(known[name] for name in layout.names), strict=True)
         return AccordionState(norms, critical)
 
+    def rescale_(self, state: AccordionState, factor: float) -> None:
+        """Multiply the norms; see StatefulPart."""
+        if state.norms is not None:
+            state.norms = tuple(norm * factor for norm in state.norms)
+
     def _check(self, state: AccordionState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[None]:
         norms = yield from self._norms(grad, layout, comm)
         if state.norms is None or any(step - self.interval < decay <= step for decay in self.decays):

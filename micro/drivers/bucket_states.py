@@ -52,13 +52,9 @@ class BucketStates:
         return [self._reducer.save(state) for state in self._states.values()]
 
     def rescale_(self, factor: float) -> None:
-        """Multiply all that is kept by ``factor``, because gradients are from now on; exact for a power of two.
-
-        Thresholds are not changed: methods find them again.
-        """
+        """Multiply all that is kept by ``factor``; see Reducer."""
         for state in [*self._states.values(), *(old.state for old in self._leaving)]:
-            for vector in state.memory.values():
-                vector.mul_(factor)
+            self._reducer.rescale_(state, factor)
 
     def break_off(self, error: BaseException) -> None:
         """Note that ``error`` ended a step in its middle, so that no state is saved; loaded ones are whole."""

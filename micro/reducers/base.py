@@ -298,6 +298,14 @@ class Reducer(Part, ABC):
                 state.selector, state.exchange, state.density = bucket.selector, bucket.exchange, bucket.density
         return state
 
+    def rescale_(self, state: BucketState, factor: float) -> None:
+        """Multiply what a bucket keeps in units of gradients by ``factor``, because gradients are from now on.
+
+        It is exact for a power of two. Thresholds are not changed: methods find them again.
+        """
+        for vector in state.memory.values():
+            vector.mul_(factor)
+
     @staticmethod
     def _fill_(state: BucketState, pieces: dict[str, dict[str, Tensor]]) -> None:
         for key, vector in state.memory.items():

@@ -288,6 +288,11 @@ class SparseReducer(WithDensity):
             "exchange": self.exchange.save(state.exchange),
         }
 
+    def rescale_(self, state: BucketState, factor: float) -> None:
+        """Multiply what is kept in units of gradients; see Reducer."""
+        WithDensity.rescale_(self, state, factor)
+        self.selector.rescale_(state.selector, factor)
+
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
         state = WithDensity.load(self, saved, dtype, device)

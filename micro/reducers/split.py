@@ -210,6 +210,12 @@ class Split(WrappingReducer):
         state.step = max((bucket.step for bucket in old), default=0)
         return state
 
+    def rescale_(self, state: BucketState, factor: float) -> None:
+        """Multiply what is kept of the sparse share; see Reducer."""
+        assert isinstance(state, SplitState)
+        if state.sparse_state is not None:
+            self.reducer.rescale_(state.sparse_state, factor)
+
     def _empty(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> SplitState:
         """Return a state whose sparse share, if it has one, has no state yet."""
         dense, sparse = self.shares(layout)

@@ -236,6 +236,12 @@ class TwoLevel(WrappingReducer):
             self._take(state, place, None if shard is None else self.reducer.rebuild(shard, parts, wide, device))
         return state
 
+    def rescale_(self, state: BucketState, factor: float) -> None:
+        """Multiply what is kept of this rank's shard; see Reducer."""
+        assert isinstance(state, TwoLevelState)
+        if state.shard is not None:
+            self.reducer.rescale_(state.shard, factor)
+
 
 def _smallest(layout: Layout) -> Layout:
     """Return the same parameters with one element each, or none: what a reducer keeps under is the same for both."""

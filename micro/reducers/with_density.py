@@ -31,6 +31,11 @@ class WithDensity(Reducer):
         """Return the state as plain data and tensors."""
         return Reducer.save(self, state) | {"density": self.density_policy.save(state.density)}
 
+    def rescale_(self, state: BucketState, factor: float) -> None:
+        """Multiply what is kept in units of gradients; see Reducer."""
+        Reducer.rescale_(self, state, factor)
+        self.density_policy.rescale_(state.density, factor)
+
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described."""
         state = Reducer.load(self, saved, dtype, device)

@@ -84,6 +84,11 @@ class PerTensor(WrappingSelector[PerTensorState]):
         known = {name: inner for _, kept in old for name, inner in kept.by_name.items()}
         return PerTensorState({name: known[name] for name in layout.names if name in known})
 
+    def rescale_(self, state: PerTensorState, factor: float) -> None:
+        """Multiply what the selector keeps of each parameter; see StatefulPart."""
+        for inner in state.by_name.values():
+            self.selector.rescale_(inner, factor)
+
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return the policy's density for each parameter, and the sum of their counts."""
         densities = target.layer_densities or (target.density,) * len(layout.names)

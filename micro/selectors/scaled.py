@@ -94,6 +94,11 @@ class Scaled(ScalingSelector[ScaledState]):
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
         return _state(inner, {name: known[name] for name in layout.names if name in known})
 
+    def rescale_(self, state: ScaledState, factor: float) -> None:
+        """Multiply the mean squares; see StatefulPart."""
+        self.selector.rescale_(state.inner, factor)
+        state.squares = state.squares * factor**2
+
     def choose(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of the accumulator in units of each parameter's scale."""
         yield from self._measure(state, acc, step, comm)

@@ -123,6 +123,12 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         roots = {name: _times(root, kept.factor / factor) for kept in known for name, root in kept.by_name.items()}
         return ScaledElementsState(inner, {name: roots[name] for name in layout.names if name in roots}, factor)
 
+    def rescale_(self, state: ScaledElementsState, factor: float) -> None:
+        """Multiply the roots; see StatefulPart."""
+        self.selector.rescale_(state.inner, factor)
+        for roots in state.by_name.values():
+            roots.mul_(factor)
+
     def choose(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of the accumulator in units of each element's scale."""
         roots = state.of(step.layout, acc.device)

@@ -43,16 +43,27 @@ def step_of(model: DistributedDataParallel, scaler: torch.amp.GradScaler, step: 
     return flat(list(model.parameters())).clone()
 
 
-@pytest.mark.parametrize("feedback", [micro.ErrorFeedback(), micro.MomentumCorrection()])
-def test_a_scale_that_changes_changes_no_bit_of_the_training(feedback: micro.Feedback) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        reducer(),
+        reducer(micro.MomentumCorrection()),
+        micro.SparseReducer(micro.Scaled(selector=micro.TopK()), density=0.2),
+        micro.SparseReducer(micro.ScaledElements(selector=micro.TopK(), eps=1e-30, memory=0.5), density=0.2),
+        micro.SparseReducer(micro.TopK(scope="layer"), micro.Accordion(density=0.1, high=0.5, interval=1, change=0.9)),
+        micro.Split(reducer=micro.SparseReducer(micro.Scaled(selector=micro.TopK()), density=0.2), dense=("0.bias",)),
+    ],
+    ids=lambda method: method.method,
+)
+def test_a_scale_that_changes_changes_no_bit_of_the_training(method: micro.Reducer) -> None:
     """Powers of two are exact: a run whose scale grows and falls equals one without a scaler."""
     plain, scaled = wrapped(), wrapped()
     growing, none = scaler_at(2.0**8, growth_interval=2), torch.amp.GradScaler("cpu", enabled=False)
     with (
-        micro.attach(plain, reducer(feedback), scaler=none),
-        micro.attach(scaled, reducer(feedback), scaler=growing) as attachment,
+        micro.attach(plain, method, scaler=none),
+        micro.attach(scaled, method, scaler=growing) as attachment,
     ):
-        for step in range(8):
+        for step in range(20):
             assert torch.equal(step_of(plain, none, step), step_of(scaled, growing, step)), step
             assert not attachment.skipped
         assert growing.get_scale() > 2.0**8
