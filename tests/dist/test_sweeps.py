@@ -148,7 +148,7 @@ def children_of(pid: int) -> set[int]:
     return found - {pid}
 
 
-def test_each_run_is_reported_where_a_job_of_a_launcher_ends_without_a_result(tmp_path: Path) -> None:
+def test_a_job_of_a_launcher_that_ends_without_a_result_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     (tmp_path / "sitecustomize.py").write_text(  # Python imports it at its start: jobs are killed then
         "import os, sys\nif 'submitit.core._submit' in sys.orig_argv:\n    os.kill(os.getpid(), 9)\n"
@@ -158,8 +158,8 @@ def test_each_run_is_reported_where_a_job_of_a_launcher_ends_without_a_result(tm
     done = run(*launcher, *words, "seed=0,1", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert [any(f"-s{seed}-" in line for line in told) for seed in (0, 1)] == [True, True]
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "submitit" in told
 
 
 def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Path) -> None:
