@@ -69,7 +69,7 @@ from micro.exchanges.union import Union
 from micro.feedback import EF21, ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
 from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
-from micro.index_codecs import Bitmap, Enumerative, IndexCodec, Int32, Packed, Shortest
+from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.local import LocalSteps, Outer, RoundStats
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.partition import cyclic_slice, equal_slice
@@ -149,7 +149,6 @@ __all__ = [
     "DenseReducer",
     "Density",
     "DensitySchedule",
-    "Enumerative",
     "ErrorFeedback",
     "Everything",
     "ExDyna",

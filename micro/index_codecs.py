@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro import enumeration
-from micro.bits import get_places, num_packed_bytes, pack, put_places, unpack
+from micro.bits import get_places, num_packed_bytes, put_places
 from micro.codecs.base import from_bytes, to_bytes
 from micro.on_device import on_device
 from micro.parts import Part
@@ -170,72 +169,6 @@ class Packed(IndexCodec):
             return torch.empty(0, dtype=torch.int32, device=wire.device)
         low = _low_bits(count, span)
         return get_places(wire, count, low, 1, _high_length(count, span, low))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enumerative(IndexCodec):
-    """Low bits side by side; high parts as one number that tells all sets of that many apart.
-
-    The high parts have ``finer`` bits more than in Elias and Fano's code; `micro.enumeration` numbers them. The length
-    depends only on the count. With the default an index takes at most 0.1 bit more than log2 C(c, k) / k, where Packed
-    takes up to 0.6 more, and the whole list 16 bits more. It is coded and decoded on the host in about 2^finer to
-    2^(finer + 1) dependent steps for each index: for slow links.
-
-    Args:
-        finer: in [0, 8]; each halves the distance and doubles the steps.
-
-    Source: Cover, IEEE Transactions on Information Theory 1973.
-
-    Raises:
-        ValueError: finer out of its range.
-    """
-
-    finer: int = 3
-    name: ClassVar[str] = "enumerative"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.finer <= 8:
-            raise ValueError(f"finer of enumerative must be in [0, 8], got {self.finer}")
-
-    def _split(self, count: int, span: int) -> tuple[int, int]:
-        """Return how many low bits there are, and the places of the line of high parts: the i-th sets high part + i."""
-        low = max(_low_bits(count, span) - self.finer, 0)
-        return low, _high_length(count, span, low) if low else span
-
-    def num_bytes(self, count: int, span: int) -> int:
-        """Return the bytes of low parts and of the number of the high parts."""
-        if not count:
-            return 0
-        low, length = self._split(count, span)
-        return num_packed_bytes(count, low) + 2 * enumeration.num_words(count, length)
-
-    def most_bytes(self, count: int, span: int) -> int:
-        """Return the most that these, or fewer, indices take: at half of the range, or where a low bit less begins."""
-        edges = [span >> bits for bits in range(1, 32)]
-        fewer = [edge for edge in edges if edge < count][:2]
-        return max(self.num_bytes(each, span) for each in (count, *fewer))
-
-    def encode(self, indices: Tensor, span: int) -> Tensor:
-        """Return low parts, then the number of the high parts."""
-        count = indices.numel()
-        if not count:
-            return indices.new_empty(0, dtype=torch.uint8)
-        low, length = self._split(count, span)
-        here = indices.cpu()  # host sync: each step of the code depends on the one before
-        line = (here >> low) + torch.arange(count, dtype=here.dtype) if low else here
-        lows = [pack(here & ((1 << low) - 1), low)] if low else []
-        return torch.cat([*lows, enumeration.encode(line, length)]).to(indices.device)
-
-    def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
-        """Return the indices put together again."""
-        if not count:
-            return torch.empty(0, dtype=torch.int32, device=wire.device)
-        low, length = self._split(count, span)
-        here, size = wire.cpu(), num_packed_bytes(count, low)  # host sync: as for encode
-        line = enumeration.decode(here[size:], count, length)
-        if low:
-            line = (line - torch.arange(count) << low) + unpack(here[:size], count, low)
-        return line.to(torch.int32).to(wire.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

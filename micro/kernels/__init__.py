@@ -137,18 +137,6 @@ def codes_on(device: torch.device) -> ModuleType | None:
     return _codes() if device.type == "cpu" and _with_numba() is not None else None
 
 
-def enumerating_on(device: torch.device) -> ModuleType | None:
-    """Return the module of the compiled enumeration of sets, where it serves tensors on ``device``, else None."""
-    return _enumerating() if device.type == "cpu" and _with_numba() is not None else None
-
-
-@cache
-def _enumerating() -> ModuleType:
-    from micro.kernels import enumerating
-
-    return enumerating
-
-
 @cache
 def _choosing() -> _ListLoops | None:
     """Return the compiled loops over lists, or None without numba."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import micro
-from micro.index_codecs import Bitmap, Enumerative, Packed, Shortest
+from micro.index_codecs import Bitmap, Packed, Shortest
 from tests.sparsifiers.base import (
     BUILD_UP,
     EXACT,
@@ -31,16 +31,6 @@ def elias_fano(count: int, span: int) -> int:
         return 0
     low = max(math.floor(math.log2(span / count)), 0)
     return math.ceil(count * low / 8) + math.ceil((count + (span - 1) // 2**low) / 8)
-
-
-def enumerative(count: int, span: int) -> int:
-    """Bytes of low parts side by side, and of the number of the high parts in whole words of 16 bits."""
-    if not count:
-        return 0
-    low = max(math.floor(math.log2(span / count)) - 3, 0)
-    line = count + (span - 1) // 2**low if low else span
-    words = math.floor(math.log2(math.comb(line, count)) / 16 + 1e-6) + 1 if count < line else 0
-    return math.ceil(count * low / 8) + 2 * words
 
 
 def bitmap(count: int, span: int) -> int:
@@ -93,15 +83,6 @@ ROWS: tuple[Row, ...] = (
         band=BUILD_UP,
         counts=rows(8),
         indices=whole(bitmap),
-        values=raw_lists,
-        num_collectives=3,
-    ),
-    Row(
-        name="topk+gather+enumerative",
-        make=sparse(micro.TopK(), exchange=GATHER, indices=Enumerative()),
-        band=BUILD_UP,
-        counts=rows(8),
-        indices=whole(enumerative),
         values=raw_lists,
         num_collectives=3,
     ),

@@ -8,12 +8,12 @@ import torch
 
 import micro
 from micro.bits import num_packed_bytes, pack, unpack
-from micro.index_codecs import Bitmap, Enumerative, IndexCodec, Int32, Packed, Shortest
+from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
 from tests.drawn_indices import draw
 from tests.products import grid
 
 CODECS = [Int32(), Bitmap(), Packed(), Shortest()]
-every_codec = pytest.mark.parametrize("codec", [*CODECS, Enumerative()], ids=lambda codec: codec.name)
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 ENTROPY_GAP = 0.6  # bits an index above the entropy of a random set
 
 
@@ -74,7 +74,7 @@ def test_lists_that_follow_each_other_come_back_as_one(codec: IndexCodec, counts
     assert joined.tolist() == [start + i for found, (start, _) in zip(lists, spans, strict=True) for i in found]
 
 
-@grid(codec=[*CODECS, Enumerative()], place=["front", "back"])
+@grid(codec=CODECS, place=["front", "back"])
 def test_indices_all_at_one_end(codec: IndexCodec, place: str) -> None:
     span, count = 10_000, 50
     indices = torch.arange(count, dtype=torch.int32) + (0 if place == "front" else span - count)
@@ -100,23 +100,15 @@ def test_the_shortest_is_the_shortest(count: int) -> None:
 
 
 def test_index_codecs_are_found_by_name() -> None:
-    assert set(micro.known(micro.IndexCodec)) == {"int32", "bitmap", "enumerative", "packed", "shortest"}
+    assert set(micro.known(micro.IndexCodec)) == {"int32", "bitmap", "packed", "shortest"}
     assert micro.build(micro.IndexCodec, "packed") == Packed()
 
 
 @every_codec
 @pytest.mark.parametrize("span", [1, 7, 100, 1000, 5000])
 def test_no_shorter_list_takes_more_than_is_said(codec: IndexCodec, span: int) -> None:
-    if codec.name == "enumerative" and span > 1000:
-        pytest.skip("each length takes a millisecond to tell")
     longest = 0
     for count in range(span + 1):
         longest = max(longest, codec.num_bytes(count, span))
         assert longest <= codec.most_bytes(count, span)
-        if codec.name != "enumerative" or 2 * count < span:  # which is longest at a half
-            most = (
-                1.1 * codec.num_bytes(count, span) + 2
-                if codec.name == "enumerative"
-                else codec.num_bytes(count, span) + 1
-            )
-            assert codec.most_bytes(count, span) <= most + (count == 0) * span
+        assert codec.most_bytes(count, span) <= codec.num_bytes(count, span) + 1 + (count == 0) * span
