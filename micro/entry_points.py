@@ -1,4 +1,4 @@
-"""Parts that other packages bring: found by their entry points, loaded when they are asked for."""
+"""Parts that other packages and the zoo bring: found by their entry points, loaded when they are asked for."""
 
 from collections.abc import Container, Mapping
 from dataclasses import is_dataclass
@@ -6,15 +6,18 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from micro import zoo
+
 
 @cache
 def installed_parts(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group, such as ``micro.selectors``, by name; nothing is loaded.
+    """Return the entry points of a group, such as ``micro.selectors``, by name, the zoo's too; nothing is loaded.
 
     Raises:
         ValueError: two packages use one name.
     """
-    found: dict[str, EntryPoint] = {}
+    places = zoo.PARTS.get(group, {})
+    found = {name: EntryPoint(name, f"{zoo.__name__}.{place}", group) for name, place in places.items()}
     for entry in entry_points(group=group):
         other = found.setdefault(entry.name, entry)
         if other.value != entry.value:
@@ -55,4 +58,4 @@ def check_no_collision(base: type[Any], entry: EntryPoint, built_in: Container[s
 
 
 def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else entry.value
+    return entry.dist.name if entry.dist else zoo.__name__
