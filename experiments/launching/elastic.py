@@ -229,6 +229,10 @@ def _with_disk(failure: Failure, path: Path) -> Failure:
 class _AgentLog(logging.FileHandler):
     """A log that leaves out what its disk does not take: an error of the log would hide the cause of a failure."""
 
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Leave out that the agent knows no signal of the name ``none``, which has it handle none."""
+        return "Failed to register signal handler" not in str(record.msg)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Print nothing."""
 

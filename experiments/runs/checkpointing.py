@@ -23,24 +23,6 @@ Action = Literal["continue", "save", "stop"]
 T = TypeVar("T")
 
 
-class NoWholeCheckpoint(UserError):
-    """A run that has checkpoints, none of which can be used.
-
-    Args:
-        reasons: one line for each.
-    """
-
-    def __init__(self, path: Path, reasons: Sequence[str]) -> None:
-        super().__init__(path, reasons)
-        self.path, self.reasons = path, reasons
-
-    def __str__(self) -> str:
-        return (
-            f"no checkpoint of {self.path} can be used: {'; '.join(self.reasons)}; "
-            "add resume=scratch to start again (what is there moves to attempts/)"
-        )
-
-
 class Checkpointer:
     """Decide when to save and when to stop, and save the run. All ranks do the same before the same step.
 
@@ -107,7 +89,7 @@ class Checkpointer:
         All others that are newer are removed: the run will write them again.
 
         Raises:
-            NoWholeCheckpoint: there are some, and none can be used.
+            UserError: there are some, and none can be used.
         """
         candidates, problems = self._on_main(lambda: checkpoints.usable(self._folder))
         saved = self._first_readable(candidates, problems)
@@ -116,7 +98,10 @@ class Checkpointer:
             self._as_owner(lambda: checkpoints.remove_after(self._folder, step))
             return saved, problems
         if problems and self._resume != "scratch":
-            raise NoWholeCheckpoint(self._folder.path, problems)
+            raise UserError(
+                f"no checkpoint of {self._folder.path} can be used: {'; '.join(problems)}; "
+                "add resume=scratch to start again (what is there moves to attempts/)"
+            )
         if problems:
             self._as_owner(self._folder.set_aside_records)
         return None, problems

@@ -185,6 +185,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             return describe(each)
         except UserError as error:
             problem = problem or str(error)
+    if not problem and RunFolder(path).is_done():
+        problem = f"{path} has finished, and a finished run has no checkpoint; name a run that was stopped"
     wanted = "give the folder of a run, or one of the folders in its checkpoints/"
     raise UserError(
         problem or (f"no checkpoint in {path}; {wanted}" if path.exists() else f"no folder {path}; {wanted}")

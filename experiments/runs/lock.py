@@ -74,12 +74,12 @@ def lock_folder(path: Path) -> Iterator[None]:
         FolderInUse: another process owns it.
         UserError: the folder cannot be made or written.
     """
-    made = make_folder(path)
+    make_folder(path)
     # No soft lock: its file would remain after its owner was killed.
     lock = FileLock(path / ".lock", timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
     owner = _this_process()
     try:
-        _take(path, lock, owner, made)
+        _take(path, lock, owner)
         _tokens[path.resolve()] = owner.token
         yield
     finally:
@@ -90,30 +90,16 @@ def lock_folder(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _take(path: Path, lock: BaseFileLock, owner: Owner, made: list[Path]) -> None:
-    """Take the lock and leave the token; where that fails, remove the folders that were made. Raises: UserError."""
+def _take(path: Path, lock: BaseFileLock, owner: Owner) -> None:
+    """Take the lock, where the disk has locks, and leave the owner's token. Raises: UserError."""
     try:
-        with _locks_may_be_missing():
-            lock.acquire()
-        write_json(owner_path(path), asdict(owner))
+        lock.acquire()
     except Timeout:
         raise FolderInUse(path, owner_of(path)) from None
     except OSError as error:
-        _remove_folders(made)
-        raise cannot_use(path, error) from None
-    except UserError:
-        _remove_folders(made)
-        raise
-
-
-@contextmanager
-def _locks_may_be_missing() -> Iterator[None]:
-    """Go on where a disk has no locks. Raises: OSError: another error."""
-    try:
-        yield
-    except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise
+            raise cannot_use(path, error) from None
+    write_json(owner_path(path), asdict(owner))
 
 
 def check_owned(path: Path) -> None:
@@ -185,19 +171,9 @@ def _this_process() -> Owner:
     )
 
 
-def make_folder(path: Path) -> list[Path]:
-    """Make a folder and its parents; return those that were missing, the deepest first."""
-    missing: list[Path] = []
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents where they are missing. Raises: UserError: it cannot be made."""
     try:
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        _remove_folders(missing)
         raise cannot_use(path, error) from None
-    return missing
-
-
-def _remove_folders(folders: list[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):  # never made, or not empty
-            folder.rmdir()

@@ -53,16 +53,13 @@ def collect_manifest(
         command: The command line that started the run.
         world_size: Number of ranks.
         data_checksums: Checksum of each data file, by name.
-        extra: Further entries; they must not replace others.
+        extra: Further entries.
 
     Returns:
         A dictionary for ``manifest.json``. An unknown value is None, for instance the git revision of an
         installed copy.
-
-    Raises:
-        ValueError: A name in ``extra`` is already taken.
     """
-    manifest = {
+    return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [_USER_OF_URL.sub("***", word) for word in command],  # a name and a password may stand there
         "seed": seed,
@@ -81,11 +78,8 @@ def collect_manifest(
         "packages": _packages(),
         "deterministic": _deterministic_flags(),
         "data_checksums": dict(data_checksums),
+        **extra,
     }
-    taken = sorted(manifest.keys() & extra.keys())
-    if taken:
-        raise ValueError(f"extra entries of a manifest must have names of their own, got {', '.join(taken)}")
-    return {**manifest, **extra}
 
 
 def code_of_attempts(attempts: Path) -> list[dict[str, Any]]:

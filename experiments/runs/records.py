@@ -149,30 +149,15 @@ class RecordWriter:
         self.close()
 
 
-class LastRow:
-    """Read the last complete row of a growing file of JSON lines; each call reads only new bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._row: Row = {}
-
-    def read(self) -> Row:
-        """Return the last row, an empty one if there is none yet."""
-        try:
-            with self._path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._offset:  # the run was cut back to a checkpoint
-                    self._offset, self._row = 0, {}
-                file.seek(max(self._offset, size - _TAIL_BYTES))
-                lines = file.read().rsplit(b"\n", 2)
-                unfinished = lines[-1]
-                self._offset = file.tell() - len(unfinished)
-        except OSError:
-            return self._row
-        if len(lines) > 1:
-            self._row = _row(lines[-2]) or self._row  # a display ignores a line that is no record
-        return self._row
+def last_row(path: Path) -> Row:
+    """Return the last complete row of a file of JSON lines; an empty one where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is incomplete
+    except OSError:
+        return {}
+    return (_row(lines[-1]) if lines else None) or {}
 
 
 def read_records(path: Path) -> list[Row]:

@@ -3,14 +3,13 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 
 from experiments.config.errors import one_line
 from experiments.runs.atomic_files import load_json
 from experiments.runs.checkpoints import usable
 from experiments.runs.ending import DamagedRun, check_done
-from experiments.runs.records import LastRow
+from experiments.runs.records import last_row
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 
@@ -45,11 +44,12 @@ def judge(folder: RunFolder) -> Verdict:
     checkpoints, and none whose files and rows are there; the content of a checkpoint is verified where it is read.
     """
     if folder.is_done():
-        return _judge_finished(folder, _signature(folder))
+        return _judge_finished(folder)
     if folder.is_locked():
         return Verdict(State.RUNNING)
-    if problem := _why_not_resumable(folder, _signature(folder)):
-        return Verdict(State.DAMAGED, problem)
+    found, problems = usable(folder)
+    if problems and not found:
+        return Verdict(State.DAMAGED, f"no checkpoint can be used: {'; '.join(problems)}")
     if folder.failure_path.exists():
         return Verdict(State.FAILED)
     return Verdict(State.STOPPED if folder.config_path.exists() else State.NEW)
@@ -69,7 +69,7 @@ def saved_step(folder: RunFolder) -> int | None:
 
 def last_step(folder: RunFolder) -> int:
     """Return how many steps are recorded."""
-    step = LastRow(folder.steps_path).read().get("step")
+    step = last_row(folder.steps_path).get("step")
     return step + 1 if isinstance(step, int) else 0
 
 
@@ -91,32 +91,9 @@ def run_log(folder: RunFolder) -> Path:
     return folder.path / "run.log"
 
 
-def _signature(folder: RunFolder) -> tuple[object, ...]:
-    """Return what changes when a file that a verdict depends on does, so that no verdict is reached twice."""
-    parts = sorted(folder.checkpoints_path.glob("step-*/*"))
-    files = (folder.done_path, folder.config_path, folder.manifest_path, folder.steps_path, folder.epochs_path, *parts)
-    return tuple(_stamp(path) for path in files)
-
-
-def _stamp(path: Path) -> tuple[str, int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return path.name, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-@lru_cache(maxsize=4096)
-def _judge_finished(folder: RunFolder, signature: tuple[object, ...]) -> Verdict:
+def _judge_finished(folder: RunFolder) -> Verdict:
     try:
         check_done(folder)
     except DamagedRun as error:
         return Verdict(State.DAMAGED, str(error))
     return Verdict(State.DONE)
-
-
-@lru_cache(maxsize=4096)
-def _why_not_resumable(folder: RunFolder, signature: tuple[object, ...]) -> str:
-    """Return why no checkpoint can be used, empty if one can, or if there is none."""
-    found, problems = usable(folder)
-    return f"no checkpoint can be used: {'; '.join(problems)}" if problems and not found else ""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
-from experiments.runs.records import LastRow
+from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_reason, judge, last_step, saved_step, state_of
 
@@ -29,7 +29,7 @@ def describe(folder: RunFolder) -> str:
     if verdict.state == State.DAMAGED:
         return verdict.problem
     if verdict.state == State.DONE:
-        return in_words(LastRow(folder.epochs_path).read())
+        return in_words(last_row(folder.epochs_path))
     if verdict.state == State.RUNNING:
         return str(folder.owner() or "")
     if verdict.state == State.FAILED:

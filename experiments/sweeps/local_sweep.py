@@ -23,7 +23,7 @@ from experiments.launching.elastic import TERMINAL
 from experiments.reports.measures import in_words
 from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.output import check_outputs
-from experiments.runs.records import LastRow
+from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_log, state_of
 from experiments.sweeps.num_jobs import threads_per_process
@@ -113,7 +113,7 @@ class LocalSweep:
         folder, name = ended.folder, ended.folder.path.name
         why = _answer_of(ended, has_signal=bool(self._signal))
         if why is None:
-            _print(f"done: {name} {in_words(LastRow(folder.epochs_path).read())}".rstrip())
+            _print(f"done: {name} {in_words(last_row(folder.epochs_path))}".rstrip())
         elif why == _STOPPED:
             _print(f"stopped: {name}")
         elif folder.is_locked():  # another process was first

@@ -11,7 +11,7 @@ from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.reports.measures import METRICS
 from experiments.runs.output import check_outputs
-from experiments.runs.records import LastRow
+from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import other_code
 from experiments.runs.stop_signals import stop_signals
@@ -72,5 +72,5 @@ def _leave_as_rank() -> None:
 
 
 def _measured(folder: RunFolder) -> float | None:
-    row = LastRow(folder.epochs_path).read()
+    row = last_row(folder.epochs_path)
     return next((row[metric.key] for metric in METRICS if row.get(metric.key) is not None), None)

@@ -117,8 +117,10 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
 
 
 def print_resume(config: TrainConfig, folder: RunFolder) -> None:
-    """Print the step from which a run resumed, and the checkpoints that it could not use."""
+    """Print the step from which a run resumed, and the checkpoints that it could not use: on the host of rank 0."""
     manifest = load_json(folder.manifest_path)
+    if manifest.get("host") != socket.gethostname():
+        return
     for line in manifest.get("passed_over", ()):
         print(f"checkpoint not used: {line}", file=sys.stderr)
     if manifest.get("began_at_step"):

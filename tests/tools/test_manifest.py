@@ -50,11 +50,6 @@ def test_a_manifest_is_plain_and_complete() -> None:
     assert manifest["runs_at_once"] == 1
 
 
-def test_extra_entries_replace_nothing() -> None:
-    with pytest.raises(ValueError, match="names of their own, got git, seed"):
-        collect(seed=8, git="", note="x")
-
-
 def test_the_environment_holds_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("NCCL_NET_PLUGIN_TOKEN", "secret")
@@ -75,12 +70,6 @@ def test_the_command_and_the_remote_hold_no_passwords(repository: Path, monkeypa
     assert manifest["git"]["revision"]
     assert "hunter2" not in json.dumps(manifest)
     assert manifest["command"] == ["train", "dataset.root=https://***@example.org/data", "seed=7"]
-
-
-def test_flags_are_those_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for benchmark in (True, False):
-        monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
-        assert collect()["deterministic"]["cudnn_benchmark"] is benchmark
 
 
 def test_git_clean_and_dirty(repository: Path) -> None:
