@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from experiments.config.errors import UserError
-from micro import Layout, kernels
+from micro import Layout
 from micro.density.base import target_count
 from micro.randomness import generator
 from micro.selectors.threshold import hard_threshold
@@ -50,13 +50,8 @@ def wide_sum(vectors: Sequence[Tensor] | Tensor) -> Tensor:
 
     One after the other: torch's sum over rows takes eight times as long where it widens them.
     """
-    total, rest = vectors[0].double(), list(vectors[1:])
-    if rest and all(map(kernels.compiled, rest)):
-        from micro.kernels import wide_sums  # which imports numba
-
-        wide_sums.add_up_(total, rest)
-        return total
-    for vector in rest:
+    total = vectors[0].double()
+    for vector in vectors[1:]:
         total += vector
     return total
 

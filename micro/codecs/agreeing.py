@@ -23,7 +23,7 @@ AT_ENDS = (1e-40, -3.4e38, 65_519.0, 65_536.0)  # of single precision, and of ha
 
 def serving(codec: "FusedCodec", *values: Tensor) -> ModuleType | None:
     """Return the module of the codes that serves these float32 values and agrees with torch, else None."""
-    loops = kernels.codes_for(*values)
+    loops = kernels.codes_for(*values, has_gpu_form=codec.has_gpu_form)
     if loops is None or values[0].device.type == "cpu":
         return loops
     return loops if agrees(codec, values[0].device) else None

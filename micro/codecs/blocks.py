@@ -1,13 +1,10 @@
 """Blocks: runs of neighbouring values that share a scale, which travels ahead of their codes."""
 
 from collections.abc import Callable
-from functools import cache
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from micro import kernels
 from micro.codecs.base import from_bytes, to_bytes
 
 LARGEST = 2.0**127  # scales are cut here, so that rounding on top of them stays finite in single precision
@@ -56,22 +53,12 @@ def sums(terms: Tensor) -> Tensor:
     The upper half is added to the lower until one is left, so that the compiled loops and every device get the same
     bits.
     """
-    if kernels.compiled(terms):
-        total: Tensor = _compiled().totals(terms)
-        return total
     count = terms.shape[1]
     while count > 1:
         half = 1 << ((count - 1).bit_length() - 1)
         terms[:, : count - half] += terms[:, half:count]
         count = half
     return terms[:, 0].clone()
-
-
-@cache
-def _compiled() -> ModuleType:
-    from micro.kernels import tree_sums
-
-    return tree_sums
 
 
 def roots(squares: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Codecs that compiled loops of a CPU and kernels of a GPU serve in few passes, and torch elsewhere: the same bits."""
+"""Codecs that numba's loops serve in few passes, some Triton's kernels, and torch elsewhere: the same bits."""
 
 from abc import abstractmethod
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class FusedCodec(Codec):
     A subclass says both. Of float32 values the wires and what is decoded are the same bits in both forms, on a CPU and
     on a GPU; a mean of messages whose number is no power of two is divided by torch in another way on a GPU.
     """
+
+    has_gpu_form: ClassVar[bool] = False  # whether Triton's kernels code it
 
     @abstractmethod
     def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:

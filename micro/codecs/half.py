@@ -13,6 +13,7 @@ from micro.codecs.fused import FusedCodec
 
 class _Cast(FusedCodec):
     wire_dtype: ClassVar[torch.dtype]
+    has_gpu_form: ClassVar[bool] = True
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return two bytes for each value."""

@@ -37,6 +37,7 @@ class Int8(FusedCodec):
     block: int = 256
     stochastic: bool = False
     name: ClassVar[str] = "int8"
+    has_gpu_form: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         blocks.check_block(self.name, self.block)

@@ -65,10 +65,6 @@ class Natural(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_natural(wires, divisor)
 
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.natural(is_random=self.rule == "published")
-
     def _dither(self, values: Tensor, key: Key) -> Tensor | int:
         """Return what is added to the mantissas: where that carries, the exponent goes up."""
         return 1 << (MANTISSA - 1)

@@ -63,10 +63,6 @@ class OneBit(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_signs(wires, count, divisor, block=self.block, has_two=True)
 
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.signs(block=self.block, has_two=True)
-
 
 def _means(values: Tensor, chosen: Tensor, block: int) -> Tensor:
     """Return the mean of the ``chosen`` values of every block; 0 where none is chosen."""

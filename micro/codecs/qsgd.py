@@ -83,10 +83,6 @@ class QSGD(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_levels(wires, count, divisor, block=self.block, bits=self.bits)
 
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.levels(block=self.block, bits=self.bits, is_least_squares=self.rule == "repaired")
-
     def _scales(self, shares: Tensor) -> Tensor:
         """Return the magnitude that the highest level of each bucket stands for, in units of its largest magnitude."""
         return shares.new_ones(blocks.num_blocks(shares.numel(), self.block))

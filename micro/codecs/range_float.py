@@ -158,10 +158,6 @@ class RangeFloat(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_range_float(wires, divisor, width=self.bits)
 
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.range_float(width=self.bits, mantissa=self.mantissa, fewest=narrowest_mantissa(self.bits))
-
     def _mantissa(self, values: Tensor, largest: Tensor) -> Tensor:
         if self.mantissa is None:
             return best_mantissa(values, largest, self.bits)

@@ -32,6 +32,7 @@ class Sign(FusedCodec):
 
     block: int = 1024
     name: ClassVar[str] = "sign"
+    has_gpu_form: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         blocks.check_block(self.name, self.block)
@@ -54,15 +55,15 @@ class Sign(FusedCodec):
 
     def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
         """Return how ``wire`` is filled by ``loops``."""
-        return loops.encode_signs(wire, count, block=self.block, has_two=False)
+        return loops.encode_signs(wire, count, block=self.block)
 
     def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
         """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_signs(wires, count, divisor, block=self.block, has_two=False)
+        return loops.decode_signs(wires, count, divisor, block=self.block)
 
     def part_code(self, loops: ModuleType) -> Any:
         """Return how parts are encoded and decoded by ``loops``."""
-        return loops.signs(block=self.block, has_two=False)
+        return loops.signs(block=self.block)
 
 
 def _mean_magnitude(rows: Tensor) -> Tensor:

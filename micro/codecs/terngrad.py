@@ -76,10 +76,6 @@ class TernGrad(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_ternary(wires, count, divisor, block=self.block)
 
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.ternary(block=self.block, clip=self.clip, is_least_squares=self.rule == "repaired")
-
     def _worth(self, shares: Tensor, codes: Tensor, limits: Tensor) -> Tensor:
         """Return what a code of each block is decoded to, in units of its largest magnitude."""
         return blocks.least_squares(shares, codes, self.block)

@@ -117,14 +117,15 @@ def _runs(device: torch.device) -> bool:
     return True
 
 
-def codes_for(*values: Tensor) -> ModuleType | None:
+def codes_for(*values: Tensor, has_gpu_form: bool = True) -> ModuleType | None:
     """Return the module of the codes that serves these tensors, else None.
 
     It is `micro.kernels.codes`, compiled for a CPU, or `micro.kernels.triton.codes`, which has the same names.
     """
     if all(map(compiled, values)):
         return _codes()
-    return _codes_on_gpu() if all(x.dtype == torch.float32 for x in values) and on_gpu(*values) else None
+    fits = has_gpu_form and all(x.dtype == torch.float32 for x in values)
+    return _codes_on_gpu() if fits and on_gpu(*values) else None
 
 
 def part_codes_for(*vectors: Tensor) -> ModuleType | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels import blockwise, casts, maps, packing, ranges, signs
+from micro.kernels import blockwise, casts, packing, ranges, signs
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import NEAR
@@ -297,7 +297,7 @@ def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> 
     )
 
 
-def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Encoding:
+def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool = False) -> Encoding:
     """Return how codecs sign, with a mean for each block, and onebit, with two, are made."""
     num_blocks, group = -(-count // block), blockwise.group_size(block, blockwise.BITS)
     header, packed = _header_and_codes(wire, (1 + has_two) * num_blocks)
@@ -310,7 +310,7 @@ def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool) -> Enco
     return Encoding(group, wire.numel(), run)
 
 
-def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_two: bool) -> Decoding:
+def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_two: bool = False) -> Decoding:
     """Return how they are read."""
     codes, num_blocks, group = wires.numpy(), -(-count // block), blockwise.group_size(block, blockwise.BITS)
     return Decoding(
@@ -367,18 +367,17 @@ def pack(codes: Tensor, width: int, packed: Tensor) -> None:
 
 def unpack(packed: Tensor, width: int, codes: Tensor) -> None:
     """Fill ``codes`` (count,) as `micro.bits.unpack` has them."""
-    loop = packing.unpack_codes if codes.dtype is torch.int32 else packing.unpack_any
-    loop(packed.contiguous().numpy(), width, codes.numpy())
+    packing.unpack_codes(packed.contiguous().numpy(), width, codes.numpy())
 
 
 def put_places(places: Tensor, low: int, gap: int, lows: Tensor, highs: Tensor) -> None:
     """Fill ``lows`` and ``highs`` as `micro.index_codecs` has them of ascending places."""
-    maps.put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
+    packing.put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
 
 
 def get_places(lows: Tensor, highs: Tensor, low: int, gap: int, places: Tensor) -> None:
     """Fill ``places`` with what `put_places` put down."""
-    maps.get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())
+    packing.get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())
 
 
 def _noise(words: Words | None) -> tuple[bool, np.uint32, np.uint32]:

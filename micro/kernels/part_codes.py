@@ -27,13 +27,11 @@ class PartCode:
         encode: gets vectors, where messages lie, the first part, the one behind the last, and words (n, 2).
         decode: gets the vector, where messages lie, the first part and the one behind the last.
         is_random: whether words are used.
-        passes: over the values, to encode them.
     """
 
     encode: Callable[[tuple[Array, ...], Lying, int, int, Array], int]
     decode: Callable[[Array, Lying, int, int], int]
     is_random: bool = False
-    passes: int = 1
 
 
 def serves(lying: Messages) -> bool:
@@ -54,12 +52,11 @@ def encode(
     words = np.frombuffer(digests or bytes(8 * len(table)), np.uint32).reshape(-1, 2)
     places, vectors = (memory, table, own, lying.sizes[own]), (*values.summands, values.rest)
     numel = values.x.size
-    moved = values.bytes_to_add + values.bytes_to_leave + memory.size / max(numel, 1) + 4 * (code.passes - 1)
+    moved = values.bytes_to_add + values.bytes_to_leave + memory.size / max(numel, 1)
     bads = lists_in_parts(
         lambda first, last: int(code.encode(vectors, places, first, last, words)),
         len(table),
         numel - int(table[own, 1] - table[own, 0]),
-        passes=code.passes,
         moved=moved,
     )
     return next((bad for bad in bads if bad >= 0), None)
@@ -91,11 +88,6 @@ def cast(*, is_half: bool) -> PartCode:
     )
 
 
-def natural(*, is_random: bool) -> PartCode:
-    """Return the code of codec natural."""
-    return PartCode(lambda *given: messages.encode_natural(*given, is_random), messages.decode_natural, is_random, 2)
-
-
 def int8(*, block: int, is_random: bool) -> PartCode:
     """Return the code of codec int8."""
     group = blockwise.group_size(block)
@@ -106,44 +98,10 @@ def int8(*, block: int, is_random: bool) -> PartCode:
     )
 
 
-def levels(*, block: int, bits: int, is_least_squares: bool) -> PartCode:
-    """Return the code of codec qsgd."""
+def signs(*, block: int) -> PartCode:
+    """Return the code of codec sign."""
     group = blockwise.group_size(block, blockwise.BITS)
     return PartCode(
-        lambda *given: messages.encode_levels(*given, block, group, bits, is_least_squares),
-        lambda *given: messages.decode_levels(*given, block, group, bits),
-        is_random=True,
-    )
-
-
-def ternary(*, block: int, clip: float | None, is_least_squares: bool) -> PartCode:
-    """Return the code of codec terngrad."""
-    group, limit = blockwise.group_size(block, blockwise.DIGITS), np.float32(clip or 0)
-    return PartCode(
-        lambda *given: messages.encode_ternary(*given, block, group, limit, is_least_squares),
-        lambda *given: messages.decode_ternary(*given, block, group),
-        is_random=True,
-    )
-
-
-def signs(*, block: int, has_two: bool) -> PartCode:
-    """Return the code of codecs sign, with a mean for each block, and onebit, with two."""
-    group = blockwise.group_size(block, blockwise.BITS)
-    return PartCode(
-        lambda vectors, lying, first, last, _: messages.encode_signs(
-            vectors, lying, first, last, block, group, has_two
-        ),
-        lambda *given: messages.decode_signs(*given, block, group, has_two),
-    )
-
-
-def range_float(*, width: int, mantissa: int | None, fewest: int) -> PartCode:
-    """Return the code of codec range_float; ``mantissa`` None: the best of each message from ``fewest`` on."""
-    fixed = -1 if mantissa is None else mantissa
-    return PartCode(
-        lambda vectors, lying, first, last, _: messages.encode_range_float(
-            vectors, lying, first, last, width, fixed, fewest
-        ),
-        lambda *given: messages.decode_range_float(*given, width),
-        passes=2,
+        lambda vectors, lying, first, last, _: messages.encode_signs(vectors, lying, first, last, block, group),
+        lambda *given: messages.decode_signs(*given, block, group),
     )

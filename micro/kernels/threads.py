@@ -28,15 +28,9 @@ def entries_in_parts(work: Callable[[int, int], T], count: int) -> list[T]:
     return _shared(work, count, LEAST // ENTRY, 1)
 
 
-def lists_in_parts(
-    work: Callable[[int, int], T], count: int, numel: int, *, passes: int = 1, moved: float = 4.0
-) -> list[T]:
-    """Return what `in_parts` does for ``count`` lists of about one length, ``numel`` elements in all.
-
-    Args:
-        passes: over the elements, each of which counts as a visit.
-    """
-    _local.visited, _local.moved = visited() + passes * numel, moved_bytes() + moved * numel
+def lists_in_parts(work: Callable[[int, int], T], count: int, numel: int, *, moved: float = 4.0) -> list[T]:
+    """Return what `in_parts` does for ``count`` lists of about one length, ``numel`` elements in all."""
+    _local.moved = moved_bytes() + moved * numel
     return _shared(work, count, max(1, LEAST * count // max(numel, 1)), 1)
 
 
@@ -48,7 +42,7 @@ def in_parts(work: Callable[[int, int], T], numel: int, *, unit: int = 1, moved:
         unit: parts begin at multiples of it.
         moved: bytes of memory that are read and written for each element; by default a float32 is read.
     """
-    _local.visited, _local.moved = visited() + numel, moved_bytes() + moved * numel
+    _local.moved = moved_bytes() + moved * numel
     return _shared(work, numel, LEAST, unit)
 
 
@@ -61,14 +55,8 @@ def _shared(work: Callable[[int, int], T], numel: int, least: int, unit: int) ->
     return job.results()
 
 
-def visited() -> int:
-    """Return how many elements loops visited in parts that this thread called for, since it began: for benchmarks."""
-    number: int = getattr(_local, "visited", 0)
-    return number
-
-
 def moved_bytes() -> float:
-    """Return how many bytes those loops read from memory and wrote to it, as their callers say."""
+    """Return how many bytes loops that this thread called read from memory and wrote to it, as their callers say."""
     number: float = getattr(_local, "moved", 0.0)
     return number
 

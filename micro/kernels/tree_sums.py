@@ -3,13 +3,10 @@
 from typing import Any
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from torch import Tensor
 
-from micro.kernels.cpu import array_of
 from micro.kernels.jit import jitted
 
 LANES = 16
@@ -81,19 +78,6 @@ def total(terms: Any) -> Any:
         for i in range(count - half):
             low[i] += high[i]
     return _halved(terms, half)
-
-
-@jitted
-def _totals(terms: Any, sums: Any) -> Any:
-    for row in range(sums.size):
-        sums[row] = total(terms[row])
-
-
-def totals(terms: Tensor) -> Tensor:
-    """Return the sum of every row (b,) of contiguous float32 ``terms`` (b, size), which are used up."""
-    sums = torch.empty(terms.shape[0])
-    _totals(array_of(terms), sums.numpy())
-    return sums
 
 
 @jitted

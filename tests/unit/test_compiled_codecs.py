@@ -12,7 +12,6 @@ from torch import Tensor
 
 import micro
 from micro import bits, kernels, randomness
-from micro.codecs import blocks
 from micro.codecs.base import Codec
 from micro.codecs.fused import FusedCodec
 from micro.codecs.half import BFloat16, Half
@@ -237,14 +236,6 @@ def test_places_are_packed_as_in_torch(low: int, gap: int, count: int) -> None:
     with in_torch():
         assert torch.equal(packed, bits.put_places(places, low, gap, length))
         assert torch.equal(bits.get_places(packed, count, low, gap, length), places)
-
-
-@grid(num_rows=[0, 1, 3], size=[1, 2, 3, 127, 128, 129, 500, 1024, 4097])
-def test_rows_are_added_up_as_in_torch(num_rows: int, size: int) -> None:
-    terms = normal(num_rows * size).view(num_rows, size)
-    sums = blocks.sums(terms.clone())
-    with in_torch():
-        assert torch.equal(sums, blocks.sums(terms))
 
 
 def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed() -> None:

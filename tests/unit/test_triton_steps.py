@@ -15,11 +15,8 @@ import micro
 from micro import kernels
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
-from micro.codecs.natural import Natural
-from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
-from micro.codecs.terngrad import TernGrad
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
 
@@ -51,15 +48,11 @@ METHODS: dict[str, tuple[micro.Reducer, Kernels]] = {
             (Half(), micro.Gather()),
             (BFloat16(), micro.Union()),
             (Int8(), micro.Union()),
-            (QSGD(block=64), micro.Union()),
-            (TernGrad(block=64), micro.Gather()),
-            (Natural(), micro.Union()),
             (Sign(block=64), micro.Union()),
-            (OneBit(block=64), micro.Gather()),
         )
     },
     "codec without kernels": (
-        micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather(), codec=QSGD(bits=3)),
+        micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather(), codec=QSGD()),
         ("absorb_flagged_", "largest"),
     ),
 }

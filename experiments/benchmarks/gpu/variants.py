@@ -6,9 +6,7 @@ from experiments.benchmarks.gpu.compiling import Variant
 
 ADDED = "residual:*fp32 grad:*fp32 first_bad:*i32 numel:i32"
 SCANNED = "x:*fp32 threshold:*fp32 numel:i32"
-CODED = "values:*fp32 numel:i32 first:i32 second:i32"
-SCALED = f"{CODED} scales:*fp32 packed:*u8"
-NATURAL = f"{CODED} codes:*u8 below:*i32 highest:*i32"
+INT8 = "values:*fp32 numel:i32 first:i32 second:i32 scales:*fp32 codes:*i8"
 DECODED = (
     "scales:*fp32 packed:*u8 x:*fp32 out:*fp32 is_finite:*i32 rows:i32 row_scales:i32 row_codes:i32 "
     "divisor:fp32 numel:i32"
@@ -45,38 +43,19 @@ def _of_methods() -> list[Variant]:
 
 
 def _encoding() -> list[Variant]:
-    from micro.kernels.triton import casting, encoding
-    from micro.kernels.triton.blockwise import TILE
+    from micro.kernels.triton import encoding
     from micro.kernels.triton.launching import ALIGNED, BLOCK
 
     def rows(block: int, **constants: Any) -> dict[str, Any]:
-        return {"ROWS": TILE // block, "BLOCK": block, **constants}
+        return {"ROWS": encoding.TILE // block, "BLOCK": block, **constants}
 
-    qsgd = rows(512, IS_LEAST_SQUARES=True, WIDTH=4, HALVINGS=9)
-    terngrad = rows(1024, IS_LEAST_SQUARES=True, HALVINGS=10)
-    onebit = "values:*fp32 numel:i32 scales:*fp32 packed:*u8 uppers:*fp32 lowers:*fp32"
-    single = {"ALIGNED": ALIGNED, "BLOCK": BLOCK}
+    signs = "values:*fp32 numel:i32 means:*fp32 packed:*u8"
     cast = "values:*fp32 numel:i32 codes:*i16"
-    random = {**single, "IS_RANDOM": True}
-    digits = "digits:*u8 packed:*u8 numel:i32"
+    bfloat16 = {"ALIGNED": ALIGNED, "BLOCK": BLOCK, "IS_HALF": False}
     return [
-        Variant("int8", encoding.int8_kernel, f"{SCALED} codes:*i8", rows(256, IS_RANDOM=False), "5", 5),
-        Variant("qsgd, 4 bits", encoding.levels_kernel, SCALED, qsgd, "4.5", 4.5),
-        Variant("terngrad", encoding.ternary_kernel, f"{SCALED} digits:*u8 clip:fp32", terngrad, "5", 5),
-        Variant(
-            "terngrad, packing",
-            encoding.pack_ternary_kernel,
-            digits,
-            {"BLOCK": BLOCK},
-            "1.2",
-            1.2,
-            "uint8",
-            loads=False,
-        ),
-        Variant("onebit", encoding.signs_kernel, onebit, rows(1024, HAS_TWO=True, HALVINGS=10), "4.1", 4.125),
-        Variant("bfloat16", casting.cast_kernel, cast, {**single, "IS_HALF": False}, "6", 6, stores=True),
-        Variant("natural, highest", casting.highest_power_kernel, NATURAL, random, "4", 4),
-        Variant("natural", casting.natural_kernel, NATURAL, random, "5", 5),
+        Variant("int8", encoding.int8_kernel, INT8, rows(256, IS_RANDOM=False), "5", 5),
+        Variant("sign", encoding.signs_kernel, signs, rows(1024, HALVINGS=10), "4.1", 4.125),
+        Variant("bfloat16", encoding.cast_kernel, cast, bfloat16, "6", 6, stores=True),
     ]
 
 
@@ -84,23 +63,19 @@ def _decoding() -> list[Variant]:
     from micro.kernels.triton import decoding
 
     kinds = [
-        ("bfloat16", decoding.CAST, (False,), 2.0),
-        ("natural", decoding.NATURAL, (), 1.0),
-        ("int8", decoding.LEVELS, (8, 128, -128, 256), 1.0),
-        ("qsgd, 4 bits", decoding.LEVELS, (4, 0, -7, 512), 0.5),
-        ("terngrad", decoding.LEVELS, (decoding.TERNARY, 0, -1, 1024), 0.2),
-        ("sign", decoding.SIGNS, (1024,), 0.125),
-        ("onebit", decoding.MEANS, (1024,), 0.125),
+        ("bfloat16", decoding.BFLOAT16, 1, 2.0),
+        ("int8", decoding.INT8, 256, 1.0),
+        ("sign", decoding.SIGNS, 1024, 0.125),
     ]
     return [_decoder(*kind, is_rest=is_rest) for kind in kinds for is_rest in (False, True)]
 
 
-def _decoder(name: str, kind: int, settings: tuple[int, ...], num_bytes: float, *, is_rest: bool) -> Variant:
+def _decoder(name: str, kind: int, shared: int, num_bytes: float, *, is_rest: bool) -> Variant:
     from micro.kernels.triton import decoding
     from micro.kernels.triton.launching import ALIGNED, BLOCK
 
     types = DECODED.replace("packed:*u8", "packed:*i16") if name == "bfloat16" else DECODED
-    constants = {"KIND": kind, "SETTINGS": settings, "IS_REST": is_rest, "IS_MEAN": not is_rest}
+    constants = {"KIND": kind, "SHARED": shared, "IS_REST": is_rest, "IS_MEAN": not is_rest}
     moved = num_bytes + (8 if is_rest else 4)
     return Variant(
         f"{name}, {'what is left' if is_rest else 'mean'}",

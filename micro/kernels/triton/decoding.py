@@ -11,62 +11,22 @@ from torch import Tensor
 
 from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
-TERNARY = 0  # in place of a width
-LEVELS, SIGNS, MEANS, CAST, NATURAL = range(5)  # kinds of messages
+INT8, SIGNS, HALF, BFLOAT16 = range(4)  # kinds of messages: numbers, as compiled kernels take no functions in a tuple
 
 
 @kernel
-def _codes(packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
-    """Return the int32 codes of ``WIDTH`` bits at ``offsets``; 0: digits of base 3, five to a byte."""
-    if WIDTH == 0:
-        found = tl.load(packed + offsets // 5, mask=mask, other=0).to(tl.int32)
-        place = offsets % 5
-        found = tl.where(place >= 1, found // 3, found)
-        found = tl.where(place >= 2, found // 3, found)
-        found = tl.where(place >= 3, found // 3, found)
-        found = tl.where(place >= 4, found // 3, found)
-        codes = found % 3
-    else:
-        PER_BYTE: tl.constexpr = 8 // WIDTH
-        found = tl.load(packed + offsets // PER_BYTE, mask=mask, other=0).to(tl.int32)
-        codes = (found >> (offsets % PER_BYTE * WIDTH)) & ((1 << WIDTH) - 1)
-    return codes
-
-
-@kernel
-def _levels(
-    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
+def _read(
+    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, KIND: tl.constexpr, SHARED: tl.constexpr
 ) -> tl.tensor:
-    """Return (code xor flipped) + lowest, times the scale that so many values share."""
-    WIDTH: tl.constexpr = SETTINGS[0]
-    codes = (_codes(packed, offsets, mask, WIDTH) ^ SETTINGS[1]) + SETTINGS[2]
-    return codes.to(tl.float32) * tl.load(scales + offsets // SETTINGS[3], mask=mask, other=0)
-
-
-@kernel
-def _signs(
-    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
-) -> tl.tensor:
-    """Return the block's mean, or less that where a bit is set."""
-    upper = tl.load(scales + offsets // SETTINGS[0], mask=mask, other=0)
-    return tl.where(_codes(packed, offsets, mask, 1) == 1, -upper, upper)
-
-
-@kernel
-def _means(
-    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
-) -> tl.tensor:
-    """Return the block's upper mean, or its lower one where a bit is set; scales are pairs of them."""
-    pairs = offsets // SETTINGS[0] * 2 + _codes(packed, offsets, mask, 1)
-    return tl.load(scales + pairs, mask=mask, other=0)
-
-
-@kernel
-def _cast(
-    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
-) -> tl.tensor:
-    """Return the numbers of 16 bits, half precision or bfloat16."""
-    if SETTINGS[0]:
+    """Return what a message of a kind holds, of which ``SHARED`` values share a scale."""
+    if KIND == 0:
+        codes = tl.load(packed + offsets, mask=mask, other=0).to(tl.int8, bitcast=True)
+        values = codes.to(tl.float32) * tl.load(scales + offsets // SHARED, mask=mask, other=0)
+    elif KIND == 1:
+        found = tl.load(packed + offsets // 8, mask=mask, other=0).to(tl.int32)
+        mean = tl.load(scales + offsets // SHARED, mask=mask, other=0)
+        values = tl.where(((found >> (offsets % 8)) & 1) == 1, -mean, mean)
+    elif KIND == 2:
         values = tl.load(packed + offsets, mask=mask, other=0).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         patterns = tl.load(packed + offsets, mask=mask, other=0).to(tl.int32) << 16
@@ -75,52 +35,18 @@ def _cast(
 
 
 @kernel
-def _natural(
-    scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, SETTINGS: tl.constexpr
-) -> tl.tensor:
-    """Return sign and power of two above the field that the scale's bits are."""
-    codes = tl.load(packed + offsets, mask=mask, other=0).to(tl.int32)
-    powers = codes & 127
-    patterns = tl.where(powers > 0, powers + tl.load(scales).to(tl.int32, bitcast=True), 0) << 23
-    return patterns.to(tl.float32, bitcast=True) * (1 - 2 * (codes >> 7)).to(tl.float32)
-
-
-@kernel
-def _read(
-    scales: tl.tensor,
-    packed: tl.tensor,
-    offsets: tl.tensor,
-    mask: tl.tensor,
-    KIND: tl.constexpr,
-    SETTINGS: tl.constexpr,
-) -> tl.tensor:
-    """Return what a message of a kind holds; kinds are numbers here, as compiled kernels take functions in no tuple."""
-    if KIND == 0:
-        values = _levels(scales, packed, offsets, mask, SETTINGS)
-    elif KIND == 1:
-        values = _signs(scales, packed, offsets, mask, SETTINGS)
-    elif KIND == 2:
-        values = _means(scales, packed, offsets, mask, SETTINGS)
-    elif KIND == 3:
-        values = _cast(scales, packed, offsets, mask, SETTINGS)
-    else:
-        values = _natural(scales, packed, offsets, mask, SETTINGS)
-    return values
-
-
-@kernel
 def _decoded(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
     scales, packed, x, out, is_finite, rows, row_scales, row_codes, divisor = arguments
     KIND: tl.constexpr = CONSTANTS[0]
-    SETTINGS: tl.constexpr = CONSTANTS[1]
+    SHARED: tl.constexpr = CONSTANTS[1]
     IS_REST: tl.constexpr = CONSTANTS[2]
-    total = _read(scales, packed, offsets, mask, KIND, SETTINGS)
+    total = _read(scales, packed, offsets, mask, KIND, SHARED)
     if IS_REST:
         total = tl.load(x + offsets, mask=mask, other=0) - total
     if CONSTANTS[3]:
         for row in range(1, rows):
             far = tl.cast(row, tl.int64)
-            total += _read(scales + far * row_scales, packed + far * row_codes, offsets, mask, KIND, SETTINGS)
+            total += _read(scales + far * row_scales, packed + far * row_codes, offsets, mask, KIND, SHARED)
         total = tl.div_rn(total, tl.full(total.shape, divisor, tl.float32))
     tl.store(out + offsets, total, mask=mask)
     if not IS_REST:
@@ -142,7 +68,7 @@ def decode_kernel(
     divisor: tl.tensor,
     numel: tl.tensor,
     KIND: tl.constexpr,
-    SETTINGS: tl.constexpr,
+    SHARED: tl.constexpr,
     IS_REST: tl.constexpr,
     IS_MEAN: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -153,7 +79,7 @@ def decode_kernel(
     ``is_finite`` (1,) int32 becomes 0 where what is written, but for the rest of x, is not finite.
     """
     arguments = (scales, packed, x, out, is_finite, rows, row_scales, row_codes, divisor)
-    each_block(numel, _decoded, arguments, (KIND, SETTINGS, IS_REST, IS_MEAN), ALIGNED, BLOCK)
+    each_block(numel, _decoded, arguments, (KIND, SHARED, IS_REST, IS_MEAN), ALIGNED, BLOCK)
 
 
 def decode(
@@ -161,8 +87,8 @@ def decode(
     scales: Tensor,
     codes: Tensor,
     out: Tensor,
-    settings: tuple[int, ...],
     *,
+    shared: int = 1,
     divisor: float = 1.0,
     x: Tensor | None = None,
 ) -> Tensor:
@@ -170,7 +96,7 @@ def decode(
 
     Args:
         kind: of the messages.
-        scales: (R, m), contiguous.
+        scales: (R, m), contiguous; ``shared`` values have one.
         codes: (R, bytes or more).
 
     Returns:
@@ -179,7 +105,7 @@ def decode(
     is_finite = torch.ones(1, dtype=torch.int32, device=out.device)
     rows = codes.shape[0]
     strides = (scales.stride(0), codes.stride(0)) if rows > 1 else (0, 0)
-    constants: dict[str, Any] = {"KIND": kind, "SETTINGS": settings, "IS_REST": x is not None}
+    constants: dict[str, Any] = {"KIND": kind, "SHARED": shared, "IS_REST": x is not None}
     constants |= {"IS_MEAN": rows > 1 or divisor != 1, "ALIGNED": ALIGNED, "BLOCK": BLOCK}
     places = (scales, codes, out if x is None else x, out, is_finite, rows, *strides, divisor, out.numel())
     launch(decode_kernel, num_programs(out.numel(), BLOCK), out, *places, **constants)

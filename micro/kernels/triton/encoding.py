@@ -1,6 +1,7 @@
-"""Codes of values that share a scale with the others of their block: int8, QSGD, TernGrad, sign, 1-bit.
+"""Codes on a GPU: half precision, bfloat16, int8 and sign. The messages are those of micro.codecs, bit for bit.
 
-The messages are those that the codecs in micro.codecs make, bit for bit.
+A program takes a tile of whole blocks, which share a scale. Sums are made in the order of `micro.codecs.blocks.sums`,
+and quotients are rounded correctly, so that scales and codes are the bits that torch and numba's loops give on a CPU.
 """
 
 from typing import Any
@@ -9,22 +10,43 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from micro.kernels.triton.blockwise import (
-    cut,
-    divided,
-    each_tile,
-    factors,
-    largest_magnitudes,
-    num_tiles,
-    offsets_of,
-    rows_of_tile,
-    store_packed,
-    sums,
-    uniform,
-)
-from micro.kernels.triton.launching import BLOCK, kernel, launch
+from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
+TILE = 2048  # values of a program
+SMALLEST_BLOCK = 16
 Words = tuple[int, int]
+
+
+def serves(block: int) -> bool:
+    """Tell whether the kernels can code blocks of ``block`` values: a power of 2, neither short nor beyond a tile."""
+    return block & (block - 1) == 0 and SMALLEST_BLOCK <= block <= TILE
+
+
+@kernel
+def cast_kernel(
+    values: tl.tensor,
+    codes: tl.tensor,
+    numel: tl.tensor,
+    IS_HALF: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Write the bits of ``values`` (numel,), rounded to 16 and cut at the largest finite number, to ``codes`` int16."""
+    each_block(numel, _cast, (values, codes), (IS_HALF,), ALIGNED, BLOCK)
+
+
+@kernel
+def _cast(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
+    values, codes = arguments
+    x = tl.load(values + offsets, mask=mask, other=0.0)
+    if CONSTANTS[0]:
+        rounded = tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16).to(tl.int16, bitcast=True)
+    else:  # to the nearest, ties to even, on the bits: Triton's interpreter would cut off
+        patterns = x.to(tl.int32, bitcast=True)
+        magnitudes = patterns & 0x7FFFFFFF
+        highest = tl.minimum((magnitudes + 0x7FFF + ((magnitudes >> 16) & 1)) >> 16, 0x7F7F)
+        rounded = (highest | ((patterns >> 16) & 0x8000)).to(tl.int16)
+    tl.store(codes + offsets, rounded, mask=mask)
 
 
 @kernel
@@ -55,140 +77,30 @@ def _int8(
     values, scales, codes, first, second = arguments
     offsets = offsets_of(rows, BLOCK)
     x = tl.load(values + offsets, mask=offsets < end, other=0.0)
-    largest = largest_magnitudes(x)
+    largest = tl.minimum(tl.max(tl.abs(x), axis=1), 1.7014118346046923e38)
     steps = tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
-    multiples = divided(x, steps)
+    multiples = divided(x, tl.where(steps > 0, steps, float("inf")))  # a block of zeros
     if CONSTANTS[0]:
         multiples = tl.floor(multiples + uniform(offsets, first, second))
     else:  # to the nearest, ties to even: what lies below a unit of 1.5 * 2^23 is rounded off
         multiples = (multiples + 12582912.0) - 12582912.0
     tl.store(scales + rows, steps, mask=rows * BLOCK < end)
-    tl.store(codes + offsets, cut(multiples, 127.0).to(tl.int8), mask=offsets < end)
-
-
-@kernel
-def levels_kernel(
-    values: tl.tensor,
-    scales: tl.tensor,
-    packed: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    numel: tl.tensor,
-    IS_LEAST_SQUARES: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HALVINGS: tl.constexpr,
-) -> None:
-    """Write ``scales`` (blocks,) and the ``packed`` levels of QSGD."""
-    arguments = (values, scales, packed, first, second)
-    each_tile(numel, _levels, arguments, (IS_LEAST_SQUARES, HALVINGS, WIDTH), ROWS, BLOCK)
-
-
-@kernel
-def _levels(
-    arguments: tl.tuple,
-    CONSTANTS: tl.tuple,
-    rows: tl.tensor,
-    end: tl.tensor,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    values, scales, packed, first, second = arguments
-    IS_LEAST_SQUARES: tl.constexpr = CONSTANTS[0]
-    HALVINGS: tl.constexpr = CONSTANTS[1]
-    WIDTH: tl.constexpr = CONSTANTS[2]
-    HIGHEST: tl.constexpr = (1 << (WIDTH - 1)) - 1
-    offsets = offsets_of(rows, BLOCK)
-    x = tl.load(values + offsets, mask=offsets < end, other=0.0)
-    largest = largest_magnitudes(x)
-    shares = divided(x, largest)
-    if IS_LEAST_SQUARES:
-        scaled = shares
-    else:
-        norms = tl.sqrt_rn(sums(shares * shares, ROWS, BLOCK, HALVINGS))
-        scaled = divided(shares, norms)
-    levels = cut(tl.floor(scaled * (HIGHEST * 1.0) + uniform(offsets, first, second)), HIGHEST * 1.0)
-    levels = tl.where(offsets < end, levels, 0.0)
-    if IS_LEAST_SQUARES:
-        worth = factors(shares, levels, ROWS, BLOCK, HALVINGS)
-    else:
-        worth = tl.div_rn(norms, tl.full(norms.shape, HIGHEST * 1.0, tl.float32))
-    tl.store(scales + rows, cut(worth * largest, 1.7014118346046923e38 / HIGHEST), mask=rows * BLOCK < end)
-    codes = tl.where(offsets < end, levels.to(tl.int32) + HIGHEST, 0)
-    store_packed(packed, codes, rows, end, WIDTH, ROWS, BLOCK)
-
-
-@kernel
-def ternary_kernel(
-    values: tl.tensor,
-    scales: tl.tensor,
-    digits: tl.tensor,
-    clip: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    numel: tl.tensor,
-    IS_LEAST_SQUARES: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HALVINGS: tl.constexpr,
-) -> None:
-    """Write ``scales`` (blocks,) and the ``digits`` (numel,) uint8 of TernGrad: 0, 1 or 2."""
-    arguments = (values, scales, digits, clip, first, second)
-    each_tile(numel, _ternary, arguments, (IS_LEAST_SQUARES, HALVINGS), ROWS, BLOCK)
-
-
-@kernel
-def _ternary(
-    arguments: tl.tuple,
-    CONSTANTS: tl.tuple,
-    rows: tl.tensor,
-    end: tl.tensor,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    values, scales, digits, clip, first, second = arguments
-    IS_LEAST_SQUARES: tl.constexpr = CONSTANTS[0]
-    HALVINGS: tl.constexpr = CONSTANTS[1]
-    offsets = offsets_of(rows, BLOCK)
-    x = tl.load(values + offsets, mask=offsets < end, other=0.0)
-    largest = largest_magnitudes(x)
-    shares = divided(x, largest)
-    counts = tl.maximum(tl.minimum(end - rows * BLOCK, BLOCK), 1).to(tl.float32)
-    roots = tl.sqrt_rn(tl.div_rn(sums(shares * shares, ROWS, BLOCK, HALVINGS), counts))
-    limits = tl.minimum(roots * clip, 1.0)
-    codes = (tl.abs(divided(shares, limits)) > uniform(offsets, first, second)).to(tl.float32)
-    codes = codes * ((shares > 0).to(tl.float32) - (shares < 0).to(tl.float32))
-    worth = factors(shares, codes, ROWS, BLOCK, HALVINGS) if IS_LEAST_SQUARES else limits
-    tl.store(scales + rows, cut(worth * largest, 1.7014118346046923e38), mask=rows * BLOCK < end)
-    tl.store(digits + offsets, (codes.to(tl.int32) + 1).to(tl.uint8), mask=offsets < end)
-
-
-@kernel
-def pack_ternary_kernel(digits: tl.tensor, packed: tl.tensor, numel: tl.tensor, BLOCK: tl.constexpr) -> None:
-    """Write five ``digits`` (numel,) to each byte, the first as the lowest."""
-    bytes_ = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    filled = tl.zeros((BLOCK,), tl.int32)
-    for i in tl.static_range(5):
-        places = 5 * bytes_ + (4 - i)
-        filled = 3 * filled + tl.load(digits + places, mask=(places < numel) & (places >= 0), other=0).to(tl.int32)
-    tl.store(packed + bytes_, filled.to(tl.uint8), mask=bytes_ < tl.cdiv(numel, 5))
+    codes_of_tile = tl.minimum(tl.maximum(multiples, -127.0), 127.0).to(tl.int8)
+    tl.store(codes + offsets, codes_of_tile, mask=offsets < end)
 
 
 @kernel
 def signs_kernel(
     values: tl.tensor,
-    uppers: tl.tensor,
-    lowers: tl.tensor,
+    means: tl.tensor,
     packed: tl.tensor,
     numel: tl.tensor,
-    HAS_TWO: tl.constexpr,
+    HALVINGS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    HALVINGS: tl.constexpr,
 ) -> None:
-    """Write a bit for each value, 1 where it is negative, and what the bits of each block stand for."""
-    each_tile(numel, _signs, (values, uppers, lowers, packed), (HAS_TWO, HALVINGS), ROWS, BLOCK)
+    """Write the mean magnitude of each block, and a bit for each value, 1 where it is negative."""
+    each_tile(numel, _signs, (values, means, packed), (HALVINGS,), ROWS, BLOCK)
 
 
 @kernel
@@ -200,71 +112,99 @@ def _signs(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    values, uppers, lowers, packed = arguments
-    HAS_TWO: tl.constexpr = CONSTANTS[0]
-    HALVINGS: tl.constexpr = CONSTANTS[1]
+    values, means, packed = arguments
+    HALVINGS: tl.constexpr = CONSTANTS[0]
     offsets = offsets_of(rows, BLOCK)
     x = tl.load(values + offsets, mask=offsets < end, other=0.0)
-    negative = (x < 0).to(tl.int32)
-    counts = tl.minimum(end - rows * BLOCK, BLOCK)
-    if HAS_TWO:
-        num_negative = tl.sum(negative, axis=1)
-        others = tl.maximum(counts - num_negative, 1).to(tl.float32)
-        upper = sums(tl.where(negative == 0, divided(x, others), 0.0), ROWS, BLOCK, HALVINGS)
-        below = tl.maximum(num_negative, 1).to(tl.float32)
-        lower = sums(tl.where(negative == 1, divided(x, below), 0.0), ROWS, BLOCK, HALVINGS)
-        tl.store(lowers + rows, cut(lower, 1.7014118346046923e38), mask=rows * BLOCK < end)
+    counts = tl.maximum(tl.minimum(end - rows * BLOCK, BLOCK), 1).to(tl.float32)
+    terms = tl.abs(divided(x, counts))
+    for i in tl.static_range(HALVINGS):  # the second half is added to the first, again and again
+        terms = tl.sum(tl.reshape(terms, (ROWS, 2, BLOCK >> (i + 1))), axis=1)
+    found = tl.minimum(tl.reshape(terms, (ROWS,)), 1.7014118346046923e38)
+    tl.store(means + rows, found, mask=rows * BLOCK < end)
+    BYTES: tl.constexpr = BLOCK // 8
+    bits = tl.reshape((x < 0).to(tl.int32), (ROWS, BYTES, 8)) << tl.reshape(tl.arange(0, 8), (1, 1, 8))
+    places = tl.expand_dims(rows * BYTES, 1) + tl.expand_dims(tl.arange(0, BYTES), 0)
+    tl.store(packed + places, tl.sum(bits, axis=2).to(tl.uint8), mask=places < tl.cdiv(end, 8))
+
+
+@kernel
+def each_tile(
+    numel: tl.tensor,
+    BODY: tl.constexpr,
+    arguments: tl.tuple,
+    CONSTANTS: tl.tuple,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Call ``BODY(arguments, CONSTANTS, rows, end, ROWS, BLOCK)`` with the blocks (ROWS,) of this program.
+
+    Their values stop before ``end``. See `launching.each_block` for the constants.
+    """
+    whole = numel // BLOCK
+    lanes = tl.arange(0, ROWS)
+    if tl.program_id(0) < tl.num_programs(0) - 1:
+        BODY(arguments, CONSTANTS, tl.program_id(0) * ROWS + lanes, whole * BLOCK, ROWS, BLOCK)
     else:
-        upper = sums(tl.abs(divided(x, tl.maximum(counts, 1).to(tl.float32))), ROWS, BLOCK, HALVINGS)
-    tl.store(uppers + rows, cut(upper, 1.7014118346046923e38), mask=rows * BLOCK < end)
-    store_packed(packed, negative, rows, end, 1, ROWS, BLOCK)
+        BODY(arguments, CONSTANTS, whole + lanes, numel, ROWS, BLOCK)
+
+
+@kernel
+def offsets_of(rows: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Return the places (ROWS, BLOCK) of the values of blocks."""
+    return tl.expand_dims(rows * BLOCK, 1) + tl.expand_dims(tl.arange(0, BLOCK), 0)
+
+
+@kernel
+def divided(x: tl.tensor, divisors: tl.tensor) -> tl.tensor:
+    """Return ``x`` (ROWS, BLOCK) over ``divisors`` (ROWS,), correctly rounded."""
+    return tl.div_rn(x, tl.broadcast_to(tl.expand_dims(divisors, 1), x.shape))
+
+
+@kernel
+def uniform(places: tl.tensor, first: tl.tensor, second: tl.tensor) -> tl.tensor:
+    """Return the random multiples of 2^-24 in [0, 1) of int32 ``places``; see `micro.randomness.bits`."""
+    one = tl.cast(first, tl.int32).to(tl.uint32, bitcast=True)
+    two = tl.cast(second, tl.int32).to(tl.uint32, bitcast=True)
+    word = places.to(tl.uint32, bitcast=True) ^ one
+    word = (word ^ (word >> 16)) * 0x7FEB352D
+    word = (word ^ (word >> 15) ^ two) * 0x846CA68B
+    return ((word ^ (word >> 16)) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+def cast(values: Tensor, wire: Tensor, *, is_half: bool) -> None:
+    """Fill the message of codec half (``is_half``) or bfloat16."""
+    numel = values.numel()
+    constants = {"IS_HALF": is_half, "ALIGNED": ALIGNED, "BLOCK": BLOCK}
+    launch(cast_kernel, num_programs(numel, BLOCK), values, values, wire.view(torch.int16), numel, **constants)
 
 
 def int8(values: Tensor, wire: Tensor, words: Words | None, *, block: int) -> None:
     """Fill the message of codec int8; None for ``words``: rounded to the nearest."""
     scales, codes = _parted(wire, values.numel(), block)
-    arguments = (values, scales, codes.view(torch.int8), *signed(words or (0, 0)), values.numel())
+    arguments = (values, scales, codes.view(torch.int8), *map(_signed, words or (0, 0)), values.numel())
     _launch(int8_kernel, values, block, *arguments, IS_RANDOM=words is not None)
 
 
-def levels(values: Tensor, wire: Tensor, words: Words, *, block: int, bits: int, is_least_squares: bool) -> None:
-    """Fill the message of codec qsgd."""
-    arguments = (values, *_parted(wire, values.numel(), block), *signed(words), values.numel())
-    constants = {"IS_LEAST_SQUARES": is_least_squares, "WIDTH": bits, "HALVINGS": block.bit_length() - 1}
-    _launch(levels_kernel, values, block, *arguments, **constants)
+def signs(values: Tensor, wire: Tensor, *, block: int) -> None:
+    """Fill the message of codec sign."""
+    arguments = (values, *_parted(wire, values.numel(), block), values.numel())
+    _launch(signs_kernel, values, block, *arguments, HALVINGS=block.bit_length() - 1)
 
 
-def ternary(values: Tensor, wire: Tensor, words: Words, *, block: int, clip: float, is_least_squares: bool) -> None:
-    """Fill the message of codec terngrad, magnitudes cut at ``clip`` root mean squares."""
-    numel = values.numel()
-    scales, packed = _parted(wire, numel, block)
-    digits = torch.empty(numel, dtype=torch.uint8, device=values.device)
-    arguments = (values, scales, digits, clip, *signed(words), numel)
-    constants = {"IS_LEAST_SQUARES": is_least_squares, "HALVINGS": block.bit_length() - 1}
-    _launch(ternary_kernel, values, block, *arguments, **constants)
-    launch(pack_ternary_kernel, -(-packed.numel() // BLOCK), values, digits, packed, numel, BLOCK=BLOCK)
-
-
-def signs(values: Tensor, wire: Tensor, *, block: int, has_two: bool) -> None:
-    """Fill the message of codec onebit (``has_two``) or sign."""
-    scales, packed = _parted(wire, values.numel(), block, 1 + has_two)
-    uppers, lowers = scales.chunk(2) if has_two else (scales, scales)
-    arguments = (values, uppers, lowers, packed, values.numel())
-    _launch(signs_kernel, values, block, *arguments, HAS_TWO=has_two, HALVINGS=block.bit_length() - 1)
-
-
-def _parted(wire: Tensor, count: int, block: int, num_scales: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the float32 scales of a message of ``count`` values, so many for a block, and the bytes of its codes."""
-    length = 4 * num_scales * -(-count // block)
+def _parted(wire: Tensor, count: int, block: int) -> tuple[Tensor, Tensor]:
+    """Return the float32 scales of a message of ``count`` values, one for a block, and the bytes of its codes."""
+    length = 4 * -(-count // block)
     return wire[:length].view(torch.float32), wire[length:]
 
 
 def _launch(function: Any, values: Tensor, block: int, *arguments: object, **constants: Any) -> None:
-    sizes = {"ROWS": rows_of_tile(block), "BLOCK": block}
-    launch(function, num_tiles(values.numel(), block), values, *arguments, **constants, **sizes)
+    """Start a program for each tile of whole blocks, and one for the short block at the end."""
+    rows = TILE // block
+    programs = -(-(values.numel() // block) // rows) + 1
+    launch(function, programs, values, *arguments, **constants, ROWS=rows, BLOCK=block)
 
 
-def signed(words: Words) -> tuple[int, int]:
-    """Return the words as whole numbers of 32 bits with a sign."""
-    first, second = (word - (1 << 32) if word >> 31 else word for word in words)
-    return first, second
+def _signed(word: int) -> int:
+    """Return a word of 32 bits as a whole number with a sign."""
+    return word - (1 << 32) if word >> 31 else word

@@ -6,6 +6,7 @@ last takes those few that are left.
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,12 +17,18 @@ from torch import Tensor
 BLOCK = 1024  # elements of a program: eight of each of its 128 threads
 ALIGNED = 16  # elements; Triton also compares lengths and addresses with 16 when it decides on the width of a load
 LONGEST = 2**31 - 2**17  # elements: places within the blocks beyond the end are whole numbers of 32 bits too
+NUMBERS = ("numel", "first", "second", "shift", "num_bins", "room", "rows", "row_scales", "row_codes", "divisor")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def kernel(body: Callable[..., Any]) -> Any:
-    """Return ``body`` as a Triton kernel, or as what Triton's interpreter runs where TRITON_INTERPRET is set."""
-    return triton.jit(body)
+    """Return ``body`` as a Triton kernel, or as what Triton's interpreter runs where TRITON_INTERPRET is set.
+
+    Numbers are not specialised: Triton would compile again where one becomes 1, or a multiple of 16, and ranks do not
+    come to that in the same step.
+    """
+    numbers = [name for name in signature(body).parameters if name in NUMBERS]
+    return triton.jit(body, do_not_specialize=numbers)
 
 
 @kernel
