@@ -10,7 +10,6 @@ import torch
 from experiments.bench import main
 from experiments.benchmarks.step import command, goals, measure, older
 from experiments.benchmarks.step.traffic import bytes_per_element
-from experiments.config.paths import ROOT
 from experiments.studies.methods import known_methods
 from micro import kernels
 
@@ -49,11 +48,6 @@ def test_ratios_are_of_pairs_of_turns() -> None:
     assert (row["old_floors"], row["new_floors"]) == (3.0, 1.5)
 
 
-def test_a_step_lasts_as_long_as_on_its_slowest_rank() -> None:
-    first, second = [{"own_s": 1.0, "floor_s": 2.0}], [{"own_s": 3.0, "floor_s": 1.0}]
-    assert measure.slowest([first, second]) == [{"own_s": 3.0, "floor_s": 2.0, "floors": 1.5}]
-
-
 def test_a_command_that_is_stopped_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = measure.Case("micro", 2000, 0.05)
     row = dict.fromkeys(command.RATIOS, 0.5) | {"floors_half": "0.50-0.50", "goal_floors": 1.5, "met": "yes"}
@@ -66,20 +60,6 @@ def test_a_command_that_is_stopped_writes_what_it_has(tmp_path: Path, monkeypatc
     with pytest.raises(SystemExit, match="130"):
         main([*WORDS, "--out", str(tmp_path)])
     assert pd.read_csv(tmp_path / "step.csv")["method"].tolist() == ["micro"]
-
-
-def test_a_revision_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["step", "--against", "no/such/revision", "--out", str(tmp_path)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--against" in line
-    assert "no/such/revision" in line
-
-
-def test_a_slow_method_takes_fewer_steps() -> None:
-    assert measure.counts(0.01, steps=15, limit_s=7.0) == (40, 15)
-    assert measure.counts(0.2, steps=15, limit_s=7.0) == (27, 8)
-    assert measure.counts(9.0, steps=15, limit_s=7.0) == (10, 5)
 
 
 def test_bytes_are_those_of_operations_and_compiled_loops() -> None:
@@ -101,10 +81,3 @@ def test_every_method_has_a_goal_or_is_held_against_something_else() -> None:
     assert goals.verdict("qsgd_published", 4.1) == "no"
     assert goals.verdict("qsgd_published", 4.1, bytes_in_floors=4.05) == "no: bytes"
     assert goals.verdict("powersgd", 9.0) == ""
-
-
-def test_the_other_revision_takes_what_measures_from_this_one() -> None:
-    with older.checked_out("HEAD") as tree:
-        for name in ("benchmarks/step/turns.py", "ranks/worker.py"):
-            assert (tree / "experiments" / name).read_text() == (ROOT / "experiments" / name).read_text()
-    assert not tree.exists()

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import figures, sweep
 from experiments.runs.records import read_records
 from tests.dist.commands import ROOT, only_run, run
 from tests.dist.processes import ranks
-from tests.dist.rank_functions import called, join_where_the_folder_fails, train
+from tests.dist.rank_functions import join_where_the_folder_fails, train
 from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
@@ -85,15 +84,6 @@ def test_a_sweep_makes_one_folder_per_run_and_goes_on_after_a_failure(tmp_path: 
     assert all("not finite at step" in line for line in reported)
 
 
-def test_a_mistake_starts_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    for words in (["model=mpl"], ["-m", "density=0.1,2"]):
-        refused = train(*words, f"output={tmp_path / 'runs'}")
-        assert refused.returncode == 2
-        assert refused.stderr.startswith("error: ")
-        assert len(refused.stderr.splitlines()) == 1
-        assert not (tmp_path / "runs").exists()
-
-
 def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None:
     failed = train("dataset=synthetic", *SMALL, "lr=1e30", f"output={tmp_path}")
     assert failed.returncode == 1
@@ -138,17 +128,3 @@ def test_it_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
     for refused in ranks(2).run_apart(train, "-m", *words, "seed=0,1"):
         assert refused.returncode == 2
         assert "call it without torchrun or srun" in refused.stderr
-
-
-def test_a_study_runs_once_and_is_skipped_when_done(tmp_path: Path) -> None:
-    words = ["demo", "model=mlp", "epochs=1", "batch_size=100", "cluster=simulated", "cluster.world_size=2"]
-    words += [f"output={tmp_path}", "--jobs", "1"]
-    first = called(sweep.main, *words)
-    assert first.returncode == 0, first.stderr
-    folders = [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert len(folders) == 10
-    before = {folder: (folder / "DONE").stat().st_mtime_ns for folder in folders}
-    assert called(sweep.main, *words).returncode == 0
-    assert before == {folder: (folder / "DONE").stat().st_mtime_ns for folder in folders}
-    assert figures.main(["--runs", str(tmp_path), "--out", str(tmp_path / "figures")]) == 0
-    assert len(list((tmp_path / "figures").glob("*.png"))) >= 3

@@ -4,19 +4,20 @@
     make soak SEED=1234 CASES=1         the case of a seed once more
     python -m tests.soak --kinds simulated --faults signal,torn --methods micro,topk --time 10m
 
-Each case follows from its seed; the seeds of a soak follow each other. Signals strike a process of the run, are ignored
-or not, the disk fills, files are torn, links are cut, clocks jump, the folder vanishes, at the n-th time that a process
-saves, sends, writes a row or changes the disk. Then the same command is given again until the run has ended. A case
-fails unless the run ends with the same weights and records, every attempt ends in a few lines that name the true
-cause, and nothing is left behind: no process, draft, temporary file or lock. What a failed case left is kept.
-
-Full disks need root, hosts with links root and iproute2; both are left out elsewhere, and the first line says so.
-The exit code is 1 if a case failed, 130 after Ctrl-C.
+Signals strike a process of the run, a rank stands still, the disk fills, files are torn, the folder vanishes, the
+command is given twice. Then the same command is given again until the run has ended. A case fails unless the run ends
+with the same weights and records, every attempt ends in a few lines, and nothing is left behind: no process, draft or
+lock. What a failed case left is kept. Full disks need root. The exit code is 1 if a case failed, 130 after Ctrl-C.
 """
 
 import argparse
+import itertools
 import re
+import shutil
 import sys
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.config.errors import UserError, check_choice
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
+_PER_SETUP = 4  # consecutive seeds that share a run, and so one undisturbed training
 
 
 def main() -> None:
@@ -32,34 +34,62 @@ def main() -> None:
 
 
 def _run(words: Sequence[str]) -> int:
+    from tests.soak import orphans
     from tests.soak.case import FAULTS, KINDS, methods
 
     options = _parser().parse_args(words)
-    for name, known in (("kinds", KINDS), ("faults", FAULTS), ("methods", methods())):
-        for word in getattr(options, name) or ():
+    for name, known in (("kinds", list(KINDS)), ("faults", list(FAULTS)), ("methods", methods())):
+        given = getattr(options, name) or known
+        for word in given:
             check_choice(f"--{name}", known, word)
+        setattr(options, name, given)
     if sys.platform != "linux":
         raise UserError("the soak needs Linux, whose processes it watches")
-    from tests.soak.run import soak  # imports torch: mistakes are reported before that
+    orphans.adopt()
+    with tempfile.TemporaryDirectory(prefix="micro-soak-") as work:
+        return _soak(options, Path(work))
 
-    return soak(options)
+
+def _soak(options: argparse.Namespace, work: Path) -> int:
+    """Carry out cases until the time is over or there were enough; return the exit code."""
+    from tests.soak.case import draw_setup
+    from tests.soak.trial import Trial
+
+    fired, failed = Counter[str](), 0
+    end, trial, place = time.monotonic() + options.time, None, None
+    for number, seed in enumerate(itertools.count(options.seed)):
+        if time.monotonic() >= end or number == options.cases:
+            break
+        if trial is None or seed // _PER_SETUP != place:
+            place = seed // _PER_SETUP
+            trial = Trial(draw_setup(place, options.kinds, options.methods), work / str(place))
+        started = time.monotonic()
+        result = trial.disturb(seed, options.faults)
+        fired.update(result.fired)
+        ended = f"FAILED: {'; '.join(result.problems)}" if result.problems else "equal"
+        print(f"seed {seed}: {trial.setup}, {time.monotonic() - started:.0f} s: {' | '.join([*result.story, ended])}")
+        if result.problems:
+            failed += 1
+            kept = shutil.copytree(work / str(place), options.folder / str(seed), dirs_exist_ok=True)
+            chosen = " ".join(f"--{key} {','.join(getattr(options, key))}" for key in ("kinds", "faults", "methods"))
+            print(f"  kept: {kept}; again: make soak SEED={seed} CASES=1 ARGS='{chosen}'")
+        sys.stdout.flush()
+    print(f"{number} cases, {failed} failed; {', '.join(f'{count} {kind}' for kind, count in fired.most_common())}")
+    return int(failed > 0)
 
 
 def _parser() -> Parser:
     description, _, text = (__doc__ or "").partition("\n\n")
-    parser = Parser(
-        "python -m tests.soak",
-        description=description,
-        epilog=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--time", type=_seconds, default=600, help="how long, as 90s, 30m or 2h (default: 10m)")
-    parser.add_argument("--seed", type=_natural, help="of the first case (default: of the time)")
-    parser.add_argument("--cases", type=_natural, help="stop after so many (default: when the time is over)")
-    parser.add_argument("--kinds", type=comma_list(str), help="of runs: simulated,local,torchrun,hosts (default: all)")
-    parser.add_argument("--faults", type=comma_list(str), help="kinds of faults (default: all)")
-    parser.add_argument("--methods", type=comma_list(str), help="names of conf/sparsifier (default: all)")
-    parser.add_argument("--folder", type=Path, default=Path("results/soak"), help="for what failed cases left")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser("python -m tests.soak", description=description, epilog=text, formatter_class=raw)
+    add = parser.add_argument
+    add("--time", type=_seconds, default=600, help="how long, as 90s, 30m or 2h (default: 10m)")
+    add("--seed", type=int, default=int(time.time()), help="of the first case (default: the time)")
+    add("--cases", type=int, help="stop after so many (default: when the time is over)")
+    add("--kinds", type=comma_list(str), help="of runs: simulated,local,torchrun (default: all)")
+    add("--faults", type=comma_list(str), help="kinds of faults (default: all)")
+    add("--methods", type=comma_list(str), help="names of conf/sparsifier (default: all)")
+    add("--folder", type=Path, default=Path("results/soak"), help="for what failed cases left")
     return parser
 
 
@@ -68,12 +98,6 @@ def _seconds(text: str) -> int:
     if not found or not int(found[1]):
         raise argparse.ArgumentTypeError(f"must be a time as 90s, 30m or 2h, got '{text}'")
     return int(found[1]) * _UNITS[found[2]]
-
-
-def _natural(text: str) -> int:
-    if not re.fullmatch(r"\d{1,12}", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got '{text}'")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -1,45 +1,24 @@
-"""One attempt: start the command of a run, carry out its faults when they are due, and wait until all has ended."""
+"""One attempt: start the command of a run as a user does, disturb it, and wait until all its processes have ended."""
 
-import functools
-import json
 import os
-import selectors
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from experiments.config.paths import ROOT
 from experiments.launching.child_environment import child_environment
-from tests.soak import orphans, points
-from tests.soak.case import ANY, TIME, Fault
-from tests.soak.forked import ForkedPopen
+from tests.small_disks import MemoryDisk
+from tests.soak import orphans
+from tests.soak.case import TIMEOUT_S, Fault
 
-LIMIT_S = 240.0  # without any event, on a busy machine; a run here takes seconds
-_MEETING_S = 90.0  # in which hosts meet; torch waits ten minutes for one that does not come
-_STACKS_S = 1.0  # in which processes write their stacks
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command line of a run, and the environment variables of the process that runs it.
-
-    Args:
-        forked: Whether its process is forked from this one; a started one, which imports all anew, tells no points.
-    """
-
-    role: str
-    words: Sequence[str]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    forked: bool = True
+LIMIT_S = 240.0 + TIMEOUT_S  # on a busy machine; a run here takes seconds
+_PAUSE_S = 0.5
 
 
 @dataclass
@@ -47,192 +26,102 @@ class Ended:
     """How an attempt ended.
 
     Attributes:
-        codes: Exit code of each command, negative for a signal.
-        errors: Standard error of each.
-        fired: The faults that came.
-        hung: Whether it took longer than the limit and was killed.
-        gave_up: Whether Ctrl-C was pressed on hosts that waited for one that did not come.
-        left: Processes that were alive some seconds after the commands had ended.
-        temporary: Files that it left in the folder of temporary files.
+        codes, errors: of each command that was given, None for one that did not end.
+        fired: the faults that came while a command ran.
+        left: states of processes that remained.
     """
 
-    codes: list[int]
-    errors: list[str]
-    fired: list[Fault]
-    hung: bool
-    gave_up: bool
-    left: list[str]
-    temporary: list[str]
-    elapsed_s: float
+    codes: list[int | None] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    fired: list[Fault] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 class Attempt:
-    """The processes of an attempt.
+    """An attempt at a run whose folder is the only one in ``output``.
 
     Args:
-        folder: For their output, made anew.
-        faults: Each comes once.
-        act: Carries out a fault that concerns more than a process: gets it and this attempt.
+        words: of Python's command line.
+        folder: for the output of the commands.
+        disk: on which the run's folder is, if it may fill.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        commands: Sequence[Command],
-        faults: Sequence[Fault],
-        act: Callable[[Fault, "Attempt"], None],
-    ) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "tmp").mkdir(parents=True)
-        self.folder, self.commands, self._act = folder, commands, act
-        self._faults = list(faults)
-        self._timers: list[tuple[float, Callable[[], None]]] = []
-        self.pids: dict[str, int] = {}
-        self._roles: dict[int, str] = {}
-        self.fired: list[Fault] = []
-        self._gave_up = False
-        self._started: list[subprocess.Popen[bytes]] = []
+    def __init__(self, words: Sequence[str], output: Path, folder: Path, disk: MemoryDisk | None) -> None:
+        self._words, self._output, self._folder, self._disk = words, output, folder, disk
+        self._commands: list[subprocess.Popen[bytes]] = []
 
-    def run(self) -> Ended:
-        """Start the commands and wait for their end."""
-        started, hung = time.monotonic(), True
-        with ExitStack() as closing:
-            closing.callback(self._end)
-            self._selector = closing.enter_context(selectors.DefaultSelector())
-            server = closing.enter_context(socket.socket(socket.AF_UNIX))
-            server.bind(str(self.folder / "socket"))
-            server.listen(64)
-            self._selector.register(server, selectors.EVENT_READ)
-            for command in self.commands:
-                self.start(command)
-            for fault in self._faults:
-                if fault.point == TIME:
-                    self.after(fault.number / 10, functools.partial(self._strike, fault))
-            self.after(_MEETING_S, self._give_up)
-            hung = not self._serve(server)
-            if hung:
-                self._write_stacks()
-        left = orphans.wait_for_end()
-        return Ended(
-            codes=[process.returncode for process in self._started],
-            errors=[_read(self.folder / f"{number}.err") for number in range(len(self._started))],
-            fired=self.fired,
-            hung=hung,
-            gave_up=self._gave_up,
-            left=[f"{self._roles.get(pid, 'unknown')} ({state})" for pid, state in left.items()],
-            temporary=sorted(path.name for path in (self.folder / "tmp").iterdir()),
-            elapsed_s=time.monotonic() - started,
-        )
-
-    def start(self, command: Command) -> None:
-        """Start a command, which the attempt waits for; its output is in files with its number."""
-        at: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for fault in self._faults:
-            at[fault.role][fault.point].append(fault.number)
-        given = json.dumps({"folder": str(self.folder), "faults": at})
-        variables = {"TMPDIR": str(self.folder / "tmp"), "OMP_NUM_THREADS": "1", points.VARIABLE: given}
-        variables |= {"MICRO_SOAK_ROLE": command.role, **command.variables}
-        name = self.folder / str(len(self._started))
-        with name.with_suffix(".out").open("w") as out, name.with_suffix(".err").open("w") as err:
-            process = (ForkedPopen if command.forked else subprocess.Popen)(
-                [sys.executable, *command.words],
-                env=child_environment(**variables),
-                cwd=ROOT,
-                stdin=_nothing,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        self._started.append(process)
-        self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ)
-
-    def after(self, seconds: float, work: Callable[[], None]) -> None:
-        """Call ``work`` after so many seconds, or when the commands have ended."""
-        self._timers.append((time.monotonic() + seconds, work))
-
-    def pid_of(self, fault: Fault) -> int | None:
-        """Return the process that a fault strikes, None if it has not started."""
-        if fault.target != ANY:
-            return self.pids.get(fault.target)
-        running = sorted(orphans.descendants())
-        return running[int(fault.place[0] * len(running))] if running else None
-
-    def _serve(self, server: socket.socket) -> bool:
-        """Answer processes at points until all commands have ended; return False if they take too long."""
+    def run(self, faults: Sequence[Fault]) -> Ended:
+        """Give the command, carry the faults out, and wait for the end."""
+        self._folder.mkdir(parents=True)
+        self._start()
+        ended = Ended(fired=[fault for fault in faults if self._is_due(fault) and self._strike(fault)])
         deadline = time.monotonic() + LIMIT_S
-        while len(self._selector.get_map()) > 1:
-            now = time.monotonic()
-            self._run_timers(now)
-            if now > deadline:
-                return False
-            due = min([deadline, *(when for when, _ in self._timers)])
-            for key, _ in self._selector.select(max(0.0, due - now)):
-                if key.fileobj is server:
-                    self._answer(server.accept()[0])
-                else:
-                    self._selector.unregister(key.fileobj)
-                    os.close(key.fd)
+        for command in self._commands:
+            with suppress(subprocess.TimeoutExpired):
+                command.wait(max(0.0, deadline - time.monotonic()))
+            ended.codes.append(command.returncode)
+            command.kill()
+        ended.left = [f"process {pid} ({state})" for pid, state in orphans.wait_for_end().items()]
+        ended.errors = [path.read_text(errors="replace") for path in sorted(self._folder.glob("*.err"))]
+        if any(fault.kind == "full" for fault in ended.fired) and self._disk:
+            self._disk.free()
+        return ended
+
+    def _start(self) -> None:
+        name = self._folder / str(len(self._commands))
+        with name.with_suffix(".out").open("w") as out, name.with_suffix(".err").open("w") as err:
+            self._commands.append(
+                subprocess.Popen(
+                    [sys.executable, *self._words],
+                    env=child_environment(OMP_NUM_THREADS="1"),
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+            )
+
+    def _is_due(self, fault: Fault) -> bool:
+        """Wait for the moment of a fault; return False if the command has ended before."""
+        while self._is_running() and fault.step > self._num_steps():
+            time.sleep(0.002)
+        end = time.monotonic() + fault.delay_s
+        while self._is_running() and time.monotonic() < end:
+            time.sleep(0.002)
+        return self._is_running()
+
+    def _is_running(self) -> bool:
+        return self._commands[0].poll() is None
+
+    def _num_steps(self) -> int:
+        with suppress(OSError):
+            return sum(path.read_bytes().count(b"\n") for path in self._output.glob("*/steps.jsonl"))
+        return 0
+
+    def _strike(self, fault: Fault) -> bool:
+        """Carry out a fault; return whether there was something to strike."""
+        processes = [pid for pid in orphans.descendants() if fault.kind != "freeze" or _is_rank(pid)]
+        pid = processes[int(fault.place[0] * len(processes))] if processes else None
+        if fault.kind == "full" and self._disk:
+            self._disk.fill()
+        elif fault.kind == "removed":
+            for folder in self._output.iterdir():
+                shutil.rmtree(folder, ignore_errors=True)
+        elif fault.kind == "twice":
+            self._start()
+        elif pid is not None and fault.kind in ("signal", "pause", "freeze"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, fault.signal if fault.kind == "signal" else signal.SIGSTOP)
+                if fault.kind == "pause":
+                    time.sleep(_PAUSE_S)
+                    os.kill(pid, signal.SIGCONT)
+        else:
+            return False
         return True
 
-    def _answer(self, wire: socket.socket) -> None:
-        with wire, suppress(OSError):
-            message = json.loads(wire.makefile().readline() or "{}")
-            if "point" in message:
-                wire.sendall(json.dumps(self._fire(message)).encode())
-            elif message:
-                self.pids[message["role"]] = message["pid"]
-                self._roles[message["pid"]] = message["role"]
 
-    def _fire(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out the faults of a point; a fault comes once, also if its process starts again."""
-        answer: dict[str, Any] = {}
-        for fault in list(self._faults):
-            if (fault.role, fault.point, fault.number) != (message["role"], message["point"], message["number"]):
-                continue
-            self._faults.remove(fault)
-            self.fired.append(fault)
-            if fault.kind == "clock":
-                answer["clock"] = fault.seconds
-            else:
-                self._act(fault, self)
-        return answer
-
-    def _strike(self, fault: Fault) -> None:
-        """Carry out a fault that comes at a time, if a command still runs."""
-        if any(process.poll() is None for process in self._started):
-            self.fired.append(fault)
-            self._act(fault, self)
-
-    def _run_timers(self, now: float) -> None:
-        for timer in [timer for timer in self._timers if timer[0] <= now]:
-            self._timers.remove(timer)
-            timer[1]()
-
-    def _give_up(self) -> None:
-        """Press Ctrl-C, as a user does, on hosts that have not met."""
-        if len(self.commands) > 1 and not any(role.startswith("rank") for role in self.pids):
-            for process in self._started:
-                if process.poll() is None:
-                    process.send_signal(signal.SIGINT)
-                    self._gave_up = True
-
-    def _write_stacks(self) -> None:
-        for pid in orphans.descendants():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-                os.kill(pid, points.STACKS)
-        time.sleep(_STACKS_S)
-
-    def _end(self) -> None:
-        """Kill the commands that still run, collect all, and undo what timers would have undone."""
-        for process in self._started:
-            process.kill()
-            process.wait()
-        self._run_timers(float("inf"))
-
-
-def _read(path: Path) -> str:
-    return path.read_text(errors="replace")
-
-
-_nothing = open(os.devnull)  # noqa: SIM115 - for all commands
+def _is_rank(pid: int) -> bool:
+    with suppress(OSError):
+        return b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+    return False

@@ -1,186 +1,157 @@
-"""Carry out a case: the undisturbed run, then the disturbed attempts until the run has ended."""
+"""Carry out a case: the undisturbed run, then the disturbed attempts until the run has ended; say what was wrong."""
 
+import os
+import re
 import shutil
+import signal
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from experiments.ranks.hosts import Hosts
-from tests.soak import advice, points
-from tests.soak.attempt import Attempt, Command, Ended
-from tests.soak.case import TIME, Fault, Setup, draw_plan
-from tests.soak.damage import Damage, small_disk
-from tests.soak.forked import HOST, SPACE
-from tests.soak.verdict import Outcome, error_lines, is_done, outcome_of, problems_of_attempt, problems_of_end
+from experiments.config.errors import UserError
+from experiments.config.stopping import STOP_SIGNALS, exit_code
+from experiments.runs.atomic_files import load_json
+from experiments.runs.records import read_records
+from experiments.runs.run_folder import RunFolder
+from tests.small_disks import MemoryDisk, mounted
+from tests.soak.attempt import Attempt, Ended
+from tests.soak.case import Fault, Setup, draw_faults
 
-TIMEOUT_S = 90  # of collectives: a rank stands still after a fifth of it, which a busy machine must not take
-_CALM_ATTEMPTS = 4  # after the last fault; more than one where an error's advice has to be followed
+_CALM_ATTEMPTS = 4  # after the last fault; more than one where an error says to start from scratch
+_MAX_LINES = 6  # that a command prints on standard error, beside these
+_USUAL = re.compile(r"step \d+/\d+(, |$)|^resumed from step |^checkpoint not used: |^stopped by |^note: |^\s*$")
+_SAVED = {exit_code(number) for number in STOP_SIGNALS}
+_CODES = _SAVED | {0, 1, 2, 128 + signal.SIGHUP, 128 + signal.SIGQUIT}
+_DRAFTS = (".*.tmp", ".draft-*", ".old-*")
 
 
 @dataclass
 class Result:
-    """What became of a case.
-
-    Attributes:
-        fired: The faults that came, by kind.
-        story: A line per attempt.
-        problems: What was wrong, empty if nothing was.
-        refused: Whether an error's advice had to be followed.
-        longest_s: The longest attempt.
-    """
+    """What became of a case: the faults that came, a line for each attempt, and what was wrong."""
 
     fired: Counter[str] = field(default_factory=Counter)
     story: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    refused: bool = False
-    longest_s: float = 0.0
 
 
 class Trial:
-    """The trainings of one setup.
+    """The trainings of one setup, in a folder that is made anew."""
 
-    Args:
-        folder: For everything that they leave; made anew.
-        hosts: For a setup on hosts.
-    """
-
-    def __init__(self, setup: Setup, folder: Path, hosts: Hosts | None) -> None:
+    def __init__(self, setup: Setup, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        self._setup, self._folder, self._hosts = setup, folder, hosts if setup.kind == "hosts" else None
-        ended = self._attempt(folder / "whole", folder / "whole.attempt", ())
-        found = problems_of_attempt(ended, setup, folder / "whole", torn=False)
+        self.setup, self._folder = setup, folder
+        ended = self._attempt("whole", 0, None).run(())
         self._expected = outcome_of(folder / "whole")
-        self.problems = found or ([] if self._expected else ["the undisturbed run did not finish"])
-        self._counts = points.read_counts(folder / "whole.attempt") or {"command": {TIME: int(10 * ended.elapsed_s)}}
+        self._problems = [f"undisturbed: {line}" for line in problems_of(ended, setup)]
+        if not self._expected:
+            self._problems.append(f"the undisturbed run did not finish: {ended.errors}")
 
-    def disturb(self, seed: int, faults: Collection[str], impossible: Collection[str] = ()) -> Result:
-        """Carry out the case of a seed.
-
-        Args:
-            faults: Kinds of faults.
-            impossible: Those that this machine cannot have: they do not come, and the others are the same.
-        """
-        result, output = Result(problems=[f"undisturbed: {line}" for line in self.problems]), self._folder / f"{seed}"
-        if result.problems:
+    def disturb(self, seed: int, faults: Collection[str]) -> Result:
+        """Carry out the case of a seed, with these kinds of faults."""
+        result = Result(problems=list(self._problems))
+        if self._expected is None:
             return result
-        assert self._expected
-        plan = draw_plan(seed, faults, self._counts, self._setup)
+        attempts = draw_faults(seed, faults, self.setup, len(self._expected["steps"]))
+        output, number, more, torn = self._folder / str(seed), 0, list[str](), False
         with ExitStack() as closing:
-            if "full" not in impossible and any(fault.kind == "full" for each in plan.attempts for fault in each):
-                closing.enter_context(small_disk(output))
-                closing.callback(self._keep, output, result)
-            run = _Disturbed(self, output, result)
-            for during, after in zip(plan.attempts, plan.between, strict=True):
-                if is_done(output):
+            disk = None
+            if any(fault.kind == "full" for each in attempts for fault in each) and not os.geteuid():
+                disk = closing.enter_context(mounted(MemoryDisk(output, "24m")))
+            for number, during in enumerate([*attempts, *[[]] * _CALM_ATTEMPTS], start=1):
+                ended = self._attempt(str(seed), number, disk, *more).run([f for f in during if f.kind != "torn"])
+                result.fired.update(fault.kind for fault in ended.fired)
+                happened = ", ".join(map(str, ended.fired)) or "no fault"
+                errors = [line for text in ended.errors for line in text.splitlines() if line.startswith("error:")]
+                result.story.append("; ".join([f"{number}: {happened}; exit {ended.codes}", *errors]))
+                found = problems_of(ended, self.setup)
+                if any(ended.codes) and not (ended.fired or torn):
+                    found.append(f"exit codes {ended.codes} without a fault")
+                result.problems += [f"attempt {number}: {line}" for line in found]
+                more = ["resume=scratch"] if any("resume=scratch" in line for line in errors) else []
+                if number > len(attempts) and not any(ended.codes):
                     break
-                run.attempt([fault for fault in during if fault.kind not in impossible])
-                run.tear(after)
-            run.finish(self._expected)
-            if plan.after and not result.problems:
-                run.tear(plan.after, finished=True)
-                run.finish(self._expected)
+                for fault in during:
+                    torn |= fault.kind == "torn" and _tear(output, fault, result)
+            result.problems += problems_of_end(output, self._expected)
+            if disk and result.problems:
+                shutil.copytree(output, output.with_name(f"{seed}.disk"), dirs_exist_ok=True)
+        if not result.problems:
+            for path in self._folder.glob(f"{seed}*"):
+                shutil.rmtree(path, ignore_errors=True)
         return result
 
-    def forget(self, seed: int) -> None:
-        """Remove what a case left."""
-        for path in self._folder.glob(f"{seed}*"):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _keep(self, output: Path, result: Result) -> None:
-        if result.problems:  # the small disk vanishes
-            shutil.copytree(output, output.with_name(f"{output.name}.disk"))
-
-    def _attempt(
-        self,
-        output: Path,
-        folder: Path,
-        faults: Sequence[Fault],
-        damage: Damage | None = None,
-        more: Sequence[str] = (),
-    ) -> Ended:
-        commands = self._commands([*self._setup.words, f"output={output}", *more])
-        return Attempt(folder, commands, faults, (damage or Damage(output, self._hosts)).act).run()
-
-    def _commands(self, words: list[str]) -> list[Command]:
-        train, number = ["-m", "experiments.train", *words], self._setup.num_ranks
-        if self._setup.kind == "simulated":
-            return [Command("command", [*train, "cluster=simulated", f"cluster.world_size={number}"])]
-        train.append(f"cluster.timeout_s={TIMEOUT_S}")
-        if self._setup.kind in ("local", "started"):
-            forked = self._setup.kind == "local"
-            return [Command("command", [*train, f"cluster.nproc_per_node={number}"], forked=forked)]
-        if self._setup.kind == "torchrun":
-            agent = [
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={number}",
-                "--monitor-interval=0.1",
-            ]
-            return [Command("agent", [*agent, *train])]
-        assert self._hosts
-        nodes = ["cluster=nodes", "cluster.nproc_per_node=1", f"cluster.nnodes={number}"]
-        meeting = f"cluster.rdzv_endpoint={self._hosts.names[0]}:29500"
-        places = zip(self._hosts._spaces, self._hosts.names, strict=True)
-        return [
-            Command(f"command{place}", [*train, *nodes, meeting], {SPACE: space, HOST: name})
-            for place, (space, name) in enumerate(places)
-        ]
+    def _attempt(self, name: str, number: int, disk: MemoryDisk | None, *more: str) -> Attempt:
+        output = self._folder / name
+        words = ["-m", "experiments.train", *self.setup.words, f"output={output}", *more]
+        if self.setup.kind == "torchrun":
+            agent = ["-m", "torch.distributed.run", "--standalone", "--monitor-interval=0.1"]
+            words = [*agent, f"--nproc-per-node={self.setup.num_ranks}", *words]
+        return Attempt(words, output, self._folder / f"{name}.{number}", disk)
 
 
-class _Disturbed:
-    """The attempts of one case."""
+def _tear(output: Path, fault: Fault, result: Result) -> bool:
+    """Change a byte of a file in the run's folder, or cut its end off; return whether there was one."""
+    files = sorted(path for path in output.rglob("*") if path.is_file() and path.stat().st_size)
+    if not files:
+        return False
+    path = files[int(fault.place[0] * len(files))]
+    content = bytearray(path.read_bytes())
+    at = int(fault.place[1] * len(content))
+    if int(fault.place[1] * 1e6) % 2:
+        content[at] ^= 1
+    else:
+        del content[at:]
+    path.write_bytes(content)
+    result.fired["torn"] += 1
+    result.story.append(f"torn {path.name} at {at}")
+    return True
 
-    def __init__(self, trial: Trial, output: Path, result: Result) -> None:
-        self._trial, self._output, self._result = trial, output, result
-        self._damage = Damage(output, trial._hosts)
-        self._more: list[str] = []  # words that errors advised
-        self._torn = False
-        self._number = 0
 
-    def attempt(self, faults: Sequence[Fault] = ()) -> Ended:
-        """Give the command once, note how it ended and what was wrong with that."""
-        self._number += 1
-        folder = self._output.with_name(f"{self._output.name}.{self._number}")
-        ended = self._trial._attempt(self._output, folder, faults, self._damage, self._more)
-        self._damage.free()
-        found = problems_of_attempt(ended, self._trial._setup, self._output, torn=self._torn)
-        result = self._result
-        result.problems += [f"attempt {self._number}: {line}" for line in found]
-        result.fired.update(fault.kind for fault in ended.fired)
-        result.longest_s = max(result.longest_s, ended.elapsed_s)
-        faults_told = ", ".join(map(str, ended.fired)) or "no fault"
-        errors = "".join(f"; {line}" for line in error_lines(ended))
-        result.story.append(f"{self._number}: {faults_told}; exit code {ended.codes}{errors}")
-        return ended
+def outcome_of(output: Path) -> dict[str, Any] | None:
+    """Return the weights and the records without times of the only run in a folder; None if it has not finished."""
+    folders = [RunFolder(path) for path in output.glob("*") if path.is_dir()]
+    if len(folders) != 1 or not (weights := load_json(folders[0].done_path).get("weights_sha256")):
+        return None
+    try:
+        rows = {"steps": read_records(folders[0].steps_path), "epochs": read_records(folders[0].epochs_path)}
+    except UserError:
+        return None
+    timeless = {
+        kind: [{key: value for key, value in row.items() if not key.endswith("_s")} for row in found]
+        for kind, found in rows.items()
+    }
+    return {"weights": weights, **timeless}
 
-    def tear(self, faults: Sequence[Fault], *, finished: bool = False) -> None:
-        """Tear files of a run, if it is finished or not as ``finished`` says."""
-        for fault in faults:
-            if is_done(self._output) == finished and (name := self._damage.tear(fault)):
-                self._torn = True
-                self._result.fired["torn"] += 1
-                self._result.story.append(f"{fault}: {name}")
 
-    def finish(self, expected: Outcome) -> None:
-        """Give the command until the run has ended, follow what its errors advise, and compare its end."""
-        self._more = []
-        for _ in range(_CALM_ATTEMPTS):
-            ended = self.attempt()
-            if not any(ended.codes):
-                break
-            if not self._follow(ended):
-                return
-        self._result.problems += problems_of_end(self._output, expected)
+def problems_of(ended: Ended, setup: Setup) -> list[str]:
+    """Return what is wrong with an attempt."""
+    found = [f"left behind: {process}" for process in ended.left]
+    if None in ended.codes:
+        return [*found, "it did not end"]
+    killed = {-fault.signal for fault in ended.fired if fault.kind == "signal"}
+    for code, errors in zip(ended.codes, ended.errors, strict=True):
+        lines = [line for line in errors.splitlines() if not _USUAL.search(line)]
+        if setup.kind == "torchrun":  # which prints what it likes
+            continue
+        if any(line.startswith("Traceback") for line in lines) or len(lines) > _MAX_LINES:
+            found.append(f"{len(lines)} lines on standard error: {lines[:1]} ... {lines[-1:]}")
+        if code not in _CODES | killed:
+            found.append(f"exit code {code}")
+        if code in (1, 2) and not any(line.startswith("error:") for line in lines):
+            found.append(f"exit code {code} without a line that begins with error:")
+        if code in _SAVED and not re.search("^(stopped by|left without saving)", errors, re.M):
+            found.append(f"exit code {code}, and not a word of what is saved")
+    return found
 
-    def _follow(self, ended: Ended) -> bool:
-        errors = error_lines(ended)
-        words = advice.follow(errors[-1]) if errors else None
-        if words is None:
-            self._result.problems.append(f"no advice to follow: {errors[-1:] or ended.codes}")
-            return False
-        self._result.refused = True
-        self._more = words
-        return True
+
+def problems_of_end(output: Path, expected: dict[str, Any]) -> list[str]:
+    """Return in what the end of a disturbed run differs from that of the undisturbed one, and what it left."""
+    outcome = outcome_of(output)
+    if outcome is None:
+        return ["it has not finished"]
+    found = [f"its {key} differ" for key, value in expected.items() if outcome[key] != value]
+    found += [f"left behind: {path}" for pattern in _DRAFTS for path in output.rglob(pattern)]
+    return found + [f"{path} is locked" for path in output.glob("*") if RunFolder(path).is_locked()]

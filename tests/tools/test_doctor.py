@@ -14,11 +14,11 @@ from experiments import doctor
 from experiments.checkup import pair
 from experiments.checkup.findings import Finding, section
 from experiments.checkup.pair import Measured
-from experiments.checkup.rendering import show, to_json
 from experiments.checkup.surroundings import datasets, disks, slurm, wandb
-from experiments.checkup.verdict import given_links, in_words, judge, measured_link
+from experiments.checkup.verdict import in_words, judge, measured_link
 from micro.planning import costs
 from micro.planning.collectives import Link
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef" * 2
@@ -92,24 +92,6 @@ def test_the_border_is_in_words() -> None:
     assert "nothing to save" in in_words(judge(slow, MEASURED, 1), MEASURED)
 
 
-def test_given_links_have_the_latency_of_this_machine_unless_one_is_given() -> None:
-    here = Link(5e-5, 1e-9)
-    assert given_links([100], None, here) == {"100 Mbit/s": Link(5e-5, 8e-8)}
-    assert given_links([2500], 20, here) == {"2.5 Gbit/s": Link(20e-6, 3.2e-9)}
-
-
-def test_what_is_infinite_is_null_in_the_document() -> None:
-    line = Finding(name="x", value="y", data={"rate": float("inf"), "n": 1})
-    found = json.loads(to_json([section("title", lambda: [line])]))
-    assert found["sections"]["title"][0]["data"] == {"rate": None, "n": 1}
-
-
-def test_plain_text_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [Finding(name="a", value="1"), Finding(name="long", value="22", note="why", state="absent")]
-    show(section("title", lambda: lines))
-    assert capsys.readouterr().out == "title\n  + a     1\n  - long  22  why\n\n"
-
-
 @pytest.mark.parametrize(
     ("says", "code", "value"),
     [
@@ -153,14 +135,7 @@ def test_disks_and_data_sets_of_the_folder_it_is_called_in(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--nproc", "0"], ["--nproc", "two"], ["--link-mbit", "-1"], ["--link-mbit", "nan"], ["--latency-us", "0"]],
+    "words", ["--nproc 0", "--nproc two", "--link-mbit -1", "--link-mbit nan", "--latency-us 0", "--latency-us 5"]
 )
-def test_a_mistake_on_the_command_line_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(words) == 2
-    assert capsys.readouterr().err.startswith(f"error: {words[0]} must be ")
-
-
-def test_a_list_with_blanks_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.main(["--link-mbit", "100", "1000"]) == 2
-    assert capsys.readouterr().err.startswith("error: not understood: '1000'; lists are separated by commas")
+def test_a_mistake_on_the_command_line_is_told(words: str) -> None:
+    refused(f"doctor {words}", words.split()[0])

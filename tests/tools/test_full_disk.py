@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from experiments import sweep
-from experiments.runs import atomic_files, disks
-from experiments.runs.atomic_files import DiskError, cannot_write
 from experiments.runs.records import read_records
 from experiments.training.loop import Trainer
 from tests.dist.commands import only_run
@@ -156,31 +154,6 @@ def test_other_errors_of_a_disk(
     check_whole(tmp_path / "runs", whole, again)
 
 
-def test_a_plan_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """What no other function explains, an OSError out of a library, is explained by the context of the run."""
-    with pytest.raises(DiskError, match=r"^cannot write /a/plan.json: no space"), atomic_files.disk_errors(tmp_path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/plan.json")
-    with pytest.raises(FileNotFoundError), atomic_files.disk_errors(tmp_path):
-        (tmp_path / "missing").read_text()
-
-
-def test_an_error_of_one_file_is_no_error_of_the_disk(tmp_path: Path) -> None:
-    full = cannot_write(tmp_path / "x", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    assert isinstance(full, DiskError)
-    other = cannot_write(tmp_path / "x", PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-    assert not isinstance(other, DiskError)
-    assert "permission denied; choose a folder that can be written" in str(other)
-
-
-def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
-    disks.try_to_write(tmp_path / "new" / "deeper")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"[Nn]ot a directory"):
-        disks.try_to_write(tmp_path / "file" / "deeper")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 # Several runs on one disk
 
 
@@ -197,17 +170,3 @@ def test_a_sweep_on_a_disk_that_fills_up_says_so_and_goes_on_once_there_is_room(
         assert all("no space left on device" in line for line in failed)
         disk.free()
         assert called(sweep.main, str(path), "--jobs", "2").returncode == 0
-
-
-def test_a_multirun_on_a_full_disk_tells_the_cause_and_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with mounted(MemoryDisk(tmp_path / "disk", "1m")) as disk:
-        words = [*WORDS, "-m", "seed=0,1,2", f"output={disk.path / 'runs'}"]
-        with struck(2, disk.fill, monkeypatch):
-            ended = train(*words)
-        assert ended.returncode == 1
-        assert [line for line in ended.stderr.splitlines() if "steps.jsonl: no space left on device (" in line]
-        disk.free()
-        ended = train(*words)
-        assert (ended.returncode, ended.stdout.count("done: ")) == (0, 3)

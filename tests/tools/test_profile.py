@@ -1,8 +1,6 @@
 """What the profiler makes of measured stamps, and what it refuses before anything starts."""
 
-import re
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +8,8 @@ import torch
 from torch import nn
 
 from experiments.config.errors import UserError
-from experiments.profile import main
 from experiments.profiles import backward, link
-from experiments.profiles.drawing import draw_curves, numbers_of
-from micro.planning.tables import Curve
+from tests.refusals import refused
 
 LENGTHS = {"forward_s": 1.0, "backward_s": 2.0, "update_s": 0.5}
 
@@ -125,45 +121,23 @@ def test_no_rank_receives_more_than_the_largest_size() -> None:
     assert link.sizes_of("gather_lists", sizes, 4096) == [64, 256]  # a curve needs two
 
 
-def test_a_curve_is_drawn_with_its_line() -> None:
-    curve = Curve(sizes=(10.0, 100.0, 1000.0), seconds=(2.0, 2.9, 11.9))
-    numbers = numbers_of({"x": curve}, "op", "bytes")
-    assert list(numbers.columns) == ["op", "bytes", "seconds", "fit_s"]
-    assert numbers["fit_s"].tolist() == pytest.approx([2.0, 2.9, 11.9])  # the points lie on 1.9 + 0.01 x
-    points, line = draw_curves(numbers, {"x": "an operation"}, "title", "bytes").axes[0].lines
-    assert list(points.get_ydata()) == pytest.approx([2000, 2900, 11900])
-    assert line.get_ydata()[-1] == pytest.approx(11900)
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "key", "given"),
     [
-        (["backward", "--steps", "0"], "--steps must be at least 1, got 0"),
-        (["backward", "--nproc", "0"], "--nproc must be at least 1, got 0"),
-        (["backward", "sparsifier=topk"], "'sparsifier=topk': nothing is communicated .* leave it out"),
-        (["backward", "model=resnet21"], "model must be one of .*; did you mean 'resnet20'?"),
-        (["backward", "--device", "tpu"], "--device must be one of auto, cpu, cuda, got 'tpu'"),
-        (["link", "--nproc", "1"], "a link joins ranks: --nproc must be at least 2, got 1"),
-        (["link", "--sizes", "64"], "--sizes must be 2 or more multiples of 4 bytes, got 64"),
-        (["link", "--sizes", "64,66"], "--sizes must be 2 or more multiples of 4 bytes, got 64,66"),
-        (["link", "--repeats", "2"], "--repeats must be at least 3, got 2"),
-        (["link", "--seconds", "0"], "--seconds must be above 0, got 0"),
-        (["select", "--methods", "topq"], "methods must be one of .*, got 'topq'; did you mean 'topk'?"),
-        (["select", "--density", "2"], "density must be in .*, got 2"),
-        (["select", "--numel", "64"], "--numel must be two or more lengths of at least 1, got 64"),
+        ("backward --steps 0", "--steps", 0),
+        ("backward --nproc 0", "--nproc", 0),
+        ("backward sparsifier=topk", "nothing is communicated", "sparsifier=topk"),
+        ("backward model=resnet21", "did you mean 'resnet20'", "resnet21"),
+        ("backward --device tpu", "--device", "tpu"),
+        ("link --nproc 1", "--nproc", 1),
+        ("link --sizes 64", "--sizes", 64),
+        ("link --sizes 64,66", "--sizes", "64,66"),
+        ("link --repeats 2", "--repeats", 2),
+        ("link --out .", "--out must be a file", "."),
+        ("select --methods topq", "did you mean 'topk'", "topq"),
+        ("select --density 2", "density", 2),
+        ("select --numel 64", "--numel", 64),
     ],
-)  # fmt: skip
-def test_a_mistake_is_told_in_one_line_before_a_rank_starts(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words[:1], "--out", str(tmp_path / "x.json"), *words[1:]]) == 2
-    reported = capsys.readouterr().err
-    assert reported.startswith("error: ")
-    assert reported.count("\n") == 1
-    assert re.search(message, reported)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_out_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["link", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: --out must be a file, got the folder {tmp_path}\n"
+)
+def test_a_mistake_is_told_in_one_line_before_a_rank_starts(words: str, key: str, given: object) -> None:
+    refused(f"profile {words}", key, given)

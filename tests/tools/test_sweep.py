@@ -15,14 +15,15 @@ from experiments.config.overrides import expand
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.runs.cleaning import removable, remove
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_run import code_differences, compare_weights, find_run, saved_config
-from experiments.runs.status import State, failure_log, state_of
+from experiments.runs.saved_run import compare_weights, find_run, saved_config
+from experiments.runs.status import State, state_of
 from experiments.sweeps import num_jobs, study
 from experiments.sweeps.listing import describe, lines_of
 from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.rerun import free_folder
 from experiments.training.preflight import prepare_runs
 from tests.finished_runs import finished
+from tests.refusals import refused
 
 WORDS = ["model=mlp", "dataset=synthetic", "cluster=simulated", "cluster.world_size=2"]
 
@@ -88,14 +89,6 @@ def test_a_folder_that_is_owned_is_running_and_a_question_takes_no_lock(tmp_path
     assert state_of(RunFolder(tmp_path / "nowhere")) == State.NEW
 
 
-def test_the_log_of_a_failure_is_the_file_that_tells_most(tmp_path: Path) -> None:
-    folder = make(tmp_path / "run", {"failure.json": {**FAILURE, "log": ""}})
-    assert failure_log(folder) == folder.failure_path
-    make(folder.path, {"failure.json": {**FAILURE, "log": str(folder.path / "run.log")}, "run.log": ""})
-    assert failure_log(folder) == folder.path / "run.log"
-    assert failure_log(RunFolder(tmp_path / "nowhere")) is None
-
-
 def test_the_state_of_each_run_is_a_line_and_the_last_line_counts(tmp_path: Path) -> None:
     folders = [make(tmp_path / name, FOLDERS[name][0]) for name in ("done", "failed", "stopped")]
     lines = lines_of([*folders, RunFolder(tmp_path / "new")], queued=folders[1:])
@@ -156,10 +149,6 @@ def test_a_study_is_all_of_its_parts_or_one_and_a_run_of_two_parts_is_one_run(co
         study.jobs_of("study/tow", [])
 
 
-def test_no_study_has_the_name_of_a_verb() -> None:
-    assert not set(study.studies()) & set(sweep.VERBS)
-
-
 def test_multirun_and_sweep_name_the_same_runs(tmp_path: Path) -> None:
     axes = {"seed": ["0", "1"], "sparsifier": ["dense", "topk"], "density": ["0.1", "0.01"]}
     path = tmp_path / "study.yaml"
@@ -182,33 +171,6 @@ def test_the_last_value_of_an_axis_is_refused_before_the_first_run(
     (line,) = capsys.readouterr().err.splitlines()
     assert axis.partition(":")[0] in line
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["demo", "--jobs", "many"], "--jobs must be auto or a whole number of at least 1, got 'many'"),
-        (["demo", "jobs=4"], "'jobs' is not a key"),
-        (["demo", "--jbos", "4"], "no such option: --jbos 4"),
-        ([], "the following arguments are required: NAME, KEY=VALUE; see python -m experiments.sweep --help"),
-        (["demo", "--jobs", "0"], "--jobs must be auto"),
-        (["demo", "--backend", "pbs"], "--backend must be one of local, slurm, got 'pbs'"),
-        (["demo", "sparsifier=mikro"], "did you mean 'micro'"),
-        (["dmeo"], "did you mean 'demo'"),
-        (["status", "dmeo"], "did you mean 'demo'"),
-        (["rerun", "nothing"], "name the folder of a run"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sweep", *words])
-    with pytest.raises(SystemExit) as caught:
-        sweep.main()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert caught.value.code == 2
-    assert line.startswith("error: ")
-    assert message in line
 
 
 def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,18 +259,18 @@ def test_a_configuration_of_another_version_is_told_in_one_line(tmp_path: Path) 
         find_run("runn", tmp_path)
 
 
-def test_a_rerun_says_in_which_way_the_code_differs(tmp_path: Path) -> None:
-    folder = make(tmp_path / "run", {})
-    assert "no git revision in the manifest" in code_differences(folder)[0]
-    make(folder.path, {"manifest.json": {"git": {"revision": "0" * 40, "diff_sha256": None}}})
-    (line,) = code_differences(folder)
-    assert "git revision" in line
-
-
-def test_the_help_names_the_verbs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["sweep", "--help"])
-    with pytest.raises(SystemExit) as caught:
-        sweep.main()
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(f"experiments.sweep {verb}" in shown for verb in ("status", "rerun", "clean"))
+@pytest.mark.parametrize(
+    ("command", "key", "given"),
+    [
+        ("sweep demo --jobs many", "--jobs", "many"),
+        ("sweep demo --jobs 0", "--jobs", "0"),
+        ("sweep demo jobs=4", "jobs", "'jobs'"),
+        ("sweep demo --jbos 4", "no such option", "--jbos"),
+        ("sweep demo --backend pbs", "--backend", "pbs"),
+        ("sweep demo sparsifier=mikro", "did you mean 'micro'", "mikro"),
+        ("sweep status dmeo", "did you mean 'demo'", "dmeo"),
+        ("sweep rerun nothing", "name the folder of a run", "nothing"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(command: str, key: str, given: str) -> None:
+    refused(command, key, given)

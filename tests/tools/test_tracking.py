@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import shutil
 import signal
 import socket
@@ -24,16 +23,16 @@ import wandb
 import micro
 from experiments import figures, track
 from experiments.config.errors import UserError
-from experiments.config.identity import run_name
 from experiments.config.tracking_settings import TrackingConfig
 from experiments.reports.frames import Frames
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.tracking import wandb_mirror
 from experiments.tracking.sources import _inspect, from_folders, from_wandb_files, from_wandb_server, read
-from experiments.tracking.wandb_mirror import LiveMirror, Mirror, group_of, mirror
+from experiments.tracking.wandb_mirror import LiveMirror, Mirror, mirror
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 from micro.integrations.wandb import log_to
+from tests.refusals import refused
 from tests.wandb_server import WandbServer, serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -245,71 +244,10 @@ def test_a_server_that_goes_away_does_not_hurt_the_run(
     assert is_one_warning(capsys.readouterr().err, folder)
 
 
-def test_what_wandb_refuses_is_one_warning(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = copied(runs, tmp_path / "refused")
-    LiveMirror(folder, TrackingConfig(name="wandb", mode="offline", project="a/b")).close()
-    said = capsys.readouterr().err
-    assert is_one_warning(said, folder)
-    assert "a/b" in said
-
-
-def test_tracking_does_not_change_the_name_of_a_run() -> None:
-    plain, tracked = prepare_runs([TINY, [*TINY, *OFFLINE, "tracking.project=other"]])
-    assert run_name(plain) == run_name(tracked)
-    assert group_of(run_name(plain)) == group_of(f"{run_name(plain)}-rerun-2") == "mlp-digits-micro-d0.01-w2"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tracking.mode=online"], "tracking.mode is given, but nothing is tracked: add tracking=wandb"),
-        (["tracking=wandb", "tracking.mode=ofline"], "must be one of offline, online, got 'ofline'; did you mean 'off"),
-        (["tracking=wandb", "tracking.project=null"], "tracking.project is missing"),
-        (["tracking=wandb", "tracking.finish_s=-1"], "tracking.finish_s must be at least 0"),
-        (["tracking=wandb", "tracking.mode=online"], "no.*set WANDB_API_KEY, or use tracking.mode=offline"),
-        (["tracking=wand"], "did you mean 'wandb'"),
-    ],
-)
-def test_mistakes_are_told_before_anything_starts(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        prepare_runs([[*TINY, *words]])
-
-
-def test_a_key_that_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "short")
-    with pytest.raises(UserError, match=r"WANDB_API_KEY.*tracking\.mode=offline"):
-        prepare_runs([[*TINY, "tracking=wandb", "tracking.mode=online"]])
-
-
 def test_without_the_package_tracking_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="needs the package wandb, which is not installed"):
         prepare_runs([[*TINY, *OFFLINE]])
-
-
-def test_online_without_a_key_asks_nothing_on_a_terminal(runs: Path, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    folder = copied(runs, tmp_path / "terminal")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.track", str(folder.path), "--mode", "online"],
-        cwd=REPOSITORY,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    try:
-        assert process.wait(60) == 2
-    finally:
-        process.kill()
-        process.wait()
-        os.close(theirs)
-    said = os.read(ours, 1 << 16).decode().strip()
-    os.close(ours)
-    assert "WANDB_API_KEY" in said
-    assert "mode=offline" in said
-    assert "\n" not in said
-    assert not (folder.path / "wandb").exists()
 
 
 @pytest.mark.parametrize(
@@ -358,24 +296,6 @@ def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: 
         from_wandb_files(tmp_path / "cut")
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            ["wandb-file", "x"],
-            "must be one of folders, wandb-files, wandb, got 'wandb-file'; did you mean 'wandb-files'",
-        ),
-        (["wandb", "lab"], "is ENTITY/PROJECT, got 'lab'"),
-        (["wandb", "lab/micro"], "needs a key of W&B.*WANDB_API_KEY, or read the files"),
-        (["wandb-files", "nowhere"], "holds no file of W&B"),
-        (["folders", "nowhere"], "holds no finished run"),
-    ],
-)
-def test_a_source_that_is_none_is_one_line(source: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read(source)
-
-
 def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> None:
     simulation = micro.Simulation(micro.SparseReducer(micro.Micro(), 0.1), micro.Layout.flat(100), 1)
     with closing(simulation), wandb.init(mode="offline", project="micro", dir=tmp_path) as run:
@@ -389,3 +309,31 @@ def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> N
     (file,) = tmp_path.rglob("*.wandb")
     rows = [record["history"]["item"] for record in _inspect(file) if record["type"] == "history"]
     assert [(row["loss"], row["micro/step"], row["micro/density"]) for row in rows] == [(0.5, 0, 0.1), (-0.5, 1, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "given"),
+    [
+        ("tracking.mode=online", "add tracking=wandb", "tracking.mode"),
+        ("tracking=wandb tracking.mode=ofline", "did you mean 'off", "ofline"),
+        ("tracking=wandb tracking.project=null", "tracking.project", "missing"),
+        ("tracking=wandb tracking.finish_s=-1", "tracking.finish_s", -1),
+        ("tracking=wandb tracking.mode=online", "or use tracking.mode=offline", "WANDB_API_KEY"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(words: str, key: str, given: object) -> None:
+    refused(lambda: prepare_runs([[*TINY, *words.split()]]), key, given)
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "given"),
+    [
+        (["wandb-file", "x"], "did you mean 'wandb-files'", "wandb-file"),
+        (["wandb", "lab"], "ENTITY/PROJECT", "lab"),
+        (["wandb", "lab/micro"], "or read the files", "WANDB_API_KEY"),
+        (["wandb-files", "nowhere"], "holds no file of W&B", "nowhere"),
+        (["folders", "nowhere"], "holds no finished run", "nowhere"),
+    ],
+)
+def test_a_source_that_is_none_is_one_line(source: list[str], key: str, given: str) -> None:
+    refused(lambda: read(source), key, given)
