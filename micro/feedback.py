@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,21 +18,6 @@ from micro.parts import Part
 from micro.sparse import SparseValues
 
 Memory = dict[str, Tensor]  # vectors (numel,) by name, or empty; "residual" is always there
-Undo = Callable[[], object]  # puts back what was sent, called at most once, before the next step of the bucket
-
-
-def nothing_to_undo() -> None:
-    """Undo where nothing was sent, or nothing is kept."""
-
-
-def after(first: Undo, then: Undo) -> Undo:
-    """Return what undoes by ``first`` and ``then``, in that order."""
-
-    def undo() -> None:
-        first()
-        then()
-
-    return undo
 
 
 class Feedback(Part, ABC):
@@ -83,43 +68,42 @@ class Feedback(Part, ABC):
         """
         return None
 
+    def clear_(self, grad: Tensor) -> None:
+        """Make ``grad`` (numel,) zero, once the accumulator, which may be its memory, is not needed any more."""
+
+    def changed(self, memory: Memory, update: Sequence[SparseValues], scale: float, grad: Tensor) -> Tensor:
+        """Return the update (numel,) that follows from what all ranks sent, where that is a change of an estimate.
+
+        Args:
+            update: ``scale`` times the sum of these parts is the mean of what was sent.
+            grad: (numel,) memory that the result may have.
+        """
+        raise NotImplementedError("only a feedback that sends a change has an estimate")
+
     @abstractmethod
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
-        """Keep ``acc - sent`` (all of acc where nothing was sent), and leave ``grad`` zero.
+    def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
+        """Keep what was not sent: the accumulator less ``sent``.
 
-        Returns:
-            what makes the memory what it would be had nothing been sent, bit for bit. It may hold what was at the
-            places of ``sent``, but no copy of a vector.
+        Called where the step counts; else the accumulator is kept as it is.
+
+        Args:
+            memory: since accumulate_ it has the accumulator.
+            sent: by this rank.
+            update: by all ranks; ``scale`` times the sum of these parts is the mean.
         """
 
-    def deliver_(self, memory: Memory, update: Sequence[SparseValues], scale: float) -> tuple[Tensor | None, Undo]:
-        """Return what the update is instead, once ``scale`` times the sum of ``update`` was received; here nothing.
-
-        Returns:
-            (numel,) the update, the same bits on all ranks and not to be changed; None where it is that sum itself;
-            what takes back what was done to the memory, called before what settle_ returned.
-        """
-        return None, nothing_to_undo
-
-    def keep_(self, memory: Memory, unsent: SparseValues) -> Undo:
+    def keep_(self, memory: Memory, unsent: SparseValues) -> None:
         """Keep ``unsent`` too, after settle_: what the mean update lost when it was rounded to the gradient's dtype.
 
         Every rank keeps the same, so that the sum over ranks is world_size times what the update lacks.
-
-        Returns:
-            what takes it back, called before what settle_ returned.
         """
-        return keep_in_residual_(memory, unsent)
+        keep_in_residual_(memory, unsent)
 
 
-def keep_in_residual_(memory: Memory, unsent: SparseValues) -> Undo:
-    """Add ``unsent`` to the residual, where there is one; return what takes it back."""
-    residual = memory["residual"]
-    if not residual.numel():
-        return nothing_to_undo
-    undo = unsent.putting_back(residual)
-    unsent.add_to_(residual)
-    return undo
+def keep_in_residual_(memory: Memory, unsent: SparseValues) -> None:
+    """Add ``unsent`` to the residual, where there is one."""
+    if memory["residual"].numel():
+        unsent.add_to_(memory["residual"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +165,9 @@ class ErrorFeedback(Feedback):
         acc = self.without_grad_(memory)
         return acc, *absorb_and_square_(acc, grad, lengths)
 
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
-        """Take what was sent out of the accumulator, which is the residual; the gradient is zero already."""
-        return nothing_to_undo if sent is None else sent.take_from_(acc)
+    def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
+        """Take what was sent out of the accumulator, which is the residual."""
+        sent.take_from_(memory["residual"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,10 +185,12 @@ class NoFeedback(Feedback):
         acc = grad.to(memory["residual"].dtype)
         return acc, None if _is_known_ordinary(acc, acc.dtype) else _drop_too_large_(acc)
 
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
+    def clear_(self, grad: Tensor) -> None:
         """Forget the accumulator, which may be the gradient."""
         grad.zero_()
-        return nothing_to_undo
+
+    def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
+        """Keep nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,11 +257,10 @@ class MomentumCorrection(Feedback):
             first_bad = _first_of(first_bad, _drop_too_large_(momentum), _drop_too_large_(residual))
         return residual, first_bad
 
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
+    def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
         """Take what was sent out of the accumulator, and the momentum out of those places altogether."""
-        if sent is None:
-            return nothing_to_undo
-        return after(sent.take_from_(acc), sent.clear_in_(memory["momentum"]))
+        sent.take_from_(memory["residual"])
+        sent.clear_in_(memory["momentum"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,27 +311,23 @@ class EF21(Feedback):
         acc -= memory["estimate"]
         return acc, _first_of(first_bad, None if _is_known_ordinary(acc, acc.dtype) else _drop_too_large_(acc))
 
-    def settle_(self, memory: Memory, acc: Tensor, grad: Tensor, sent: SparseValues | None) -> Undo:
-        """Add what was sent to this rank's estimate; the accumulator, which may be the gradient, is forgotten."""
-        undo: Undo = nothing_to_undo
-        if sent is not None:
-            undo = sent.putting_back(memory["estimate"])
-            sent.add_to_(memory["estimate"])
-        grad.zero_()
-        return undo
-
-    def deliver_(self, memory: Memory, update: Sequence[SparseValues], scale: float) -> tuple[Tensor | None, Undo]:
-        """Add what all ranks sent to the mean estimate, which is the update."""
+    def changed(self, memory: Memory, update: Sequence[SparseValues], scale: float, grad: Tensor) -> Tensor:
+        """Return what the mean estimate will be with what all ranks sent, in the memory of ``grad`` where it fits."""
         mean = memory["mean_estimate"]
-        undo: Undo = nothing_to_undo
+        out = grad if grad.dtype == mean.dtype else torch.empty_like(mean)
+        out.copy_(mean)
         for part in update:
-            undo = after(part.putting_back(mean), undo)
-            part.add_to_(mean, alpha=scale)
-        return mean, undo
+            part.add_to_(out, alpha=scale)
+        return out
 
-    def keep_(self, memory: Memory, unsent: SparseValues) -> Undo:
+    def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
+        """Add what was sent to this rank's estimate, and what all ranks sent to the mean estimate."""
+        sent.add_to_(memory["estimate"])
+        for part in update:
+            part.add_to_(memory["mean_estimate"], alpha=scale)
+
+    def keep_(self, memory: Memory, unsent: SparseValues) -> None:
         """Keep nothing: the mean estimate has what the update lost when it was rounded, and is applied again."""
-        return nothing_to_undo
 
 
 def _is_known_ordinary(grad: Tensor, dtype: torch.dtype) -> bool:

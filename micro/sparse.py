@@ -1,9 +1,8 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -96,35 +95,20 @@ class SparseValues:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
         places.add_(vector, self.indices, self.values, alpha=alpha)
 
-    def putting_back(self, vector: Tensor) -> Callable[[], object]:
-        """Return what gives ``vector`` (numel,) the values that it has now at the indices."""
-        return partial(_put_, vector, self.indices, places.gather(vector, self.indices))
+    def take_from_(self, vector: Tensor) -> None:
+        """Subtract the values from ``vector`` (numel,) in place."""
+        places.take_(vector, self.indices, self.values)
 
-    def take_from_(self, vector: Tensor) -> Callable[[], object]:
-        """Subtract the values from ``vector`` (numel,) in place; return what puts back what it was, bit for bit."""
-        return partial(_put_, vector, self.indices, places.take_(vector, self.indices, self.values))
-
-    def clear_in_(self, vector: Tensor) -> Callable[[], object]:
-        """Set ``vector`` (numel,) to zero at the indices; return what puts back what it was."""
-        undo = self.putting_back(vector)
+    def clear_in_(self, vector: Tensor) -> None:
+        """Set ``vector`` (numel,) to zero at the indices."""
         vector[self.indices] = 0.0
-        return undo
 
 
 class AllValues(SparseValues):
-    """Values at every index of a flat vector: what is done with them needs no indices, which are made where asked for.
+    """Values (numel,) at every index of a vector: what is done with them needs no indices, made where asked for."""
 
-    Args:
-        values: (numel,).
-        spare: (numel,) memory that a vector of which the values are taken may have from then on. Where the values are
-            the vector itself, the caller makes it zero; it may be the memory of the values, which are then lost.
-    """
-
-    spare: Tensor | None
-
-    def __init__(self, values: Tensor, spare: Tensor | None = None) -> None:
+    def __init__(self, values: Tensor) -> None:
         object.__setattr__(self, "values", values)
-        object.__setattr__(self, "spare", spare)
 
     @property
     def indices(self) -> Tensor:
@@ -135,47 +119,27 @@ class AllValues(SparseValues):
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
         vector.add_(self.values.to(vector.dtype), alpha=alpha)
 
-    def putting_back(self, vector: Tensor) -> Callable[[], object]:
-        """Return what gives ``vector`` (numel,) the values that it has now."""
-        return partial(vector.copy_, vector.clone())
-
-    def take_from_(self, vector: Tensor) -> Callable[[], object]:
-        """Subtract the values from ``vector`` (numel,); return what puts back what it was, bit for bit.
-
-        With spare memory the vector changes to that, and back. Where the values are the vector itself, nothing is left.
-        """
-        if self.spare is None:
-            undo = self.putting_back(vector)
+    def take_from_(self, vector: Tensor) -> None:
+        """Subtract the values from ``vector`` (numel,) in place; of the values themselves nothing is left."""
+        if self.values is vector:
+            vector.zero_()
+        else:
             self.add_to_(vector, alpha=-1.0)
-            return undo
-        before = vector.detach()
-        if self.values is not vector:
-            torch.sub(vector, self.values, out=self.spare)
-        vector.set_(self.spare)  # type: ignore[call-overload]  # a tensor is as good as a storage
-        return partial(vector.set_, before)
 
-    def clear_in_(self, vector: Tensor) -> Callable[[], object]:
-        """Set ``vector`` (numel,) to zero; return what puts back what it was."""
-        undo = self.putting_back(vector)
+    def clear_in_(self, vector: Tensor) -> None:
+        """Set ``vector`` (numel,) to zero."""
         vector.zero_()
-        return undo
 
 
 class AllBut(AllValues):
-    """Values at every index, given by what they leave of the vector that they are taken from.
+    """Values at every index, given by the ``rest`` (numel,) that they leave of the vector they are taken from.
 
-    Args:
-        rest: (numel,) the vector less the values; the vector has this memory from when they are taken from it on.
+    From then on that vector has the memory of the rest.
     """
 
-    def __init__(self, rest: Tensor) -> None:
-        super().__init__(rest, spare=rest)
-
-    def take_from_(self, vector: Tensor) -> Callable[[], object]:
-        """Make ``vector`` (numel,) the rest; return what makes it what it was, bit for bit."""
-        before = vector.detach()
+    def take_from_(self, vector: Tensor) -> None:
+        """Make ``vector`` (numel,) the rest."""
         vector.set_(self.values)  # type: ignore[call-overload]  # a tensor is as good as a storage
-        return partial(vector.set_, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +162,6 @@ class Exchanged:
     num_updated: int | Tensor
     is_finite: Finite
     overfull: bool = False
-
-
-def _put_(vector: Tensor, indices: Tensor, values: Tensor) -> None:
-    vector[indices] = values
 
 
 def joined(parts: Sequence[SparseValues]) -> tuple[SparseValues, list[int]]:

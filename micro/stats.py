@@ -1,6 +1,7 @@
 """What one step reports, computed in one place."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -128,13 +129,6 @@ class StepStats:
         return max(self.counts) * len(self.counts) / total - 1 if total else 0.0
 
 
-def traffic_fields(traffic: Traffic) -> dict[str, object]:
-    """Return the fields of StepStats that a step's traffic fills, but for the time."""
-    sent: dict[str, object] = {f"{kind}_bytes": num_bytes for kind, num_bytes in traffic.num_bytes.items()}
-    local = {"local_bytes": traffic.local_bytes, "local_calls": tuple(traffic.local_calls)}
-    return sent | local | {"calls": tuple(traffic.calls), "num_shared": traffic.num_shared}
-
-
 @dataclass(frozen=True, slots=True)
 class Start:
     """When a reduction began, and how long its step had been in collectives by then."""
@@ -151,3 +145,52 @@ class Start:
         """Return where the time went since; choosing took ``select`` of it."""
         exchange = comm.traffic.elapsed - self.waited
         return Spans(select=select, exchange=exchange, rest=comm.now(device) - self.at - select - exchange)
+
+
+def stats_of(
+    start: Start,
+    comm: Comm,
+    device: torch.device,
+    *,
+    step: int,
+    numel: int,
+    target_density: float = 1.0,
+    target_count: int | None = None,
+    counts: tuple[int, ...] | None = None,
+    global_count: int | None = None,
+    rule: str | None = None,
+    threshold: float | None = None,
+    select: Seconds = 0.0,
+    **rare: Any,
+) -> StepStats:
+    """Return the statistics of a reduction that ends now, as if its step counted; counts are all elements by default.
+
+    Args:
+        start: when it began.
+        comm: has counted what it sent.
+        select: seconds choosing.
+        rare: fields of StepStats that have a default.
+    """
+    counts = (numel,) * comm.world_size if counts is None else counts
+    return StepStats(
+        step=step,
+        numel=numel,
+        rule=rule,
+        target_density=target_density,
+        target_count=numel if target_count is None else target_count,
+        counts=counts,
+        local_count=counts[comm.rank],
+        global_count=numel if global_count is None else global_count,
+        threshold=threshold,
+        skipped=False,
+        spans=start.spans(comm, device, select),
+        **traffic_fields(comm.traffic),
+        **rare,
+    )
+
+
+def traffic_fields(traffic: Traffic) -> dict[str, Any]:
+    """Return the fields of StepStats that a step's traffic fills, but for the time."""
+    sent: dict[str, Any] = {f"{kind}_bytes": num_bytes for kind, num_bytes in traffic.num_bytes.items()}
+    local = {"local_bytes": traffic.local_bytes, "local_calls": tuple(traffic.local_calls)}
+    return sent | local | {"calls": tuple(traffic.calls), "num_shared": traffic.num_shared}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState
+from micro.reducers.outcome import Outcome
 from micro.reducers.wrapping import WrappingReducer
 from micro.requests import Reduction, over
 from micro.thread_ranks import SimulatedGroup, ThreadComm
@@ -176,7 +176,7 @@ class Faulty(WrappingReducer):
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         return self.reducer.start(layout, dtype, device)
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         faulty = FaultyComm(getattr(comm, "whole", comm))
         faulty.begin(self.fault if state.step == self.step else None)
         return over(faulty, self.reducer.reduction(state, grad, faulty))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
-from micro.reducers.attempt import Attempt
+from micro.reducers.outcome import Outcome
 from micro.rounds import Begun
 
 
@@ -54,7 +54,7 @@ class Running:
         set_aside: what is kept for unused parameters.
     """
 
-    begun: Begun[Attempt]
+    begun: Begun[Outcome]
     buckets: Sequence[Bucket]
     grad: Tensor
     set_aside: SetAside

@@ -19,8 +19,8 @@ from micro.drivers.loss_scale import LossScale, common_scale
 from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.kernels.threads import one_while
-from micro.reducers.attempt import Attempt, decide
 from micro.reducers.base import Reducer
+from micro.reducers.outcome import Outcome, decide
 from micro.scope import joined
 
 
@@ -78,7 +78,7 @@ class Reduction:
         self._weight = 1.0  # of the gradients of this backward
         self._waiting: list[Bucket] = []
         self._running: list[Running] = []
-        self._finished: list[tuple[Running, Attempt]] = []
+        self._finished: list[tuple[Running, Outcome]] = []
         self._errors: list[BaseException] = []
         self._has_failed = False
         self._backward_runs = False  # beside the lane, whose loops then leave the threads to it
@@ -254,10 +254,7 @@ class Reduction:
 
     def _finish_first(self) -> None:
         running = self._running[0]
-        try:
-            self._finished.append((running, running.begun()))
-        finally:
-            running.set_aside.restore()
+        self._finished.append((running, running.begun()))
         del self._running[0]
 
     def _clip(self) -> None:
@@ -298,24 +295,22 @@ class Reduction:
         update of a step that was taken back is Inf everywhere.
         """
         policy = "skip" if self._loss_scale.is_used else self._reducer.policy
-        decision = decide([attempt for _, attempt in self._finished], policy, self._comm)
+        decision = decide([outcome for _, outcome in self._finished], policy, self._comm)
         finished, self._finished = self._finished, []
         self.last_step.stats += decision.stats
         if decision.error is not None:
             self._errors.append(decision.error)
         for running, _ in finished:
-            if self.skipped:
-                running.set_aside.restore()
-                if self._loss_scale.is_used:
-                    running.grad.fill_(torch.inf)
+            running.set_aside.restore()
+            if self.skipped and self._loss_scale.is_used:
+                running.grad.fill_(torch.inf)
             running.hand_back()
 
     def _release_all(self) -> None:
         """Give DDP zeros where nothing can be reduced any more, so that backward ends and raises."""
-        for running, attempt in self._finished:
-            attempt.take_back()
-            running.set_aside.restore()
         launched = [*(running for running, _ in self._finished), *self._running]
+        for running in launched:
+            running.set_aside.restore()
         left = [*(bucket for running in launched for bucket in running.buckets), *self._waiting]
         self._finished.clear()
         self._running.clear()

@@ -19,8 +19,8 @@ from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
 from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
 from micro.peer_failures import PeerError
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import Reducer
+from micro.reducers.outcome import Outcome
 from micro.rounds import Begun
 from micro.scope import joined
 
@@ -59,7 +59,7 @@ class _Running:
 
     vectors: Sequence[ShardVector]
     grad: Tensor
-    begun: Begun[Attempt]
+    begun: Begun[Outcome]
     set_aside: SetAside
 
     def put_back(self) -> None:
@@ -133,7 +133,7 @@ class Exchange:
         if self._has_failed:
             self._zero_all()
             return RuntimeError("the replicas have lost contact, because a reducer failed before: close the attachment")
-        done: list[tuple[_Running, Attempt]] = []
+        done: list[tuple[_Running, Outcome]] = []
         error: Exception | None = None
         try:
             done = self._reduce()
@@ -143,7 +143,7 @@ class Exchange:
         except BaseException as caught:  # somebody ends this process: the others see that
             self._comm.abort(caught)
             raise
-        findings = [finding for _, attempt in done for finding in attempt.findings]
+        findings = [finding for _, outcome in done for finding in outcome.findings]
         is_bad, has_failed = self._anywhere_in_node(bool(findings), error is not None)
         if has_failed:
             self._has_failed = True
@@ -154,14 +154,15 @@ class Exchange:
         error = self._decide(done, findings) if is_bad else None
         self.skipped = is_bad
         if not is_bad:
-            self.last_step.stats += [attempt.stats for _, attempt in done]
+            self.last_step.stats += [outcome.deliver() for _, outcome in done]
         for running, _ in done:
+            running.set_aside.restore()
             running.put_back()
         for group in self._groups:
             group.waiting_dtype = None
         return error
 
-    def _reduce(self) -> list[tuple[_Running, Attempt]]:
+    def _reduce(self) -> list[tuple[_Running, Outcome]]:
         """Reduce all vectors; where the reducer can, they share rounds of messages."""
         self._comm.begin_step()  # what is sent before the first reduction is counted with it
         factor = self._loss_scale.follow(self._scale())
@@ -239,22 +240,17 @@ class Exchange:
             raise
         return _Running(vectors, grad, begun, set_aside)
 
-    def _finish(self, running: _Running) -> tuple[_Running, Attempt]:
-        try:
-            return running, running.begun()
-        finally:
-            running.set_aside.restore()
+    def _finish(self, running: _Running) -> tuple[_Running, Outcome]:
+        return running, running.begun()
 
-    def _decide(self, done: Sequence[tuple[_Running, Attempt]], findings: Sequence[Finding]) -> Exception | None:
+    def _decide(self, done: Sequence[tuple[_Running, Outcome]], findings: Sequence[Finding]) -> Exception | None:
         """Take back a step in which any shard of any module is not finite; return the error, the same on all ranks.
 
         A scaler looks for Inf in the gradients, to lower the scale and to leave out the optimizer's step.
         """
-        self.last_step.stats += [attempt.take_back() for _, attempt in done]
-        for running, _ in done:
-            running.set_aside.restore()
-            if self._loss_scale.is_used:
-                running.grad.fill_(torch.inf)
+        self.last_step.stats += [outcome.drop() for _, outcome in done]
+        for running, _ in done if self._loss_scale.is_used else ():
+            running.grad.fill_(torch.inf)
         return self._error(findings) if self._reducer.policy == "stop" and not self._loss_scale.is_used else None
 
     def _anywhere_in_node(self, *flags: bool) -> list[bool]:

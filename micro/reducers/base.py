@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm, GroupComm
-from micro.feedback import Memory, Undo, keep_in_residual_
+from micro.feedback import Memory, keep_in_residual_
 from micro.flat import Layout, regroup
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part
 from micro.peer_failures import first_line
-from micro.reducers.attempt import Attempt, Decision, decide
+from micro.reducers.outcome import Decision, Outcome, decide
 from micro.requests import Reduction, carried_out
 from micro.rounds import Begun, all_together
 from micro.sparse import SparseValues
@@ -33,7 +33,7 @@ class BucketState:
         memory: vectors (numel,) by name, or empty: the residual, and what else a feedback keeps for each parameter.
         selector, exchange, density: the parts' own states.
         factors: matrices by parameter name, where a method approximates with them.
-        spare: (numel,) memory for the next message, while all values travel, or for copies that undo a step; not saved.
+        spare: (numel,) memory for the next message, while all values travel, or for copies of matrices; not saved.
         wire: bytes for the messages of such steps, where values are encoded; not saved.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
@@ -174,16 +174,16 @@ class Reducer(Part, ABC):
         """Return the state of a bucket before its first step."""
 
     @abstractmethod
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) of this rank by the mean update, the same bits on all ranks; it may be taken back.
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) of this rank by the mean update, the same bits on all ranks.
 
-        What is sent leaves the residual. NaN and Inf are left out of it, and nothing is sent in a step in which any
-        rank has one. The caller calls ``comm.begin_step()`` before.
+        The residual becomes the accumulator, without NaN and Inf; what is sent leaves it when the outcome is delivered.
+        The caller calls ``comm.begin_step()`` before.
 
         Returns:
-            what happened, and how to undo it where another bucket of the same step turns out to be bad. The parts'
-            own states (thresholds, boundaries, densities) and the number of the step are not undone: a step that is
-            skipped counts as a step, on all ranks alike.
+            the outcome, to be delivered or dropped with those of the other buckets of the step. The parts' own states
+            (thresholds, boundaries, densities) and the number of the step follow in either case: a step that is dropped
+            counts as a step, on all ranks alike.
         """
 
     def reduce_(self, state: BucketState, grad: Tensor, comm: Comm) -> StepStats:
@@ -199,8 +199,8 @@ class Reducer(Part, ABC):
                 of this rank or of one that it waits for, does that.
         """
         with _whole_or_broken([state]):
-            attempt = carried_out(self.reduction(state, grad, comm), comm)
-            return _stats_of(decide([attempt], self.policy, comm))[0]
+            outcome = carried_out(self.reduction(state, grad, comm), comm)
+            return _stats_of(decide([outcome], self.policy, comm))[0]
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
@@ -217,10 +217,10 @@ class Reducer(Part, ABC):
         """
         buckets = [partial(self.reduction, state, grad) for state, grad in zip(states, grads, strict=True)]
         with _whole_or_broken(states):
-            attempts = all_together(buckets, _each_counted(comm), shares=self.shares_rounds)
-            return _stats_of(decide(attempts, self.policy, comm))
+            outcomes = all_together(buckets, _each_counted(comm), shares=self.shares_rounds)
+            return _stats_of(decide(outcomes, self.policy, comm))
 
-    def begin(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Begun[Attempt]:
+    def begin(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Begun[Outcome]:
         """Begin to reduce a bucket: up to its first message. It goes on in rounds that it shares with others.
 
         The caller advances ``comm.rounds``. Where buckets cannot share, it is reduced at the call. Every rank begins
@@ -228,15 +228,12 @@ class Reducer(Part, ABC):
         """
         return comm.rounds.begin(partial(self.reduction, state, grad), comm, shares=self.shares_rounds)
 
-    def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
+    def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep ``unsent``, the same on all ranks: what an update lost that was rounded after it was reduced.
 
         Where the reducer keeps nothing of an element, it is lost.
-
-        Returns:
-            what takes it back, called before what undoes the step.
         """
-        return keep_in_residual_(state.memory, unsent)
+        keep_in_residual_(state.memory, unsent)
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors, what is kept for each parameter by its name.

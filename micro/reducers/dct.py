@@ -13,15 +13,14 @@ from micro.comm import Comm
 from micro.density.base import Density
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.gather import Gather
-from micro.feedback import ErrorFeedback, Feedback, Undo, nothing_to_undo
+from micro.feedback import ErrorFeedback, Feedback
 from micro.health import Finite, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
 from micro.nonfinite import Policy, check_policy
 from micro.norms import norm
 from micro.parts import as_part
-from micro.reducers.applied import Applied, applied
-from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState
+from micro.reducers.outcome import Outcome, checked, cut_
 from micro.reducers.rounding import write_
 from micro.reducers.tiles import Tiling, tiling_of
 from micro.reducers.with_density import WithDensity
@@ -29,7 +28,7 @@ from micro.requests import Fill, Reduction
 from micro.selectors.chunks import shares
 from micro.selectors.pieces import largest_of_each
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
-from micro.stats import Start, StepStats, traffic_fields
+from micro.stats import Start, stats_of
 
 Transform = Literal["dct", "none"]
 
@@ -104,8 +103,8 @@ class DCTReducer(WithDensity):
         rules = [part.rule_name for part in (self.exchange, self.density_policy, self.codec)]
         return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the mean update."""
         start = Start.of(comm, grad.device)
         target = yield from self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         step = Step(state.step, target.count, self.seed, state.layout)
@@ -119,59 +118,40 @@ class DCTReducer(WithDensity):
         select = comm.now(grad.device) - before
         exchanged = yield from self._exchange(tiled, chosen, step, comm, is_finite=is_finite_by(bad, grad.numel()))
         state.step += 1
-        self.feedback.settle_(state.memory, acc, grad, None)
-        made = yield from self._applied_(exchanged, tiling, tiled, acc, grad, forgotten, comm)
+        keeps, is_finite = self.feedback.name == "residual", exchanged.is_finite
+        error = own = unsent = None
+        if is_finite is not False:
+            error = _relative_error_(tiled, exchanged.sent)
+            if keeps:
+                own = tiling.inverse(_spread_((exchanged.sent,), tiled))
+            unsent = yield from self._write(exchanged, tiling, tiled, grad)
+        made = checked(grad, error, forgotten, is_finite=is_finite, num_updated=exchanged.num_updated)
+        if made.bad_update is not None:
+            cut_(acc, slice(None), comm.world_size * grad.numel())
         relative_error, lost = made.records
-        stats = StepStats(
+        stats = stats_of(
+            start,
+            comm,
+            grad.device,
             step=step.index,
             numel=grad.numel(),
             rule=self.rule_name,
             target_density=target.density,
             target_count=target.count,
             counts=exchanged.counts,
-            local_count=exchanged.counts[comm.rank],
             global_count=made.num_updated,
-            threshold=None,
-            skipped=False,
-            spans=start.spans(comm, grad.device, select),
+            select=select,
             relative_error=relative_error,
             forgotten=lost,
-            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        return Attempt(stats=stats, grad=grad, findings=made.findings(state.layout, bad), undo=made.undo)
 
-    def _applied_(
-        self,
-        exchanged: Exchanged,
-        tiling: Tiling,
-        tiled: Tensor,
-        acc: Tensor,
-        grad: Tensor,
-        forgotten: Tensor | None,
-        comm: Comm,
-    ) -> Reduction[Applied]:
-        """Take what was sent from ``acc`` and write the mean into ``grad``, unless a gradient was not finite.
+        def on_deliver() -> None:
+            for vector, sign in ((own, -1), (unsent, 1)):
+                if vector is not None and keeps:
+                    acc.add_(vector, alpha=sign)
 
-        An accelerator is read once, in the end: what then turns out to be of such a step is undone.
-        """
-        undo: Undo = nothing_to_undo
-        error: Tensor | None = None
-        if exchanged.is_finite is not False:
-            error = _relative_error_(tiled, exchanged.sent)
-            keeps = self.feedback.name == "residual"
-            if keeps:
-                undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back
-                acc -= tiling.inverse(_spread_((exchanged.sent,), tiled), _of_dtype(grad, tiled))
-            yield from self._write(exchanged, tiling, tiled, acc if keeps else None, grad)
-        return applied(
-            grad,
-            undo,
-            error,
-            forgotten,
-            is_finite=exchanged.is_finite,
-            num_updated=exchanged.num_updated,
-            cut_=partial(cut_, acc, slice(None), comm.world_size * grad.numel()),
-        )
+        findings = made.findings(state.layout, bad)
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
 
     def _exchange(
         self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: Finite
@@ -188,17 +168,15 @@ class DCTReducer(WithDensity):
         )
 
     @staticmethod
-    def _write(
-        exchanged: Exchanged, tiling: Tiling, scratch: Tensor, acc: Tensor | None, grad: Tensor
-    ) -> Reduction[None]:
-        """Write the mean into ``grad``, and what it loses on being rounded into ``acc``."""
+    def _write(exchanged: Exchanged, tiling: Tiling, scratch: Tensor, grad: Tensor) -> Reduction[Tensor | None]:
+        """Write the mean into ``grad``; return what it loses on being rounded."""
 
         def write() -> Tensor | None:
-            return write_(tiling.inverse(_spread_(exchanged.update, scratch), _of_dtype(grad, scratch)), grad)
+            out = grad if grad.dtype == scratch.dtype else None
+            return write_(tiling.inverse(_spread_(exchanged.update, scratch), out), grad)
 
-        unsent = yield Fill(into=grad, work=write)
-        if unsent is not None and acc is not None:
-            acc += unsent
+        unsent: Tensor | None = yield Fill(into=grad, work=write)
+        return unsent
 
 
 def _spread_(parts: tuple[SparseValues, ...], out: Tensor) -> Tensor:
@@ -207,11 +185,6 @@ def _spread_(parts: tuple[SparseValues, ...], out: Tensor) -> Tensor:
     for part in parts:
         part.add_to_(out)
     return out
-
-
-def _of_dtype(vector: Tensor, like: Tensor) -> Tensor | None:
-    """Return ``vector`` where it can hold what ``like`` does."""
-    return vector if vector.dtype == like.dtype else None
 
 
 def _relative_error_(tiled: Tensor, sent: SparseValues) -> Tensor:

@@ -6,15 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Traffic
+from micro.comm import Comm
 from micro.flat import Layout
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, check_policy
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.outcome import Outcome
 from micro.requests import AllReduce, Reduction
-from micro.spans import Spans
-from micro.stats import Start, StepStats, traffic_fields
+from micro.stats import Start, stats_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,46 +39,20 @@ class DenseReducer(Reducer):
         """Return a state that only counts steps."""
         return BucketState(layout, 0, {"residual": torch.zeros(0, dtype=dtype, device=device)})
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) by the mean over ranks; nothing is kept, so there is nothing to undo."""
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the mean over ranks; nothing is kept."""
         return (yield from self.mean(state, grad, comm, is_last=True))
 
-    def mean(self, state: BucketState, grad: Tensor, comm: Comm, *, is_last: bool) -> Reduction[Attempt]:
+    def mean(self, state: BucketState, grad: Tensor, comm: Comm, *, is_last: bool) -> Reduction[Outcome]:
         """Do what `reduction` does; ``is_last`` says that the bucket's reduction ends with it."""
         start = Start.of(comm, grad.device)
         _divide_half_(grad, comm)
         yield AllReduce(mine=grad, last=is_last)
         bad = _divide_(grad, comm)
-        return self._attempt(state, grad, comm.traffic, comm, bad=bad, spans=start.spans(comm, grad.device))
-
-    def _attempt(
-        self,
-        state: BucketState,
-        grad: Tensor,
-        traffic: Traffic,
-        comm: Comm,
-        *,
-        bad: int | None,
-        spans: Spans,
-    ) -> Attempt:
-        numel = grad.numel()
+        stats = stats_of(start, comm, grad.device, step=state.step, numel=grad.numel())
         state.step += 1
-        stats = StepStats(
-            step=state.step - 1,
-            numel=numel,
-            rule=None,
-            target_density=1.0,
-            target_count=numel,
-            counts=(numel,) * comm.world_size,
-            local_count=numel,
-            global_count=numel,
-            threshold=None,
-            skipped=False,
-            spans=spans,
-            **traffic_fields(traffic),  # type: ignore[arg-type]
-        )
         findings = () if bad is None else (Finding(state.layout, None, bad),)
-        return Attempt(stats=stats, grad=grad, findings=findings)
+        return Outcome(stats=stats, grad=grad, findings=findings)
 
 
 def _divide_(total: Tensor, comm: Comm) -> int | None:

@@ -1,9 +1,7 @@
 """FFT sparsification: the strongest frequencies of the gradient, in few bits."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,19 +12,18 @@ from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Density, target_count
-from micro.feedback import Feedback, NoFeedback, Undo, nothing_to_undo
+from micro.feedback import Feedback, NoFeedback
 from micro.health import Finite, flag_of, is_finite_by, soonest
 from micro.index_codecs import Bitmap, IndexCodec
 from micro.nonfinite import Policy, check_policy
 from micro.parts import as_part
-from micro.reducers.applied import Applied, applied
-from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState
+from micro.reducers.outcome import Outcome, checked, cut_
 from micro.reducers.rounding import write_
 from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
 from micro.reducers.with_density import WithDensity
 from micro.requests import AllGatherLists, Once, Reduction
-from micro.stats import Start, StepStats, traffic_fields
+from micro.stats import Start, stats_of
 from micro.transforms import to_spectrum
 
 
@@ -108,8 +105,8 @@ class FFTReducer(WithDensity):
         """The form of real and imaginary parts on the wire."""
         return Raw() if self.bits == 32 else RangeFloat(bits=self.bits)
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) by the mean update; what undoes it is a copy of the accumulator."""
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the mean update."""
         start = Start.of(comm, grad.device)
         step, numel = state.step, grad.numel()
         target = yield from self.density_policy.target(state.density, grad, step, state.layout, comm)
@@ -123,56 +120,42 @@ class FFTReducer(WithDensity):
             kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=is_finite_by(bad, numel)
         )
         state.step += 1
+        keeps = self.feedback.name == "residual"
+        own = vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel) if keeps else None
+        is_finite, unsent = soonest(gathered.are_finite), None
+        if is_finite is not False:
+            mean = yield Once(work=lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
+            unsent = write_(mean, grad)
         norms = _norms(gathered.parts[comm.rank], kept, dropped)
-        made = yield from self._applied_(gathered, spectrum, state, acc, grad, [*norms, forgotten], comm)
+        made = checked(grad, *norms, forgotten, is_finite=is_finite, num_updated=gathered.num_chosen)
+        if made.bad_update is not None:
+            cut_(acc, slice(None), comm.world_size * numel)
         *known, lost = made.records
         count = kept.indices.numel()
-        stats = StepStats(
+        stats = stats_of(
+            start,
+            comm,
+            grad.device,
             step=step,
             numel=numel,
             rule=self.rule_name,
             target_density=target.density,
             target_count=count,
             counts=(count,) * comm.world_size,
-            local_count=count,
             global_count=made.num_updated,
-            threshold=None,
-            skipped=False,
-            spans=start.spans(comm, grad.device, select),
+            select=select,
             forgotten=lost,
             relative_error=_relative_error(*known),
             num_bins=spectrum.numel(),
-            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
-        return Attempt(stats=stats, grad=grad, findings=made.findings(state.layout, bad), undo=made.undo)
 
-    def _applied_(
-        self,
-        gathered: _Gathered,
-        spectrum: Tensor,
-        state: BucketState,
-        acc: Tensor,
-        grad: Tensor,
-        records: Sequence[Tensor | None],
-        comm: Comm,
-    ) -> Reduction[Applied]:
-        """Take what was sent from ``acc`` and write the mean into ``grad``, unless a gradient was not finite.
+        def on_deliver() -> None:
+            for vector, sign in ((own, -1), (unsent, 1)):
+                if vector is not None and keeps:
+                    acc.add_(vector, alpha=sign)
 
-        An accelerator is read once, in the end: what then turns out to be of such a step is undone.
-        """
-        undo: Undo = nothing_to_undo
-        is_finite, keeps, numel = soonest(gathered.are_finite), self.feedback.name == "residual", grad.numel()
-        if is_finite is not False and keeps:
-            undo = partial(acc.copy_, acc.clone())  # every element changes: nothing shorter puts it back bit for bit
-            acc -= vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel)
-        self.feedback.settle_(state.memory, acc, grad, None)
-        if is_finite is not False:
-            mean = yield Once(work=lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
-            unsent = write_(mean, grad)
-            if unsent is not None and keeps:
-                acc += unsent
-        cut = partial(cut_, acc, slice(None), comm.world_size * numel)
-        return applied(grad, undo, *records, is_finite=is_finite, num_updated=gathered.num_chosen, cut_=cut)
+        findings = made.findings(state.layout, bad)
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
 
     def _gather(
         self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: Finite

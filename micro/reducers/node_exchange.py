@@ -9,8 +9,8 @@ from micro.comm import Comm, Levels
 from micro.flat import Layout
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding
-from micro.reducers.attempt import Attempt
 from micro.reducers.node_shards import NodeShards
+from micro.reducers.outcome import Outcome
 from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction
 
 INDEX_BYTES = 4
@@ -43,18 +43,18 @@ def node_mean(grad: Tensor, shards: NodeShards, within: Comm) -> Reduction[Tenso
     return received.view(within.world_size, own).sum(0, dtype=wide).div_(within.world_size)
 
 
-def share_header(attempt: Attempt | None, indices: Tensor, levels: Levels) -> Reduction[NodeHeader]:
+def share_header(outcome: Outcome | None, indices: Tensor, levels: Levels) -> Reduction[NodeHeader]:
     """Tell the ranks of a node what came of each shard.
 
     Args:
-        attempt: of this rank's shard; None where it is empty.
+        outcome: of this rank's shard; None where it is empty.
         indices: (k,) where its update is not zero.
     """
     nodes = levels.between.world_size
     row = [1, 0, 0, 0, *(0 for _ in range(nodes))]
-    if attempt is not None:
-        stats = attempt.stats
-        row = [int(not attempt.findings), indices.numel(), stats.target_count, stats.global_count, *stats.counts]
+    if outcome is not None:
+        stats = outcome.stats
+        row = [int(not outcome.findings), indices.numel(), stats.target_count, stats.global_count, *stats.counts]
     mine = torch.tensor(row, dtype=torch.int32, device=indices.device)
     gathered = yield AllGather(mine=mine)
     rows = gathered.tolist()  # host sync: list lengths shape the next message
@@ -90,18 +90,18 @@ def gather_update_(
         grad[shards.positions(place, found)] = sent
 
 
-def find(grad: Tensor, attempt: Attempt | None, layout: Layout) -> Reduction[Finding]:
+def find(grad: Tensor, outcome: Outcome | None, layout: Layout) -> Reduction[Finding]:
     """Return where a step of which any shard was not finite is bad: in gradients, or in sums of finite ones.
 
     All ranks call it together.
 
     Args:
         grad: (numel,) of this rank, as it was given.
-        attempt: of this rank's shard; None where it is empty.
+        outcome: of this rank's shard; None where it is empty.
         layout: of the vector.
     """
     own, numel = first_nonfinite(grad), layout.numel
-    findings = attempt.findings if attempt else ()
+    findings = outcome.findings if outcome else ()
     places = [(f.layout, f.in_gradient if f.in_update is None else f.in_update) for f in findings]
     named = [layout.names.index(shard.name_at(place)) for shard, place in places if place is not None]
     in_sum = layout.offsets[named[0]] if named else numel

@@ -1,26 +1,24 @@
 """PowerSGD: each matrix of the gradient travels as the product of two thin ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.feedback import ErrorFeedback, Undo, nothing_to_undo
+from micro.feedback import ErrorFeedback
 from micro.flat import Layout
 from micro.health import flag_of, is_finite_by, is_zero
 from micro.nonfinite import Policy, check_policy
 from micro.randomness import generator
-from micro.reducers.applied import applied
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.matrices import Batch, batches_of, copied, rest_of
+from micro.reducers.outcome import Outcome, checked
 from micro.reducers.rounding import rounded, rounding, write_
 from micro.requests import AllReduce, Reduction
-from micro.stats import Start, StepStats, traffic_fields
+from micro.stats import Start, stats_of
 
 FEEDBACK = ErrorFeedback()
 
@@ -82,8 +80,8 @@ class PowerSGD(Reducer):
         }
         return BucketState(layout, 0, memory, factors=drawn)
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) by the mean update; what undoes it are the matrices, which are copies already."""
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the mean update."""
         start = Start.of(comm, grad.device)
         batches = batches_of(state.layout, self.rank, self.min_compression)
         acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
@@ -99,57 +97,39 @@ class PowerSGD(Reducer):
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
         right = (yield from _mean(own, comm)) if own else []
         state.step += 1
-        undo: Undo = nothing_to_undo
         is_finite = is_zero(flag.view(()))
         if is_finite is not False:
-            undo = partial(_put_back, state, zip(batches, matrices, strict=True), rest, own_rest, dict(state.factors))
-            self._apply_(state, batches, acc, grad, left, own, right)
-            acc[rest], grad[rest] = 0.0, rounded(whole, grad.dtype)
-            if grad.dtype != acc.dtype:
-                acc[rest] = rounding(whole, grad[rest])
-        made = applied(grad, undo, is_finite=is_finite, num_updated=grad.numel(), cut_=partial(_clamp_, acc))
-        stats = self._stats(state, comm, start, device=grad.device)
-        return Attempt(stats=stats, grad=grad, findings=made.findings(state.layout, bad), undo=made.undo)
+            _write_(batches, grad, left, right)
+            grad[rest] = rounded(whole, grad.dtype)
+        made = checked(grad, is_finite=is_finite, num_updated=grad.numel())
+        if made.bad_update is not None:
+            _clamp_(acc)
 
-    def _apply_(
+        def on_deliver() -> None:
+            self._keep_(state, batches, grad, left, own, right)
+            acc[rest] = 0.0 if grad.dtype == acc.dtype else rounding(whole, grad[rest])
+
+        stats = stats_of(start, comm, grad.device, step=state.step - 1, numel=grad.numel())
+        findings = made.findings(state.layout, bad)
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
+
+    def _keep_(
         self,
         state: BucketState,
         batches: tuple[Batch, ...],
-        acc: Tensor,
         grad: Tensor,
         left: list[Tensor],
         own: list[Tensor],
         right: list[Tensor],
     ) -> None:
-        """Take the own products out of the residual, put the mean ones into the gradient, and keep the factors."""
+        """Take the own products out of the residual, and keep the factors and what rounding took of the mean ones."""
         for batch, p, mine, mean in zip(batches, left, own, right, strict=True):
             state.factors.update(zip(batch.names, mean.unbind(), strict=True))
             for i, place in enumerate(batch.places):
-                kept, update = acc[place].view(batch.rows, -1), grad[place].view(batch.rows, -1)
+                kept = state.residual[place].view(batch.rows, -1)
                 kept.addmm_(p[i], mine[i].T, alpha=-1)
-                if grad.dtype == acc.dtype:
-                    torch.mm(p[i], mean[i].T, out=update)
-                    continue
-                unsent = write_(p[i] @ mean[i].T, update)
-                if unsent is not None:
-                    kept += unsent
-
-    def _stats(self, state: BucketState, comm: Comm, start: Start, *, device: torch.device) -> StepStats:
-        numel = state.layout.numel
-        return StepStats(
-            step=state.step - 1,
-            numel=numel,
-            rule=None,
-            target_density=1.0,
-            target_count=numel,
-            counts=(numel,) * comm.world_size,
-            local_count=numel,
-            global_count=numel,
-            threshold=None,
-            skipped=False,
-            spans=start.spans(comm, device),
-            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
-        )
+                if grad.dtype != kept.dtype:
+                    kept += rounding(p[i] @ mean[i].T, grad[place].view(batch.rows, -1))
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""
@@ -173,7 +153,7 @@ class PowerSGD(Reducer):
 
 
 def _memory(spare: Tensor | None, acc: Tensor) -> Tensor:
-    """Return memory (numel,) for copies of matrices, that of the last step where it serves: its undo is over."""
+    """Return memory (numel,) for copies of matrices, that of the last step where it serves."""
     return spare if spare is not None and spare.dtype == acc.dtype else torch.empty_like(acc)
 
 
@@ -183,20 +163,15 @@ def _clamp_(acc: Tensor) -> None:
     acc.clamp_(-largest, largest)
 
 
-def _put_back(
-    state: BucketState,
-    matrices: Iterable[tuple[Batch, Tensor]],
-    rest: Tensor,
-    own_rest: Tensor,
-    factors: dict[str, Tensor],
-) -> None:
-    """Make the residual the accumulator again, and the factors those before the step."""
-    acc = state.residual
-    for batch, own in matrices:
-        for place, matrix in zip(batch.places, own, strict=True):
-            acc[place] = matrix.flatten()
-    acc[rest] = own_rest
-    state.factors = factors
+def _write_(batches: tuple[Batch, ...], grad: Tensor, left: list[Tensor], right: list[Tensor]) -> None:
+    """Write the mean products into ``grad`` (numel,)."""
+    for batch, p, mean in zip(batches, left, right, strict=True):
+        for i, place in enumerate(batch.places):
+            update = grad[place].view(batch.rows, -1)
+            if grad.dtype == p.dtype:
+                torch.mm(p[i], mean[i].T, out=update)
+            else:
+                write_(p[i] @ mean[i].T, update)
 
 
 def _mean(parts: list[Tensor], comm: Comm) -> Reduction[list[Tensor]]:

@@ -92,5 +92,5 @@ def together(dense: StepStats, sparse: StepStats, numel: int, comm: Comm) -> Ste
         ),
         num_bins=dense.numel + sparse.num_bins if sparse.num_bins else None,
         dense_numel=dense.numel,
-        **traffic_fields(comm.traffic),  # type: ignore[arg-type]
+        **traffic_fields(comm.traffic),
     )

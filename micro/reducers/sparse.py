@@ -1,7 +1,8 @@
 """The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,14 +17,14 @@ from micro.exchanges.base import Exchange, Wire, mean_encoded_
 from micro.exchanges.gather import Gather
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.union import Union
-from micro.feedback import ErrorFeedback, Feedback, Undo, after
+from micro.feedback import ErrorFeedback, Feedback
 from micro.flat import Layout
 from micro.health import Finite, FirstBad, index_of, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
-from micro.reducers.attempt import Attempt, cut_
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.outcome import Outcome, cut_
 from micro.reducers.rounding import write_, write_sum_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.reducers.with_density import WithDensity
@@ -31,7 +32,7 @@ from micro.requests import Once, Reduction
 from micro.selectors.base import Selector
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown, summed
-from micro.stats import Start, StepStats, traffic_fields
+from micro.stats import Start, stats_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,8 @@ class SparseReducer(WithDensity):
             self.density_policy.start(),
         )
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) by the sparse mean update; what undoes it are the values at what was sent."""
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the sparse mean update."""
         start = Start.of(comm, grad.device)
         wanted = yield from self.density_policy.target(state.density, grad, state.step, state.layout, comm)
         target = self.selector.effective_target(wanted, state.layout)
@@ -134,26 +135,31 @@ class SparseReducer(WithDensity):
         else:
             state.spare = state.wire = None
             sent = yield from self._send(at_work, state, acc, grad, step, comm, forgotten)
-        undo = after(self.selector.observe(state.selector, grad, step, sent.parts), sent.undo)
         state.step += 1
-        stats = StepStats(
+        stats = stats_of(
+            start,
+            comm,
+            grad.device,
             step=step.index,
             numel=grad.numel(),
             rule=self.rule_name,
             target_density=target.density,
             target_count=target.count,
             counts=sent.counts,
-            local_count=sent.counts[comm.rank],
             global_count=sent.num_updated,
             threshold=sent.threshold,
-            skipped=False,
-            spans=start.spans(comm, grad.device, sent.select),
+            select=sent.select,
             forgotten=sent.forgotten,
             overfull=sent.overfull,
-            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
         )
+
+        def on_deliver() -> None:
+            sent.on_deliver()
+            self.selector.observe(state.selector, grad, step, sent.parts)
+
         findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
-        return Attempt(stats=stats, grad=grad, findings=findings, undo=undo)
+        on_drop = partial(self.selector.observe, state.selector, grad, step, ())
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver, on_drop=on_drop)
 
     def _accumulate_(self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm) -> "_Accumulated":
         """Add the gradient to what was kept, and make the sums that the selector wants."""
@@ -221,11 +227,11 @@ class SparseReducer(WithDensity):
         exchanged, overflow, lost = yield from overflown(exchanged.update, selection.scale, exchanged, forgotten)
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, overflow, comm.world_size)
-        undo = yield from self._apply_(state, acc, grad, exchanged, selection.scale)
+        on_deliver = yield from self._write_(state, grad, exchanged, selection.scale)
         return Sent(
             counts=exchanged.counts,
             num_updated=int(exchanged.num_updated),
-            undo=undo,
+            on_deliver=on_deliver,
             is_finite=bool(exchanged.is_finite),
             in_update=None if overflow is None else int(overflow.min()),
             threshold=selection.threshold,
@@ -253,33 +259,33 @@ class SparseReducer(WithDensity):
         exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
         return replace(self, selector=Everything(), density=1.0, exchange=exchange)
 
-    def _apply_(
-        self,
-        state: BucketState,
-        acc: Tensor,
-        grad: Tensor,
-        exchanged: Exchanged,
-        scale: float,
-    ) -> Reduction[Undo]:
-        """Apply an exchange: write the update into ``grad``, and keep what was not sent."""
-        undo = self.feedback.settle_(state.memory, acc, grad, exchanged.sent if exchanged.is_finite else None)
-        if exchanged.is_finite:
-            update = exchanged.update
-            if self.feedback.sends_change and len(update) > 1 and grad.device.type == "cpu":
+    def _write_(
+        self, state: BucketState, grad: Tensor, exchanged: Exchanged, scale: float
+    ) -> Reduction[Callable[[], None]]:
+        """Write the update into ``grad``, if it is finite; return what then keeps what was not sent."""
+        update, unsent = exchanged.update, None
+        if not exchanged.is_finite:
+            return lambda: None
+        if self.feedback.sends_change:
+            if len(update) > 1 and grad.device.type == "cpu":
                 update = yield Once(work=lambda: (summed(exchanged.update),))  # added once, not once for each rank
-            instead, back = self.feedback.deliver_(state.memory, update, scale)
-            undo = after(back, undo)
-            if instead is not None:
-                write_(instead, grad)
-                return undo
-            unsent = yield from write_sum_(exchanged.update, grad, scale=scale)
-            if unsent is not None:
-                undo = after(self.feedback.keep_(state.memory, unsent), undo)
-        return undo
+            changed = self.feedback.changed(state.memory, update, scale, grad)
+            if changed is not grad:
+                write_(changed, grad)
+        else:
+            self.feedback.clear_(grad)
+            unsent = yield from write_sum_(update, grad, scale=scale)
 
-    def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
+        def on_deliver() -> None:
+            self.feedback.settle_(state.memory, exchanged.sent, update, scale)
+            if unsent is not None:
+                self.feedback.keep_(state.memory, unsent)
+
+        return on_deliver
+
+    def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
-        return self.feedback.keep_(state.memory, unsent)
+        self.feedback.keep_(state.memory, unsent)
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""

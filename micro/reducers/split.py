@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.feedback import Undo, nothing_to_undo
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, listed, matches
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.dense import DenseReducer
+from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share, share_of, together
 from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.requests import Reduction
@@ -129,8 +128,8 @@ class Split(WrappingReducer):
             _fill(state, self.reducer.start(state.sparse.layout, dtype, device))
         return state
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) by the mean update; the reducer's undo undoes it."""
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the mean update."""
         assert isinstance(state, SplitState)
         if self._is_mixed(state):
             return (yield from self._reduction_of_both(state, grad, comm))
@@ -150,7 +149,7 @@ class Split(WrappingReducer):
         state.sparse_state.step = step
         return self.reducer, state.sparse_state
 
-    def _reduction_of_both(self, state: SplitState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
+    def _reduction_of_both(self, state: SplitState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         assert state.sparse is not None
         assert state.dense is not None
         assert state.sparse_state is not None
@@ -163,14 +162,14 @@ class Split(WrappingReducer):
         state.dense.put_back_(grad, whole)
         state.sparse.put_back_(grad, rest)
         stats = together(dense.stats, sparse.stats, grad.numel(), comm)
-        return Attempt(stats=stats, grad=grad, findings=(*dense.findings, *sparse.findings), undo=sparse.undo)
+        findings = (*dense.findings, *sparse.findings)
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=sparse.deliver, on_drop=sparse.drop)
 
-    def keep_(self, state: BucketState, unsent: SparseValues) -> Undo:
+    def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep what an update lost that was rounded after it was reduced; of dense parameters nothing is kept."""
         assert isinstance(state, SplitState)
-        if state.sparse is None or state.sparse_state is None:
-            return nothing_to_undo
-        return self.reducer.keep_(state.sparse_state, state.sparse.part_of(unsent))
+        if state.sparse is not None and state.sparse_state is not None:
+            self.reducer.keep_(state.sparse_state, state.sparse.part_of(unsent))
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's, and the shapes of all parameters."""
@@ -228,7 +227,7 @@ def _fill(state: SplitState, inner: BucketState) -> None:
     state.sparse_state, state.memory = inner, inner.memory
 
 
-def _counted(reducer: Reducer, attempt: Attempt) -> Attempt:
+def _counted(reducer: Reducer, outcome: Outcome) -> Outcome:
     if not isinstance(reducer, DenseReducer):
-        return attempt
-    return replace(attempt, stats=replace(attempt.stats, dense_numel=attempt.stats.numel))
+        return outcome
+    return replace(outcome, stats=replace(outcome.stats, dense_numel=outcome.stats.numel))

@@ -2,26 +2,26 @@
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm, Traffic
-from micro.feedback import Undo, after, nothing_to_undo
 from micro.flat import Layout
 from micro.nonfinite import Finding
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState, saved_layout
-from micro.reducers.node_exchange import NodeHeader, find, gather_update_, node_mean, share_header
+from micro.reducers.node_exchange import find, gather_update_, node_mean, share_header
 from micro.reducers.node_shards import NodeShards, node_shards
+from micro.reducers.outcome import Outcome
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.rounding import rounded, rounding
 from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.requests import Reduction, over
 from micro.sparse import SparseValues
-from micro.stats import Start, StepStats, traffic_fields
+from micro.stats import Start, stats_of
 
 
 @dataclass(slots=True)
@@ -120,47 +120,55 @@ class TwoLevel(WrappingReducer):
         wide = torch.promote_types(dtype, torch.float32)
         return TwoLevelState(layout, 0, {"residual": torch.zeros(0, dtype=wide, device=device)})
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Attempt]:
-        """Replace ``grad`` (numel,) by the mean update; what undoes it is what undoes the exchange of this shard."""
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the mean update."""
         assert isinstance(state, TwoLevelState)
         start = Start.of(comm, grad.device)
         levels = comm.levels(self.ranks_per_node, grad.device)
         levels.within.traffic, levels.between.traffic = Traffic(), comm.traffic
         shards = self._begin(state, levels.within.rank, grad)
         update = yield from over(levels.within, node_mean(grad, shards, levels.within))
-        inner: Attempt | None = None
+        inner: Outcome | None = None
         if state.shard is not None:
             between = levels.between
             inner = yield from over(between, self.reducer.reduction(state.shard, update, between))
         indices = update.nonzero().view(-1)
         header = yield from over(levels.within, share_header(inner, indices, levels))
         findings: tuple[Finding, ...] = ()
-        undo = inner.undo if inner else nothing_to_undo
+        unsent: SparseValues | None = None
         if header.is_finite:
-            update, undo = self._rounded(state, update, indices, grad.dtype, undo)
-            yield from over(levels.within, gather_update_(grad, update, indices, header, shards))
+            written, unsent = _rounded(update, indices, grad.dtype)
+            yield from over(levels.within, gather_update_(grad, written, indices, header, shards))
         else:
             findings = ((yield from find(grad, inner, state.layout)),)
         comm.traffic.add_local(levels.within.traffic)
         state.step += 1
-        stats = self._stats(state, inner, header, comm)
-        spans = start.spans(comm, grad.device, inner.stats.spans.select if inner else 0.0)
-        return Attempt(stats=replace(stats, spans=spans), grad=grad, findings=findings, undo=undo)
+        stats = stats_of(
+            start,
+            comm,
+            grad.device,
+            step=state.step - 1,
+            numel=state.layout.numel,
+            rule=self.rule_name,
+            target_density=header.target_count / state.layout.numel,
+            target_count=header.target_count,
+            counts=header.counts,
+            global_count=header.global_count,
+            threshold=inner.stats.threshold if inner else None,
+            select=inner.stats.spans.select if inner else 0.0,
+            forgotten=inner.stats.forgotten if inner else None,
+            overfull=inner is not None and inner.stats.overfull,
+        )
+        if inner is None or state.shard is None:
+            return Outcome(stats=stats, grad=grad, findings=findings)
+        on_deliver = partial(self._deliver, inner, state.shard, unsent)
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver, on_drop=inner.drop)
 
-    def _rounded(
-        self, state: TwoLevelState, update: Tensor, indices: Tensor, dtype: torch.dtype, undo: Undo
-    ) -> tuple[Tensor, Undo]:
-        """Return the update of a shard in the dtype of the gradient; the reducer keeps what rounding takes from it.
-
-        Args:
-            indices: (k,) where it is not zero.
-            undo: of the step; the one returned undoes both.
-        """
-        if update.dtype == dtype or state.shard is None:
-            return update.to(dtype), undo
-        lower = rounded(update, dtype)
-        unsent = SparseValues(indices.to(torch.int32), rounding(update[indices], lower[indices]))
-        return lower, after(self.reducer.keep_(state.shard, unsent), undo)
+    def _deliver(self, inner: Outcome, shard: BucketState, unsent: SparseValues | None) -> None:
+        """Let the step of this rank's shard count; the reducer keeps what rounding took from it."""
+        inner.deliver()
+        if unsent is not None:
+            self.reducer.keep_(shard, unsent)
 
     def _begin(self, state: TwoLevelState, place: int, grad: Tensor) -> NodeShards:
         """Give the state its shard, at its first step; return where the shards of the node's ranks lie."""
@@ -182,23 +190,6 @@ class TwoLevel(WrappingReducer):
         state.keys = tuple(one.pieces())
         if shard is not None:
             state.memory.update(shard.memory)  # not replaced: a Split around this holds it too
-
-    def _stats(self, state: TwoLevelState, inner: Attempt | None, header: NodeHeader, comm: Comm) -> StepStats:
-        return StepStats(
-            step=state.step - 1,
-            numel=state.layout.numel,
-            rule=self.rule_name,
-            target_density=header.target_count / state.layout.numel,
-            target_count=header.target_count,
-            counts=header.counts,
-            local_count=header.counts[comm.rank],
-            global_count=header.global_count,
-            threshold=inner.stats.threshold if inner else None,
-            skipped=False,
-            forgotten=inner.stats.forgotten if inner else None,
-            overfull=inner is not None and inner.stats.overfull,
-            **traffic_fields(comm.traffic),  # type: ignore[arg-type]
-        )
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's of this rank's shard, and where it lies."""
@@ -247,3 +238,15 @@ def _smallest(layout: Layout) -> Layout:
     """Return the same parameters with one element each, or none: what a reducer keeps under is the same for both."""
     pairs = zip(layout.numels, layout.shapes, strict=True)
     return Layout(layout.names, tuple(tuple(1 for _ in shape) if numel else shape for numel, shape in pairs))
+
+
+def _rounded(update: Tensor, indices: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseValues | None]:
+    """Return the update of a shard in the dtype of the gradient, and what rounding takes from it, if anything.
+
+    Args:
+        indices: (k,) where it is not zero.
+    """
+    if update.dtype == dtype:
+        return update, None
+    lower = rounded(update, dtype)
+    return lower, SparseValues(indices.to(torch.int32), rounding(update[indices], lower[indices]))

@@ -1,6 +1,7 @@
 """A step in which every value travels as it is: a dense all-reduce of the accumulators, without indices."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,10 +9,10 @@ from torch import Tensor
 from micro.codecs.base import Codec, Key
 from micro.comm import Comm
 from micro.exchanges.base import AverageEncoded, message_bytes
-from micro.feedback import Feedback, Undo, after
+from micro.feedback import Feedback
 from micro.health import Finite, flag_of, is_number, is_zero, read
-from micro.reducers.attempt import cut_
 from micro.reducers.base import BucketState
+from micro.reducers.outcome import cut_
 from micro.reducers.rounding import write_
 from micro.requests import AllReduce, Reduction
 from micro.spans import Seconds
@@ -25,7 +26,7 @@ class Sent:
     Attributes:
         counts: how many elements each rank chose.
         num_updated: distinct indices in the update.
-        undo: puts back what was sent.
+        on_deliver: makes what is kept what was not sent.
         is_finite: whether all gradients and the update were.
         in_update: index of the first sum of finite gradients that overflowed, None where there is none.
         threshold: the cut on abs(acc), where there was one.
@@ -38,7 +39,7 @@ class Sent:
 
     counts: tuple[int, ...]
     num_updated: int
-    undo: Undo
+    on_deliver: Callable[[], object]
     is_finite: bool
     in_update: int | None
     threshold: float | None = None
@@ -52,18 +53,17 @@ class Sent:
 def send_all(
     state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: Finite
 ) -> Reduction[Sent]:
-    """Make ``grad`` (numel,) the mean of all accumulators, and leave of ``acc`` what the mean's rounding takes.
+    """Make ``grad`` (numel,) the mean of all accumulators; what the mean's rounding takes is kept.
 
-    One all-reduce of acc, and of one more number: whether each rank's gradient was finite. The memory of the message
-    becomes the residual's, and what was the residual's that of the next message: from the third such step on nothing
-    of the vector's length is allocated.
+    One all-reduce of acc, and of one more number: whether each rank's gradient was finite. The memory of the message is
+    kept: from the second such step on nothing of the vector's length is allocated.
 
     Args:
         acc: (numel,) what ``feedback`` returned; in most cases the residual.
         is_finite: whether this rank's gradient was.
     """
-    message, before = _message(state, acc), acc.detach()
-    total = message[:-1]
+    message = _message(state, acc)
+    total = state.spare = message[:-1]
     total.copy_(acc)
     message[-1] = 1 - flag_of(is_finite, acc.dtype, acc.device)[0]
     yield AllReduce(mine=message)
@@ -71,19 +71,14 @@ def send_all(
     if overflow is not None:  # on all ranks alike: the sums are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
         is_finite = False
-    undo = feedback.settle_(state.memory, acc, grad, AllValues(acc, spare=total) if is_finite else None)
-    state.spare = total if acc.data_ptr() == before.data_ptr() else before
     unsent = _write_mean(total, grad, comm.world_size) if is_finite else None
-    total.zero_()  # it may be the residual now
-    if unsent is not None:
-        undo = after(feedback.keep_(state.memory, AllValues(unsent)), undo)
-    return Sent(
-        counts=(grad.numel(),) * comm.world_size,
-        num_updated=grad.numel(),
-        undo=undo,
-        is_finite=is_finite,
-        in_update=None if overflow is None else int(overflow[0]),
-    )
+
+    def on_deliver() -> None:
+        feedback.settle_(state.memory, AllValues(acc), (), 1.0)
+        if unsent is not None:
+            feedback.keep_(state.memory, AllValues(unsent))
+
+    return _sent(grad, comm, on_deliver, is_finite=is_finite, overflow=overflow)
 
 
 def send_all_encoded(
@@ -99,7 +94,7 @@ def send_all_encoded(
     is_finite: Finite,
     to_add: Tensor | None,
 ) -> Reduction[Sent]:
-    """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; leave of ``acc`` what that lost.
+    """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; what that lost is kept.
 
     What was the residual's memory becomes it again in the next step, and the bytes of the messages are kept: from the
     third such step on nothing of the vector's length is allocated but what is received.
@@ -111,8 +106,8 @@ def send_all_encoded(
         average_: the exchange, as a function of values at every index.
         is_finite: whether this rank's gradient was.
     """
-    before, keeps = acc.detach(), bool(state.residual.numel())
-    rest = _message(state, acc)[:-1] if keeps else None
+    rest = _message(state, acc)[:-1] if state.residual.numel() else None
+    state.spare = rest
     mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
     state.wire = _bytes(state.wire, message_bytes(acc.numel(), codec, acc.dtype, comm), acc.device)
     averaged = yield from average_(
@@ -122,21 +117,28 @@ def send_all_encoded(
     if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
         cut_(acc, overflow, comm.world_size)
         is_finite = False
-    to_clear = grad[:0] if is_finite and mean is grad else grad
-    undo = feedback.settle_(state.memory, acc, to_clear, AllBut(rest) if is_finite and rest is not None else None)
-    if not is_finite:
-        grad.zero_()
-    state.spare = rest if acc.data_ptr() == before.data_ptr() else before
     unsent = write_(mean, grad) if is_finite and mean is not grad else None
-    if unsent is not None:
-        undo = after(feedback.keep_(state.memory, AllValues(unsent)), undo)
+
+    def on_deliver() -> None:
+        if rest is not None:
+            state.spare = state.residual.detach()  # which gets the memory of the rest
+            feedback.settle_(state.memory, AllBut(rest), (), 1.0)
+        if unsent is not None:
+            feedback.keep_(state.memory, AllValues(unsent))
+
+    sent = _sent(grad, comm, on_deliver, is_finite=is_finite, overflow=overflow)
+    return replace(sent, first_bad=averaged.first_bad)
+
+
+def _sent(
+    grad: Tensor, comm: Comm, on_deliver: Callable[[], None], *, is_finite: bool, overflow: Tensor | None
+) -> Sent:
     return Sent(
         counts=(grad.numel(),) * comm.world_size,
         num_updated=grad.numel(),
-        undo=undo,
+        on_deliver=on_deliver,
         is_finite=is_finite,
         in_update=None if overflow is None else int(overflow[0]),
-        first_bad=averaged.first_bad,
     )
 
 
@@ -148,9 +150,9 @@ def _bytes(memory: Tensor | None, size: int, device: torch.device) -> Tensor:
 
 
 def _message(state: BucketState, acc: Tensor) -> Tensor:
-    """Return memory for a message (numel + 1,): that of the step before, where it has room and is not in use."""
+    """Return memory for a message (numel + 1,): that of the step before, where it has room."""
     spare, size = state.spare, acc.numel() + 1
-    if spare is None or spare.dtype != acc.dtype or spare.data_ptr() == acc.data_ptr():
+    if spare is None or spare.dtype != acc.dtype:
         return acc.new_empty(size)
     has_room = spare.untyped_storage().nbytes() >= size * spare.element_size()
     return spare.as_strided((size,), (1,)) if has_room else acc.new_empty(size)

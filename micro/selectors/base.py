@@ -8,7 +8,6 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.density.base import Target
-from micro.feedback import Undo, nothing_to_undo
 from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
 from micro.requests import Reduction
@@ -66,19 +65,15 @@ class Selector(StatefulPart[S], ABC):
             comm: the ranks, all of which make the same requests in the same order.
         """
 
-    def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> Undo:
-        """Learn what the update of the step became, after ``select``; here nothing. Return what takes that back.
+    def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
+        """Learn what the update of the step became, after ``select``; here nothing.
 
         Called in every step, also where all values travel and nothing is selected.
 
         Args:
             state: this selector's own state; may be changed.
-            update: (numel,) the mean update that the optimizer receives if the step counts, the same on all ranks. Not
-                modified.
+            update: (numel,) the mean update that the optimizer receives, the same on all ranks. Not modified.
             step: as in ``select``.
-            parts: whose indices are all at which the update may be other than zero; None: it may be anywhere.
-
-        Returns:
-            what makes the state as if the update had been zero.
+            parts: whose indices are all at which the update may be other than zero: none where the step was dropped;
+                None: it may be anywhere.
         """
-        return nothing_to_undo

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.feedback import Undo, after
 from micro.flat import Layout
 from micro.requests import Reduction
 from micro.scales import ElementScales
@@ -141,22 +139,20 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
 
     def observe(
         self, state: ScaledElementsState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None
-    ) -> Undo:
+    ) -> None:
         """Take the update into the running means of squares, once there are any."""
-        undo = ScalingSelector.observe(self, state, update, step, parts)
+        ScalingSelector.observe(self, state, update, step, parts)
         roots = state.of(step.layout, update.device)
         if roots is None:
-            return undo
+            return
         state.fade(roots, self.memory)
         weight = math.sqrt(1 - self.memory) / state.factor
         if parts is None:
-            before = roots.clone()
             roots.copy_(_grown(roots, update, weight))
-            return after(undo, partial(roots.copy_, before))
-        places = torch.cat([part.indices for part in parts]).long()
-        before = roots.index_select(0, places)
-        roots.index_copy_(0, places, _grown(before, update.index_select(0, places), weight))  # alike where twice
-        return after(undo, partial(roots.index_copy_, 0, places, before))
+        elif parts:
+            places = torch.cat([part.indices for part in parts]).long()
+            grown = _grown(roots.index_select(0, places), update.index_select(0, places), weight)
+            roots.index_copy_(0, places, grown)  # alike where twice
 
     def _begin(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
         """Give elements without a root that of their parameter's accumulator; return all of them (numel,)."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.density.base import Target
-from micro.feedback import Undo
 from micro.flat import Layout
 from micro.kernels.sums import squares_by_piece
 from micro.on_device import on_device
@@ -92,9 +91,9 @@ class ScalingSelector(WrappingSelector[S]):
             overfull=chosen.overfull,
         )
 
-    def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> Undo:
+    def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
         """Let the selector inside learn of the update, too."""
-        return self.selector.observe(state.inner, update, step, parts)
+        self.selector.observe(state.inner, update, step, parts)
 
     def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
         """Return the mean squares (L,) float64 of each parameter's accumulator, over all ranks where they share."""

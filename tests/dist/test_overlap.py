@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState
+from micro.reducers.outcome import Outcome
 from tests.dist.ddp_steps import (
     DENSE,
     MICRO,
@@ -41,7 +41,7 @@ class Waiting(micro.DenseReducer):
     name: ClassVar[str] = "waiting"
     is_one_sum: ClassVar[bool] = False  # so that it is reduced beside backward
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Attempt]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Outcome]:
         assert BACKWARD_DONE.wait(20), "backward waited for the first bucket"
         return micro.DenseReducer.reduction(self, state, grad, comm)
 
@@ -52,7 +52,7 @@ class Failing(micro.DenseReducer):
 
     name: ClassVar[str] = "failing"
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Attempt]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Outcome]:
         if state.step == 1 and "layers.1.bias" in state.layout.names:
             raise LookupError("words of its own")
         return micro.DenseReducer.reduction(self, state, grad, comm)

@@ -38,7 +38,7 @@ def test_momentum_is_corrected_and_masked_by_hand() -> None:
         assert bad is None
         assert acc is memory["residual"]
         assert (acc.tolist(), memory["momentum"].tolist()) == before
-        feedback.settle_(memory, acc, grad, values_of(sent))
+        feedback.settle_(memory, values_of(sent), (), 1.0)
         assert (memory["residual"].tolist(), memory["momentum"].tolist()) == after
         assert not grad.any()
 
@@ -66,7 +66,6 @@ def test_the_first_step_sent_whole_is_the_gradient_and_later_ones_are_momentum_s
     grads = np.random.default_rng(0).normal(size=(6, 5))
     for row in grads:  # nothing is ever sent: v is the sum of all momentum steps
         feedback.accumulate_(memory, torch.tensor(row), world_size=2)
-        feedback.settle_(memory, memory["residual"], torch.tensor(row), None)
     total = np.zeros(5)
     for row in grads:
         velocity = 0.9 * velocity + row

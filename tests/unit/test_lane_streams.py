@@ -18,8 +18,8 @@ from micro.ddp.reduction import Reduction
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
-from micro.reducers.attempt import Attempt
 from micro.reducers.base import BucketState
+from micro.reducers.outcome import Outcome
 from micro.thread_ranks import SimulatedGroup
 from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
 
@@ -69,7 +69,7 @@ class Noting(micro.SparseReducer):
 
     record: Record = field(default_factory=Record)
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Attempt]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Outcome]:
         """Use both."""
         (name,) = state.layout.names
         for used in (name, f"{RESIDUAL}{name}"):

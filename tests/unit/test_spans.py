@@ -8,7 +8,7 @@ import torch
 import micro
 from micro.comm import Comm
 from micro.flat import Layout
-from micro.reducers.attempt import Attempt
+from micro.reducers.outcome import Outcome
 from micro.rounds import all_together
 from micro.spans import now
 from micro.thread_ranks import SimulatedGroup
@@ -86,14 +86,14 @@ def test_reductions_that_share_rounds_are_timed_without_each_other(record: Recor
     def steps(comm: Comm) -> tuple[list[micro.StepStats], int, float]:
         reducer = micro.SparseReducer(micro.TopK(), 0.1)
 
-        def reduction(part: Comm) -> micro.Reduction[Attempt]:
+        def reduction(part: Comm) -> micro.Reduction[Outcome]:
             state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)
             return reducer.reduction(state, drawn(comm.rank), part)
 
         with torch.no_grad(), fake_device():
             began = comm.now(DEVICE)
-            attempts = all_together([reduction] * 3, iter([comm] * 3), shares=True)
-            stats = [attempt.stats for attempt in attempts]
+            outcomes = all_together([reduction] * 3, iter([comm] * 3), shares=True)
+            stats = [outcome.stats for outcome in outcomes]
             return stats, waits(record), comm.now(DEVICE) - began
 
     stats, waited, whole = SimulatedGroup(2, shares=False).run(steps)[0]

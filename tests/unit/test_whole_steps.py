@@ -1,6 +1,5 @@
 """Steps at a density of 1: a dense all-reduce, without copies of the vector, and what they leave behind."""
 
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -10,6 +9,7 @@ from torch import Tensor
 import micro
 from micro.drivers.set_aside import SetAside
 from micro.reducers.base import BucketState
+from micro.reducers.outcome import Outcome
 from micro.requests import carried_out
 from micro.sparse import AllValues, SparseValues
 
@@ -33,38 +33,43 @@ def test_the_update_is_that_of_dense_training_bit_for_bit(dtype: torch.dtype) ->
             assert not any(residual.any() for residual in sparse.residuals())
 
 
-def reduce(reducer: micro.Reducer, state: BucketState, step: int) -> Callable[[], object]:
+def reduce(reducer: micro.Reducer, state: BucketState, step: int) -> Outcome:
     comm = micro.SoloComm()
     comm.begin_step()
-    return carried_out(reducer.reduction(state, drawn(step, 1)[0], comm), comm).undo
+    return carried_out(reducer.reduction(state, drawn(step, 1)[0], comm), comm)
 
 
-def test_two_vectors_take_turns_until_the_density_falls() -> None:
-    reducer = micro.SparseReducer(micro.TopK(), WARM_UP)
+@pytest.mark.parametrize("codec", [micro.Raw(), micro.Int8()])
+def test_messages_have_the_same_memory_until_the_density_falls(codec: micro.Codec) -> None:
+    reducer = micro.SparseReducer(micro.TopK(), WARM_UP, codec=codec)
     state = reducer.start(LAYOUT, torch.float32, CPU)
     residual, places = state.residual, []
     for step in range(4):
-        reduce(reducer, state, step)
+        reduce(reducer, state, step).deliver()
         assert state.residual is residual, "drivers hold the tensor"
         assert state.spare is not None
-        places.append((residual.data_ptr(), state.spare.data_ptr()))
-    assert places[3] == places[1] == places[2][::-1]
-    reduce(reducer, state, 4)
+        places.append({residual.data_ptr(), state.spare.data_ptr()})
+    assert places[3] == places[1] == places[2]
+    reduce(reducer, state, 4).deliver()
     assert state.spare is None
     assert residual.any()
 
 
-def test_a_step_that_is_undone_leaves_the_accumulator_and_harms_none_after_it() -> None:
-    reducer = micro.SparseReducer(micro.TopK(), 1.0)
+@pytest.mark.parametrize("codec", [micro.Raw(), micro.Int8()])
+def test_a_step_that_is_dropped_leaves_the_accumulator_and_harms_none_after_it(codec: micro.Codec) -> None:
+    reducer = micro.SparseReducer(micro.TopK(), 1.0, codec=codec)
     state = reducer.start(LAYOUT, torch.float32, CPU)
     expected = torch.zeros(NUMEL)
     for step in range(6):
-        undo = reduce(reducer, state, step)
+        outcome = reduce(reducer, state, step)
         if step % 3 == 2:
-            assert not state.residual.any()
+            outcome.deliver()
+            torch.testing.assert_close(state.residual + outcome.grad, drawn(step, 1)[0] + expected)
+            expected = state.residual.clone()
             continue
-        undo()
-        expected = drawn(step, 1)[0] + (expected if step % 3 else 0)
+        outcome.drop()
+        assert not outcome.grad.any()
+        expected = drawn(step, 1)[0] + expected
         assert torch.equal(state.residual, expected)
 
 
@@ -77,14 +82,15 @@ def test_what_was_set_aside_comes_back_though_the_vector_has_other_memory(outer:
         reducer = micro.TwoLevel(reducer=reducer, ranks_per_node=1)
     state = reducer.start(micro.Layout(("used", "unused"), ((NUMEL - 4,), (4,))), torch.float32, CPU)
     set_aside = SetAside(state, ["unused"])  # of two levels nothing is kept before the first step
-    reduce(reducer, state, 0)
+    reduce(reducer, state, 0).deliver()
     set_aside.restore()
     state.pieces()["residual"]["unused"].fill_(3.0)
     set_aside = SetAside(state, ["unused"])
-    undo = reduce(reducer, state, 1)
+    reduce(reducer, state, 1).deliver()
     set_aside.restore()
     assert state.residual.tolist() == [0.0] * (NUMEL - 4) + [3.0] * 4
-    undo()
+    set_aside = SetAside(state, ["unused"])
+    reduce(reducer, state, 2).drop()
     set_aside.restore()
     assert state.residual[:-4].all()
     assert state.residual[-4:].tolist() == [3.0] * 4
@@ -104,11 +110,7 @@ def test_values_at_every_index_do_what_their_indices_would() -> None:
     few = SparseValues(torch.arange(NUMEL, dtype=torch.int32), values)
     for change in (SparseValues.take_from_, SparseValues.clear_in_):
         one, other = vector.clone(), vector.clone()
-        undo = change(few, one)
-        undo_all = getattr(AllValues(values), change.__name__)(other)
+        change(few, one)
+        getattr(AllValues(values), change.__name__)(other)
         assert torch.equal(one, other)
-        undo()
-        undo_all()
-        assert torch.equal(one, vector)
-        assert torch.equal(other, vector)
     assert torch.equal(AllValues(values).indices, few.indices)
