@@ -66,7 +66,7 @@ def parser() -> Parser:
     add("--select", type=to_path, metavar="FILE", help="table of experiments.profile select; a formula by default")
     help = "bandwidth of memory in that formula, in GB/s; the default is an assumption (%(default)s)"
     add("--memory-gb-s", type=to_positive, default=MEMORY_GB_S, help=help)
-    help = "reached.csv that experiments.figures wrote of your runs; the published by default"
+    help = "summary.csv that experiments.figures wrote of your runs; the published by default"
     add("--evidence", type=to_path, metavar="FILE", help=help)
     add("--task", metavar="MODEL-DATASET", help="of the evidence; the one of which most is known by default")
     add("--level", type=int, choices=LEVELS, default=95, help="percent of dense's final accuracy (%(default)s)")

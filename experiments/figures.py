@@ -28,10 +28,8 @@ def _run(options: argparse.Namespace) -> int:
     from experiments.reports.all_figures import draw_all
     from experiments.reports.frames import load
     from experiments.reports.provenance import refuse_differences
-    from experiments.reports.reached import write_reached
     from experiments.reports.run_configs import parse_selection
-    from experiments.reports.summary import summarise
-    from experiments.reports.tables import print_tables, write_summary
+    from experiments.reports.summary import print_summary, write_summary
     from experiments.tracking.sources import read
 
     selection = parse_selection(options.select)
@@ -41,24 +39,20 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError(f"{error.filename or 'the runs'}: {error.strerror or error}") from None
     if options.strict:
         refuse_differences(frames.origins, frames.studies())
-    table = summarise(frames)
     # A pipe has no width: wide enough that no name is cut.
     console = Console(width=None if sys.stdout.isatty() else 120)
 
     def write(out: Path) -> list[Path]:
-        drawn = [] if options.table else draw_all(frames, out, kinds)
-        return [*drawn, *write_summary(table, out, frames.notes()), *write_reached(frames, out)]
+        return [*([] if options.table else draw_all(frames, out, kinds)), *write_summary(frames, out)]
 
     try:
         written = write_or_rescue(write, options.out)
     except OutputError:
-        print_tables(table, console)
+        print_summary(frames, console)
         raise
     for path in written:
         print(path)
-    print_tables(table, console)
-    for note in frames.notes():
-        print(note)
+    print_summary(frames, console)
     return 0
 
 

@@ -24,14 +24,15 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or FIGURES
     check_folder(out)
     # Imported here: pandas and matplotlib take a second, which --help and a mistake need not wait for.
-    from experiments.reports.pages.page import load_page, page_names, write_page
-    from experiments.reports.pages.table import FOLDER, add, read
+    from experiments.reports.page import load_page, page_names
+    from experiments.reports.page_figures import write_page
+    from experiments.reports.table import FOLDER, add, read
 
     for name in options.pages:
         check_choice("page", page_names(), name)
     pages = [load_page(name) for name in options.pages or page_names()]
     if options.runs:
-        from experiments.reports.pages.finished import finished_rows
+        from experiments.reports.published_runs import finished_rows
         from experiments.sweeps.study import parts_of, planned_runs, studies
 
         plans = {part: planned_runs(part) for study in studies() for part in parts_of(study)}

@@ -363,7 +363,7 @@ WRONG: dict[str, str] = {
     "advise --link-mbit 9 --workers 1": "--workers must be at least 2, got 1",
     "advise --link-mbit 9 --level 50": "--level must be one of 90, 95, 99, got 50",
     "advise --link-mbit 9 --evidence nowhere.csv": "nowhere.csv cannot be read: No such file or directory",
-    "advise --link-mbit 9 --evidence list.json": "list.json is no reached.csv of experiments.figures: it has no",
+    "advise --link-mbit 9 --evidence list.json": "list.json is no summary.csv of experiments.figures: it has no",
     "advise --link-mbit 9 --evidence folder": "folder cannot be read: Is a directory",
     "advise --link-mbit 9 --evidence binary.json": "binary.json is no table of numbers: ",
     "advise --link-mbit 9 --task gpt-text": "--task must be one of  ... neumf-movielens100k ... , got 'gpt-text'",

@@ -16,7 +16,7 @@ from experiments.config.paths import CONF
 
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys for Hydra, not settings of a run
-_HEADERS = ("# @package", "# label:", "# order:")  # comments for programs
+_HEADERS = ("# @package", "# label:", "# legend:", "# order:")  # comments for programs
 
 
 @dataclass(frozen=True, slots=True)

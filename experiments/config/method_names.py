@@ -17,7 +17,7 @@ from experiments.config.values import Flat, defaults_of_schema, flat
 METHODS = CONF / "sparsifier"
 PARTS = ("reducer", "selector", "exchange", "codec", "indices", "feedback", "policy")
 MOST_LETTERS = 100  # of a name, which is a part of a folder's
-COMMENT = re.compile(r"# (label|order): (.+)")
+COMMENT = re.compile(r"# (label|legend|order): (.+)")
 
 Parts = dict[str, str]
 

@@ -4,7 +4,7 @@ import pandas as pd
 
 from experiments.reports.frames import METHOD, Frames
 from experiments.reports.measures import Metric
-from experiments.reports.summary import spread, stage_times
+from experiments.reports.stage_times import stage_times
 
 RULES = ("published", "repaired", "agreed")
 SIMULATED = "simulated"  # workers that take turns in one process: their steps are not as long as those of real ones
@@ -12,14 +12,16 @@ MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
 
 
 def convergence_numbers(frames: Frames, metric: Metric) -> pd.DataFrame:
-    """Per method and epoch: num_seeds, mean step, time_s and total_bytes, and the ``spread`` of the measure.
+    """Per method and epoch: num_seeds, mean step, time_s and total_bytes, and the measure with its _min and _max.
 
-    total_bytes is what a worker sent until then.
+    total_bytes is what a worker sent until then. A measure is NaN, not that of fewer seeds, where one is not finite.
     """
     by_epoch = with_total_bytes(frames).groupby([*METHOD, "epoch"])
     means = by_epoch[["step", "time_s", "total_bytes"]].mean()
     means.insert(0, "num_seeds", by_epoch.size())
-    return means.join(spread(by_epoch[[metric.key]])).reset_index()
+    scores = by_epoch[metric.key]
+    spread = {"": scores.mean(skipna=False), "_min": scores.min(skipna=False), "_max": scores.max(skipna=False)}
+    return means.assign(**{f"{metric.key}{end}": values for end, values in spread.items()}).reset_index()
 
 
 def density_numbers(steps: pd.DataFrame) -> pd.DataFrame:

@@ -14,20 +14,46 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
-from PIL import Image
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
 from experiments.reports.output import write_file
-from experiments.reports.plot_style import GREY_LINE, LineSettings, plain, style
-
-LARGE_BYTES = 200_000  # a PNG from which on it is written with a palette
-NUM_COLOURS = 128
+from experiments.reports.plot_style import GREY_LINE, PAGE_INCHES, LineSettings, plain, style
 
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches that keeps its parts from overlapping and needs no display."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def figure_of_panels(
+    names: Sequence[str], *, columns: int, height: float, shared: bool = True
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return a figure of a page's width with a small titled panel for each name.
+
+    Args:
+        height: of a row of panels, in inches.
+        shared: whether the panels have common axes.
+    """
+    columns = min(columns, len(names))
+    num_rows = math.ceil(len(names) / columns)
+    figure = new_figure(PAGE_INCHES, 0.9 + height * num_rows)
+    grid = figure.subplots(num_rows, columns, sharex=shared, sharey=shared, squeeze=False)
+    panels = dict(zip(names, grid.flat, strict=False))
+    for name, axes in panels.items():
+        axes.set_title(plain(name), fontsize=7)
+    for axes in grid.flat[len(names) :]:
+        axes.remove()
+    for axes in list(panels.values())[-columns:]:  # the lowest of each column
+        axes.xaxis.set_tick_params(labelbottom=True)
+    return figure, panels
+
+
+def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSettings) -> None:
+    """Draw means over seeds as a line, and what the seeds span as a band; a grey line has none."""
+    axes.plot(x, middle, **line)
+    if line is not GREY_LINE:
+        axes.fill_between(x, low, high, color=line["color"], alpha=0.15, linewidth=0)
 
 
 def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
@@ -46,11 +72,12 @@ def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
     legend.get_title().set_multialignment("center")
 
 
-def handles_of(lines: Mapping[str, LineSettings]) -> list[Artist]:
+def handles_of(lines: Mapping[str, LineSettings]) -> list[Line2D]:
     """Return the entries of a legend, given the line of each name: one for all grey ones."""
     shown = {name: line for name, line in lines.items() if line is not GREY_LINE}
     if len(shown) < len(lines):
-        shown[f"{len(lines) - len(shown)} others, in the table"] = GREY_LINE
+        others = len(lines) - len(shown)
+        shown[f"{others} other{'s' if others > 1 else ''}, in the table"] = GREY_LINE
     return [Line2D([], [], label=name, **line) for name, line in shown.items()]
 
 
@@ -82,6 +109,15 @@ def plain_log(axis: XAxis | YAxis) -> None:
         axis.set_minor_locator(NullLocator())
     else:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    plain_ticks(axis)
+
+
+def show_values(axis: XAxis | YAxis, values: Iterable[float]) -> None:
+    """Make an axis logarithmic with a tick at each of a few values, as of workers or rates."""
+    scale = axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale
+    scale("log")
+    axis.set_ticks(sorted(set(values)))
+    axis.set_minor_locator(NullLocator())
     plain_ticks(axis)
 
 
@@ -127,12 +163,4 @@ def save(
 def _drawn(figure: Figure, kind: str, **settings: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=kind, **settings)
-    return file.getvalue() if kind != "png" or file.tell() < LARGE_BYTES else _of_few_colours(file)
-
-
-def _of_few_colours(png: io.BytesIO) -> bytes:
-    """Return a PNG with a palette of NUM_COLOURS: half as large or less."""
-    image = Image.open(png).convert("RGB").quantize(NUM_COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    small = io.BytesIO()
-    image.save(small, format="png", optimize=True)
-    return small.getvalue()
+    return file.getvalue()

@@ -1,58 +1,195 @@
-"""In what the runs of an ablation differ from its usual settings, in the words of a command line."""
+"""The forms of a study beside dense training: means over the seeds of runs that differ in nothing else."""
 
+import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Sequence
 
-from experiments.config.identity import identity
+import pandas as pd
 
-Config = Mapping[str, object]
-OF_METHOD = "sparsifier."
-NOT_COMPARED = frozenset({"seed", "sparsifier.name"})
+from experiments.config.errors import UserError
+from experiments.reports.link_times import RATES, exchange_s
+from experiments.reports.measures import Metric, metric_of
+from experiments.reports.names import in_order
+from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points
+
+KEYS = [*TRAINING, *FORM, "metric"]
+SHARES = (0.9, 0.95, 0.99)  # of what dense training ends with
+SECONDS = {"at_100mbit_s": "at_100mbit_ms", "at_1gbit_s": "at_1gbit_ms"}  # column -> key of RATES
+GRADIENTS, STEPS = "gradients", "each worker's own step"  # forms of a language model, by what is exchanged
+POINTS, SHARE = 0.01, 0.02  # how far below dense a share may be, and how far above it what is better small
+SELDOM = re.compile(r"steps|own step|momentum|rounds\.|H=")  # of a form that does not exchange gradients at every step
 
 
-def changes(configs: Mapping[str, Config], plan: Iterable[Config] = ()) -> dict[str, dict[str, str]]:
-    """Return, by run, the settings that are not the usual ones, with their values in words.
+def forms(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per form and training of some rows of the table of runs; empty where nothing is finished.
 
-    Usual is what most forms have; of a method's own parts, what most forms of that method have. Forms are what is left
-    when seeds are put together. A key reads as on the command line, without ``sparsifier.`` and ``.name``.
+    Columns: KEYS; num_seeds; value, low, high and half_range over the seeds at the last evaluation, NaN where one of
+    them is not finite; to_dense, the distance to the best dense runs of the same training that exchange gradients at
+    every step, positive where better, and of_dense, the share of their bytes, both NaN without such; total_bytes,
+    step_bytes and batch_bytes, of rank 0 in the whole run, in a step and for each batch of a worker; seconds of the
+    whole run on links (SECONDS); measured_density and OPTIONAL, see table.py; trials, at how many rates the form was
+    tried; for each of SHARES, named 90, 95 and 99, num_90, how many seeds came to that share of dense's end, and
+    bytes_90 and epochs_90, their means until then; code, machine, manifests (a digest); is_mean, whether the records of
+    its runs are gone. Such a row stays while fewer runs of its form are in the table.
+    """
+    found = points(with_settings(table)).sort_values("run", kind="stable", ignore_index=True)
+    last = found.groupby("run", sort=False).tail(1)
+    last = last.assign(**{column: _seconds(last, key) for column, key in SECONDS.items()})
+    rows = pd.concat(
+        [_of_runs(last[last["kind"] == "run"]), _of_means(last[last["kind"] == "mean"])], ignore_index=True
+    )
+    rows = rows.sort_values("num_seeds", ascending=False, kind="stable").drop_duplicates(KEYS)
+    rows = rows.assign(
+        half_range=(rows["high"] - rows["low"]) / 2,
+        step_bytes=rows["total_bytes"] / rows["step"],
+        batch_bytes=rows["total_bytes"] / (rows["step"] * rows["batches"]),
+        target_density=rows["target_density"].fillna(rows["density"]),
+        build_up=rows["build_up"].fillna(rows["measured_density"] / rows["density"]),
+    )
+    rows = beside_dense(rows)
+    return ordered(_with_levels(rows, found[found["kind"] == "run"]), [*TRAINING, "-density", "method", "form", "rate"])
+
+
+def with_settings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with batch_size and batches, sequences in a worker's batch and its batches in a step."""
+    found = configs(table)
+    return table.assign(
+        batch_size=[float(str(config.get("batch_size", "nan"))) for config in found],
+        batches=[float(str(config.get("accumulate", 1))) for config in found],
+    )
+
+
+def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with to_dense, of_dense, dense (what dense ends with) and trials."""
+    sign = rows["metric"].map(sign_of)
+    is_plain = (rows["sparsifier"] == "dense") & ~rows["form"].str.contains(SELDOM)
+    best = rows[is_plain].assign(gain=sign * rows["value"]).sort_values("gain").drop_duplicates(TRAINING, keep="last")
+    named = best[[*TRAINING, "value", "total_bytes"]].rename(columns={"value": "dense", "total_bytes": "dense_bytes"})
+    found = rows.merge(named, on=TRAINING, how="left")
+    sign = found["metric"].map(sign_of)
+    return found.assign(
+        to_dense=sign * (found["value"] - found["dense"]) + 0.0,
+        of_dense=found["total_bytes"] / found["dense_bytes"],
+        trials=found.groupby([*TRAINING, *FORM[:3]])["rate"].transform("nunique"),
+    ).drop(columns="dense_bytes")
+
+
+def at_best_rate(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the row of each form with the best of its rates, the best form first."""
+    gain = rows["metric"].map(sign_of) * rows["value"]
+    ordered = rows.assign(gain=gain).sort_values("gain", ascending=False, kind="stable")
+    return ordered.drop_duplicates([*TRAINING, *FORM[:3]]).drop(columns="gain")
+
+
+def with_goal(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of methods with several targets, and the best dense one, with ``keeps_up``."""
+    metric, is_dense = metric_of(rows["metric"]), rows["sparsifier"] == "dense"
+    best = rows[is_dense].nlargest(1, "to_dense")
+    room = abs(goal_of(best["value"].iloc[0], metric) - best["value"].iloc[0])
+    several = rows.groupby(["sparsifier", "form"])["density"].transform("nunique") > 1
+    return rows.assign(keeps_up=rows["to_dense"] >= -room)[(several & ~is_dense) | rows.index.isin(best.index)]
+
+
+def goal_of(dense: float, metric: Metric) -> float:
+    """Return what is just level with dense."""
+    return dense - POINTS if metric.higher_is_better else dense * (1 + SHARE)
+
+
+def sign_of(metric: str) -> int:
+    """Return 1 for a measure of which more is better, else -1."""
+    return 1 if metric_of([metric]).higher_is_better else -1
+
+
+def _of_runs(last: pd.DataFrame) -> pd.DataFrame:
+    _check_repetitions(last)
+    rows = last.groupby(KEYS, dropna=False).agg(
+        num_seeds=("run", "size"),
+        **{column: ("value", _finite(how)) for column, how in (("value", "mean"), ("low", "min"), ("high", "max"))},
+        **{
+            column: (column, "mean") for column in ("measured_density", "total_bytes", "compute_s", *SECONDS, *OPTIONAL)
+        },
+        **{column: (column, "first") for column in ("step", "batches", "batch_size")},
+        code=("code", _distinct),
+        machine=("machine", _distinct),
+        manifests=("manifest", _digest),
+    )
+    return rows.reset_index().assign(is_mean=False, reached="")
+
+
+def _finite(how: str) -> Callable[[pd.Series], float]:
+    """Return a function over seeds that is NaN where one of them is: a run that failed is not averaged away."""
+    return lambda values: getattr(values, how)(skipna=False)
+
+
+def ordered(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return rows in the order of some columns, ``-column`` for the largest first; ``method`` is the methods' own."""
+    places = {name: place for place, name in enumerate(in_order(rows["sparsifier"]))}
+    keyed = rows.assign(method=rows["sparsifier"].map(places))
+    keys = [key.lstrip("-") for key in by]
+    found = keyed.sort_values(keys, ascending=[not key.startswith("-") for key in by], kind="stable")
+    return found.drop(columns="method").reset_index(drop=True)
+
+
+def _check_repetitions(runs: pd.DataFrame) -> None:
+    """Raise UserError where runs that would be taken as seeds of one form differ in more than the seed."""
+    settings = [json.dumps(config | {"seed": None}, sort_keys=True, default=str) for config in configs(runs)]
+    for _, own in runs.assign(settings=settings).groupby(KEYS, dropna=False):
+        if len(first := own.drop_duplicates("settings")["run"]) > 1:
+            raise UserError(
+                f"{' and '.join(first[:2])} differ in more than the seed, and in nothing that the table names: "
+                "leave one out"
+            )
+
+
+def _of_means(last: pd.DataFrame) -> pd.DataFrame:
+    return last.rename(columns={"manifest": "manifests"}).assign(is_mean=True)
+
+
+def _seconds(last: pd.DataFrame, rate: str) -> pd.Series:
+    """Return the seconds of each run on a link: what was sent, and the computation of the fastest run of that batch."""
+    own = seconds_on_link(last, RATES[rate]).where(last["num_collectives"].notna())
+    return own.fillna(last[next(column for column, key in SECONDS.items() if key == rate)])
+
+
+def seconds_on_link(found: pd.DataFrame, rate: float) -> pd.Series:
+    """Return the seconds until each evaluation on a link: all computation, and all messages one after the other.
+
+    Computation is that of the fastest run with batches of the same size: what ran beside others took longer.
 
     Args:
-        plan: configurations of the whole study: its forms say what is usual, and of those at hand only the methods that
-            it has not. So a form has the same name however few are at hand.
+        found: ``points`` of rows with settings.
+        rate: bits per second.
     """
-    settings = {run: _settings(config) for run, config in configs.items()}
-    planned = [_settings(config) for config in plan]
-    methods = {found["sparsifier.name"] for found in planned}
-    others = [found for found in settings.values() if found["sparsifier.name"] not in methods]
-    forms = list({json.dumps(found, sort_keys=True): found for found in [*planned, *others]}.values())
-    return {
-        run: _unusual(found, _usual(list(settings.values()), found) | _usual(forms, found))
-        for run, found in settings.items()
-    }
+    computation = found.groupby("batch_size")["compute_s"].transform("min") * found["batches"] * found["step"]
+    return computation + exchange_s(found["total_bytes"], found["num_collectives"], found["world_size"], rate)
 
 
-def in_words(changed: Mapping[str, str], *, without: Iterable[str] = ()) -> str:
-    """Return the changes of a form in one line, but for those of some keys; empty where there is none."""
-    return ", ".join(f"{key}={value}" for key, value in changed.items() if key not in set(without))
+def _with_levels(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    own = found.merge(rows[[*KEYS, "dense"]], on=KEYS)
+    sign = own["metric"].map(sign_of)
+    for share in SHARES:
+        level = own["dense"] * share ** sign.where(sign > 0, -1)
+        there = own[sign * own["value"] >= sign * level].groupby("run").head(1)
+        name = f"{100 * share:g}"
+        counted = there.groupby(KEYS, dropna=False).agg(
+            **{f"num_{name}": ("run", "size")},
+            **{f"bytes_{name}": ("total_bytes", "mean"), f"epochs_{name}": ("epochs_done", "mean")},
+        )
+        rows = rows.merge(counted.reset_index(), on=KEYS, how="left")
+    for place, text in rows.loc[rows["is_mean"], "reached"].items():
+        for part in filter(None, str(text).split(";")):
+            name, *numbers = part.split(",")
+            rows.loc[place, [f"num_{name}", f"bytes_{name}", f"epochs_{name}"]] = pd.to_numeric(
+                pd.Series(numbers)
+            ).array
+    return rows.fillna({f"num_{100 * share:g}": 0 for share in SHARES})
 
 
-def _settings(config: Config) -> dict[str, str]:
-    found = {key: str(value) for key, value in identity(config).items() if key != "seed"}
-    if found.get("sparsifier.name") == "dense":
-        found.pop("density", None)  # it has none
-    return found
+def _distinct(texts: pd.Series) -> str:
+    return ", ".join(sorted(set(texts)))
 
 
-def _usual(forms: list[dict[str, str]], of: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the usual value of each key for forms of the method of ``of``, None for a key that most have not."""
-    same = [form for form in forms if form["sparsifier.name"] == of["sparsifier.name"]]
-    keys = dict.fromkeys(key for form in forms for key in form)
-    counted = {key: Counter(form.get(key) for form in (same if key.startswith(OF_METHOD) else forms)) for key in keys}
-    return {key: counts.most_common(1)[0][0] for key, counts in counted.items()}
-
-
-def _unusual(found: Mapping[str, str], usual: Mapping[str, str | None]) -> dict[str, str]:
-    keys = (key for key in found if key not in NOT_COMPARED and found[key] != usual[key])
-    named = {key.removeprefix(OF_METHOD).removesuffix(".name"): found[key] for key in keys}
-    return dict(sorted(named.items()))
+def _digest(manifests: pd.Series) -> str:
+    digests = "".join(manifests)
+    return hashlib.sha256(digests.encode()).hexdigest()[:8] if digests else ""

@@ -13,6 +13,7 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, refuse_damaged, refuse_unreadable
 from experiments.reports.measures import METRICS, metric_of
+from experiments.reports.names import human
 from experiments.reports.provenance import Origin, digest_of, origin_of, unlike
 from experiments.reports.run_configs import EXPERIMENT, Config, Selection, run_frame, selected_configs
 
@@ -54,21 +55,22 @@ class Frames:
     manifests: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Config] = field(default_factory=dict)
 
-    def notes(self) -> list[str]:
-        """Return a line for each run that skipped all steps, and lines for the rest."""
+    def skipped(self) -> list[str]:
+        """Return a line for each run that skipped all steps."""
         lost = self.steps.groupby("run")["skipped"].all()
-        skipped = [f"no step was applied, all were skipped: {run}" for run in lost.index[lost]]
-        return [*skipped, *unlike(self.studies(), self.origins)]
+        return [f"no step was applied, all were skipped: {run}" for run in lost.index[lost]]
+
+    def notes(self) -> list[str]:
+        """Return those lines, and one for each thing in which runs side by side differ."""
+        return [*self.skipped(), *unlike(self.studies(), self.origins)]
 
     def studies(self) -> dict[str, list[str]]:
         """Return the runs that stand side by side in a table, by model, data set and number of workers."""
-        return studies_of(self.runs)
-
-
-def studies_of(runs: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the names of runs that stand side by side in a table, by model, data set and number of workers."""
-    groups = runs.groupby(EXPERIMENT[:3])
-    return {f"{model} on {data}, {n} workers": list(rows["run"]) for (model, data, n), rows in groups}
+        groups = self.runs.groupby(EXPERIMENT[:3])
+        return {
+            f"{human(str(model))} on {human(str(data))}, {n} workers": list(own["run"])
+            for (model, data, n), own in groups
+        }
 
 
 def runs(root: Path | str) -> pd.DataFrame:

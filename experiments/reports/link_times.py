@@ -3,13 +3,8 @@
 import pandas as pd
 
 RATES = {"at_1gbit_ms": 1e9, "at_100mbit_ms": 1e8}  # columns of a summary: bits per second
-NAMES = {"at_1gbit_ms": "1Gbit", "at_100mbit_ms": "100Mbit"}
 LATENCY_S = 50e-6  # of a message
 FRAME = 1514 / 1448  # bytes on the wire for those of a full segment: Ethernet, IP and TCP headers with time stamps
-NOTE = (
-    f"{' and '.join(NAMES.values())}: the same step on links of that many bits a second, simulated: its computation "
-    f"and what it sent, {1e6 * LATENCY_S:g} us a message of a ring, nothing hidden"
-)
 
 
 def exchange_s(sent: pd.Series, calls: pd.Series, world_size: "int | pd.Series", rate: float) -> pd.Series:

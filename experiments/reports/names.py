@@ -4,6 +4,7 @@ A method is described by the comments at the head of its conf/sparsifier/NAME.ya
 
     # label: Top-k, gather    its name in tables and legends
     # order: 30               its place in tables and legends
+    # legend: Top-k           its name in legends, where that says more than the label
 
 A method without such a file or comment is called by its key and comes last. One whose parts no yaml has (see
 config/method_names.py) is called by the nearest yaml and what differs: ``Top-k, exchange oktopk``.
@@ -56,9 +57,19 @@ OTHERS = {  # models and data sets by the key of their registry
 
 
 def label(method: str, variant: str = "") -> str:
-    """Return the name of a method in legends and tables."""
+    """Return the name of a method in tables."""
+    return _named(method, variant, "label")
+
+
+def in_legend(method: str, variant: str = "") -> str:
+    """Return the name of a method in figures, which says of which rule it is where there are several."""
+    return _named(method, variant, "legend")
+
+
+def _named(method: str, variant: str, key: str) -> str:
     base, *others = method.split("+")
-    words = [description(base).get("label", base), *(part.replace("_", " ", 1) for part in others)]
+    known = description(base)
+    words = [known.get(key, known.get("label", base)), *(part.replace("_", " ", 1) for part in others)]
     name = ", ".join(words)
     return f"{name} ({variant})" if variant else name
 

@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from experiments.config.units import three_digits
-from experiments.reports.figure_parts import head, new_figure, plain_log, plain_ticks, show_percent
+from experiments.reports.figure_parts import draw_band, head, new_figure, plain_log, show_percent, show_values
 from experiments.reports.frames import STAGES
 from experiments.reports.method_curves import curves_of, legend_of
 from experiments.reports.plot_style import (
@@ -34,26 +34,20 @@ def draw_throughput(numbers: pd.DataFrame, title: str) -> Figure:
     figure = new_figure(PAGE_INCHES, 2.7)
     left, right = figure.subplots(1, 2)
     curves = curves_of(numbers)
-    sizes = sorted(numbers["world_size"].unique())
     for curve in curves:
         rows = curve.rows.sort_values("world_size")
-        left.plot(rows["world_size"], rows["samples_per_s"], **curve.line)
-        band = rows["samples_per_s_min"], rows["samples_per_s_max"]
-        left.fill_between(rows["world_size"], *band, color=curve.color, alpha=0.15, lw=0)
+        middle, low, high = (rows[f"samples_per_s{end}"] for end in ("", "_min", "_max"))
+        draw_band(left, rows["world_size"], middle, low, high, curve.line)
         right.plot(rows["world_size"], rows["efficiency"], **curve.line)
     right.axhline(1, **TARGET_LINE)
     plain_log(left.yaxis)
     for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes)
-        axes.minorticks_off()
-        plain_ticks(axes.xaxis)
+        show_values(axes.xaxis, numbers["world_size"])
         axes.set_xlabel("workers")
     left.set_ylabel("samples per second")
     right.set(ylabel="efficiency (%)", ylim=(0, None))
     show_percent(right)
-    handles = legend_of(curves, lambda curve: curve.rows["num_seeds"].max())
-    head(figure, title, [*handles, Line2D([], [], label="linear", **TARGET_LINE)])
+    head(figure, title, [*legend_of(curves), Line2D([], [], label="linear", **TARGET_LINE)])
     return figure
 
 
@@ -64,7 +58,7 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     figure = new_figure(COLUMN_INCHES, 1.1 + 0.22 * len(curves))
     axes = figure.subplots()
     rows = pd.concat([curve.rows for curve in curves])
-    names = [plain(f"{curve.name} (n={count})") for curve, count in zip(curves, rows["num_seeds"], strict=True)]
+    names = [plain(f"{curve.name} (n={curve.num_seeds})") for curve in curves]
     left = np.zeros(len(rows))
     for stage, fill in STAGE_FILLS.items():
         width = rows[f"{stage}_ms"].to_numpy()

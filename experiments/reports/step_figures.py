@@ -1,19 +1,23 @@
 """Figures over steps: how a measure converges, density and its error, norms of residuals."""
 
+from collections.abc import Collection
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.reports.figure_parts import head, new_figure, plain_log, plain_ticks, show_metric
+from experiments.reports.figure_parts import draw_band, head, new_figure, plain_log, plain_ticks, show_metric
 from experiments.reports.measures import Metric
-from experiments.reports.method_curves import Curve, Methods, curves_of, draw_seeds, legend_of
-from experiments.reports.plot_style import COLUMN_INCHES, PAGE_INCHES, TARGET_LINE, style
+from experiments.reports.method_curves import curves_of, draw_seeds, legend_of
+from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, TARGET_LINE, style
 
 
 @style()
-def draw_convergence(numbers: pd.DataFrame, metric: Metric, title: str, *, coloured: Methods | None = None) -> Figure:
+def draw_convergence(
+    numbers: pd.DataFrame, metric: Metric, title: str, *, coloured: Collection[object] | None = None
+) -> Figure:
     """A measure over steps, over time and over bytes sent; a band spans the seeds. Takes ``convergence_numbers``.
 
     Bytes are left out where there are none, as with one worker. Of many methods those that are ``coloured`` have
@@ -29,17 +33,20 @@ def draw_convergence(numbers: pd.DataFrame, metric: Metric, title: str, *, colou
     curves = curves_of(numbers, coloured)
     for axes, (column, scale, name) in zip(grid, panels, strict=True):
         for place, curve in enumerate(curves):
-            _draw_band(axes, curve, curve.rows[column] / scale, metric.key, place)
+            rows, every = curve.rows, max(1, len(curve.rows) // 8)
+            line = curve.line if curve.line is GREY_LINE else curve.line | {"markevery": (place % every, every)}
+            middle, low, high = (rows[f"{metric.key}{end}"] for end in ("", "_min", "_max"))
+            draw_band(axes, rows[column] / scale, middle, low, high, line)
         axes.set_xlabel(name)
         if column == "total_bytes":  # methods are orders of magnitude apart
             plain_log(axes.xaxis)
     show_metric(grid[0].yaxis, metric)
-    head(figure, title, legend_of(curves, lambda curve: curve.rows["num_seeds"].max()))
+    head(figure, title, legend_of(curves))
     return figure
 
 
 @style()
-def draw_density(numbers: pd.DataFrame, title: str, *, coloured: Methods | None = None) -> Figure:
+def draw_density(numbers: pd.DataFrame, title: str, *, coloured: Collection[object] | None = None) -> Figure:
     """Density and its error over steps: a thin line per seed, a strong one for the mean. Takes ``density_numbers``."""
     figure = new_figure(COLUMN_INCHES, 3.9)
     top, bottom = figure.subplots(2, 1, sharex=True)
@@ -53,13 +60,13 @@ def draw_density(numbers: pd.DataFrame, title: str, *, coloured: Methods | None 
     plain_log(top.yaxis)
     bottom.set(ylabel="density error", xlabel="step")
     _log_with_zero(bottom, numbers["density_error"])
-    handles = legend_of(curves, lambda curve: curve.rows["seed"].nunique())
+    handles = legend_of(curves)
     head(figure, title, [*handles, Line2D([], [], label="target", **TARGET_LINE)])
     return figure
 
 
 @style()
-def draw_residuals(numbers: pd.DataFrame, title: str, *, coloured: Methods | None = None) -> Figure:
+def draw_residuals(numbers: pd.DataFrame, title: str, *, coloured: Collection[object] | None = None) -> Figure:
     """Norm of rank 0's residual over steps: a thin line per seed, a strong one for the mean.
 
     Takes ``residual_numbers``.
@@ -71,18 +78,8 @@ def draw_residuals(numbers: pd.DataFrame, title: str, *, coloured: Methods | Non
         draw_seeds(axes, curve, "residual_norm", place)
     axes.set(ylabel="norm of the residual", xlabel="step")
     plain_log(axes.yaxis)
-    head(figure, title, legend_of(curves, lambda curve: curve.rows["seed"].nunique()))
+    head(figure, title, legend_of(curves))
     return figure
-
-
-def _draw_band(axes: Axes, curve: Curve, x: pd.Series, key: str, place: int) -> None:
-    """Draw the mean over seeds as a line, from the least to the greatest as a band; ``place`` spreads the markers."""
-    rows, every = curve.rows, max(1, len(curve.rows) // 8)
-    if curve.is_grey:
-        axes.plot(x, rows[key], **curve.line)
-        return
-    axes.plot(x, rows[key], markevery=(place % every, every), **curve.line)
-    axes.fill_between(x, rows[f"{key}_min"], rows[f"{key}_max"], color=curve.color, alpha=0.15, lw=0)
 
 
 def _log_with_zero(axes: Axes, values: pd.Series) -> None:

@@ -1,132 +1,134 @@
-"""Summaries of runs as tables: on a terminal, in Markdown, as CSV."""
+"""Tables of runs, each made of rows of ``forms``: in Markdown, or on a terminal."""
 
-import math
+import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from experiments.config.units import human_bytes, three_digits
-from experiments.reports.csv_files import write_csv
-from experiments.reports.frames import STAGES
-from experiments.reports.link_times import NAMES, NOTE
+from experiments.reports.columns import COLUMNS, heading
+from experiments.reports.forms import GRADIENTS, STEPS, at_best_rate, sign_of, with_goal
 from experiments.reports.markdown import table as markdown_table
-from experiments.reports.measures import Metric, metric_of
-from experiments.reports.names import human, label
-from experiments.reports.output import write_file
-from experiments.reports.run_configs import EXPERIMENT
-from experiments.reports.summary import summary
+from experiments.reports.measures import metric_of
+from experiments.reports.names import label
+from experiments.reports.table import FORM, TRAINING
 
-Column = tuple[str, Callable[[pd.Series], str]]
+Columns = Sequence[str]
 
 
-def print_summary(root: Path | str, console: Console) -> None:
-    """Print the summary of the finished runs under ``root``. Raises: UserError when there is none."""
-    print_tables(summary(root), console)
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A table in words: its headings and its lines; without lines it is left out."""
+
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return it in Markdown, empty where it has no lines."""
+        return markdown_table(self.headings, self.lines) if self.lines else ""
+
+    def on_terminal(self, title: str) -> Table:
+        """Return it for a terminal, narrow enough for 80 characters where Markdown is wider."""
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        )
+        for place, name in enumerate(self.headings):
+            short = re.sub(", ms| a step|(?<=[GM])bit/s| (?=[GM]bit)|,", "", name)
+            table.add_column(short, justify="right" if place else "left", no_wrap=True)
+        for line in self.lines:
+            table.add_row(*line)
+        return table
 
 
-def print_tables(table: pd.DataFrame, console: Console) -> None:
-    """Print a frame of ``summarise``: per model, dataset and world size two tables of at most 80 characters."""
-    for study, rows in table.groupby(EXPERIMENT[:3]):
-        title = study_name(*study)
-        metric = metric_of(rows["metric"])
-        console.print(_rich_table(f"{title}: {_note(metric)}", _quality(metric), rows))
-        console.print(_rich_table(f"{title}: ms per step, medians", _times(rows), rows))
-        if _has_links(rows):
-            console.print(NOTE, style="dim")
+def all_forms(rows: pd.DataFrame, columns: Columns) -> Cells:
+    """A row per form."""
+    if rows.empty:
+        return Cells([], [])
+    if "keeps up" in columns:
+        rows = with_goal(rows)
+    return Cells([heading(name, rows) for name in columns], [_cells(row, columns) for _, row in rows.iterrows()])
 
 
-def markdown(table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
-    """Write a frame of ``summarise`` as one Markdown table per model, dataset and world size, notes below them."""
-    blocks = []
-    for study, rows in table.groupby(EXPERIMENT[:3]):
-        metric = metric_of(rows["metric"])
-        columns = [*_quality(metric), *((f"{name} ms", show) for name, show in _times(rows)[2:])]
-        lines = [[show(row) for _, show in columns] for _, row in rows.iterrows()]
-        blocks += [
-            f"## {study_name(*study)}",
-            f"{_note(metric)}; ms per step, medians{f'; {NOTE}' if _has_links(rows) else ''}",
-            markdown_table([name for name, _ in columns], lines),
-        ]
-    return "\n\n".join([*blocks, *notes]) + "\n"
+def timed(rows: pd.DataFrame, columns: Columns) -> Cells:
+    """The forms whose steps were timed; without links where workers were simulated, or one was alone."""
+    if rows["step_1gbit_s"].isna().all():
+        columns = [name for name in columns if "bit/s" not in name]
+    return all_forms(rows[rows["total_s"].notna()], columns)
 
 
-def write_summary(table: pd.DataFrame, out: Path, notes: Sequence[str] = ()) -> list[Path]:
-    """Write a frame of ``summarise`` as summary.csv and, with notes, summary.md; returns the paths."""
-    paths = [write_csv(table, out / "summary.csv"), out / "summary.md"]
-    write_file(paths[-1], markdown(table, notes))
-    return paths
+def reached(rows: pd.DataFrame, columns: Columns) -> Cells:
+    """The forms that have dense training beside them, where there are others than dense."""
+    beside = rows[rows["to_dense"].notna()]
+    return all_forms(beside if (beside["sparsifier"] != "dense").any() else beside[:0], columns)
 
 
-def study_name(model: object, dataset: object, world_size: object) -> str:
-    """Name what the rows of one table have in common."""
-    return f"{human(str(model))} on {human(str(dataset))}, {world_size} worker{'' if world_size == 1 else 's'}"
+def best_rates(rows: pd.DataFrame, columns: Columns) -> Cells:
+    """The forms that were tried at several rates, each at the best of them."""
+    return all_forms(at_best_rate(rows[rows["trials"] > 1]), columns)
 
 
-def _rich_table(title: str, columns: list[Column], rows: pd.DataFrame) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for name, _ in columns:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for _, group in rows.groupby("density", sort=False):
-        for _, row in group.iterrows():
-            table.add_row(*(show(row) for _, show in columns))
-        table.add_section()
-    return table
+def across_rates(rows: pd.DataFrame, columns: Columns) -> Cells:
+    """A row per form at the best of its rates, and its measure at each rate, empty where that was not tried."""
+    rates = sorted(rows["rate"].unique())
+    lines = []
+    for _, best in at_best_rate(rows).iterrows():
+        own = rows[(rows[[*TRAINING, *FORM[:3]]] == best[[*TRAINING, *FORM[:3]]]).all(axis=1)].set_index("rate")
+        metric = metric_of([best["metric"]])
+        at_rates = [metric.format(own.loc[rate, "value"]) if rate in own.index else "" for rate in rates]
+        lines.append([*_cells(best, columns), *at_rates])
+    return Cells([*(heading(name, rows) for name in columns), *(f"at {rate:g}" for rate in rates)], lines)
 
 
-def _note(metric: Metric) -> str:
-    return f"{metric.name} (± half the range of n seeds), target and measured density, bytes sent per step and worker"
+def smallest_densities(rows: pd.DataFrame, columns: Columns) -> Cells:
+    """The smallest density at which each method keeps up with dense, and the largest smaller one at which it fails."""
+    sparse = with_goal(rows)
+    lines = []
+    for method, own in sparse[sparse["sparsifier"] != "dense"].groupby(["sparsifier", "form"]):
+        own = own.sort_values("density")
+        good, bad = own[own["keeps_up"]], own[~own["keeps_up"]]
+        keeps = good["density"].min() if len(good) else float("inf")
+        above = ", ".join(f"{target:g}" for target in bad["density"] if target > keeps)
+        below = bad[bad["density"] < keeps].tail(1) if len(good) else bad.nlargest(1, "to_dense")
+        first = f"{keeps:g}{f' (not at {above})' if above else ''}" if len(good) else "none tried"
+        shown = _cells(good.iloc[0], columns) if len(good) else [""] * len(columns)
+        lines.append([label(*map(str, method)), first, *shown, _failed(below)])
+    names = [heading(name, rows) for name in columns]
+    return Cells(["method", "keeps up at", *names, "fails at"], lines)
 
 
-def _quality(metric: Metric) -> list[Column]:
-    return [*NAMED, (metric.column, lambda row: _score(row, metric)), *TRAFFIC]
+def pairs(rows: pd.DataFrame, columns: Columns) -> Cells:
+    """By how much each worker's own step ends better than gradients, means of both at their best rates."""
+    best = at_best_rate(rows[rows["form"].isin([GRADIENTS, STEPS])])
+    metric, sign = metric_of(best["metric"]), sign_of(str(best["metric"].iloc[0]))
+    lines = []
+    for _, own in best.groupby([*TRAINING, "density", "sparsifier"], sort=False):
+        ends = own.set_index("form")["value"]
+        if {GRADIENTS, STEPS} <= set(ends.index):
+            gain = sign * (ends[STEPS] - ends[GRADIENTS])
+            lines.append((gain, [*_cells(own.iloc[0], columns), metric.format(gain)]))
+    ordered = [cells for _, cells in sorted(lines, key=lambda line: -line[0])]
+    return Cells([*(heading(name, rows) for name in columns), "gain"], ordered)
 
 
-def _score(row: pd.Series, metric: Metric) -> str:
-    if math.isnan(row[metric.key]):
-        return "not finite"
-    half_range = f" ± {metric.format(row[f'{metric.key}_half_range'])}" if row["num_seeds"] > 1 else ""
-    return f"{metric.format(row[metric.key])}{half_range}"
+def _cells(row: pd.Series, columns: Columns) -> list[str]:
+    return [COLUMNS[name](row) for name in columns]
 
 
-def _unless_dense(text: Callable[[pd.Series], str]) -> Callable[[pd.Series], str]:
-    """A dense run has no target, so nothing that is measured against one; nor has one without an applied step."""
-    return lambda row: "-" if row["sparsifier"] == "dense" or math.isnan(row["measured_density"]) else text(row)
+def _failed(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return "none tried"
+    row = rows.iloc[0]
+    return f"{row['density']:g}: {metric_of([row['metric']]).format(row['to_dense'])} (n = {row['num_seeds']:g})"
 
 
-def _times(rows: pd.DataFrame) -> list[Column]:
-    """Return the columns of times: those on slower links where they are known of a run."""
-    links = [(name, _milliseconds(column)) for column, name in NAMES.items()] if _has_links(rows) else []
-    return [*TIMES, *links]
-
-
-def _has_links(rows: pd.DataFrame) -> bool:
-    return bool(rows[list(NAMES)].notna().any(axis=None))
-
-
-def _milliseconds(column: str) -> Callable[[pd.Series], str]:
-    return lambda row: "-" if math.isnan(row[column]) else three_digits(row[column])
-
-
-NAMED: list[Column] = [
-    ("method", lambda row: label(row["sparsifier"], row["variant"])),
-    ("n", lambda row: f"{row['num_seeds']}"),
-]
-TRAFFIC: list[Column] = [
-    ("target", _unless_dense(lambda row: f"{row['target_density']:.3g}")),
-    ("density", _unless_dense(lambda row: f"{row['measured_density']:.3g}")),
-    ("error %", _unless_dense(lambda row: f"{100 * row['density_error']:.3g}")),
-    ("build-up", _unless_dense(lambda row: f"{row['build_up']:.3g}")),
-    ("sent", lambda row: human_bytes(row["bytes_sent"])),
-]
-TIMES: list[Column] = [
-    NAMED[0],
-    ("density", _unless_dense(lambda row: f"{row['density']:g}")),
-    *((stage, _milliseconds(f"{stage}_ms")) for stage in STAGES),
-    ("total", _milliseconds("total_ms")),
-]
+KINDS: dict[str, Callable[[pd.DataFrame, Columns], Cells]] = {
+    "all": all_forms,
+    "timed": timed,
+    "reached": reached,
+    "best": best_rates,
+    "across": across_rates,
+    "smallest": smallest_densities,
+    "pairs": pairs,
+}

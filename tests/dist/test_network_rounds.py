@@ -12,7 +12,7 @@ from experiments.bench import main
 from experiments.benchmarks.network import rounds
 from experiments.config.errors import UserError
 from experiments.ranks.hosts import unavailable
-from experiments.reports.pages.forms import seconds_on_link
+from experiments.reports.forms import seconds_on_link
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 SMALL = ["model.settings.hidden=16", "model.settings.num_layers=1", "dataset.settings.num_train=20000"]

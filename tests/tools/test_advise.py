@@ -36,8 +36,8 @@ def table(tmp_path: Path) -> Path:
         for epochs, factor in ((30, 1), (10, 100))  # of the shorter runs nothing may be taken
         for method, density, reached, there, gap in [(m, d, factor * e, n, g) for m, d, e, n, g in ROWS]
     ]
-    pd.DataFrame(rows).to_csv(tmp_path / "reached.csv", index=False)
-    return tmp_path / "reached.csv"
+    pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
+    return tmp_path / "summary.csv"
 
 
 def setting(rate: float) -> Setting:

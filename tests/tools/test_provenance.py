@@ -52,7 +52,7 @@ def write_run(root: Path, seed: int, manifest: dict[str, Any]) -> RunFolder:
         "config.yaml": yaml.safe_dump({**config, "cluster": {"name": "simulated", "world_size": 2}}),
         "manifest.json": json.dumps(manifest),
         "steps.jsonl": '{"step": 0, "epoch": 0, "density": 0.1, "compute_s": 1}\n',
-        "epochs.jsonl": '{"epoch": 0, "step": 0, "accuracy": 0.5, "train_loss": 1, "time_s": 1}\n',
+        "epochs.jsonl": "".join(f'{{"epoch": {n}, "step": {n}, "accuracy": 0.5, "time_s": 1}}\n' for n in (0, 1)),
     }
     folder = root / f"run-s{seed}"
     folder.mkdir(parents=True)
@@ -67,14 +67,14 @@ def test_unlike_runs_are_marked_and_with_strict_refused(tmp_path: Path, capsys: 
     command = ["--runs", str(root), "--out", str(out), "--table", "--strict"]
     assert figures.main(command) == 0
     write_run(root, 1, HERE | {"runs_at_once": 2})
-    line = "mlp on digits, 2 workers: different runs at once: 1 (1), 2 (1)"
+    line = "MLP on digits, 2 workers: different runs at once: 1 (1), 2 (1)"
     assert line in frames.load(root).notes()
     assert figures.main(command[:-1]) == 0
-    assert line in (out / "summary.md").read_text()
+    assert line.partition(": ")[2] in (out / "summary.md").read_text()
     capsys.readouterr()
     assert figures.main(command) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: mlp on digits, 2 workers: runs side by side have different runs at once: 1 (1), 2")
+    assert error.startswith("error: MLP on digits, 2 workers: runs side by side have different runs at once: 1 (1), 2")
     assert error.count("\n") == 1
 
 

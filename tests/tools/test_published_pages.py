@@ -13,14 +13,17 @@ import yaml
 from experiments import pages
 from experiments.config.errors import UserError
 from experiments.config.values import flat
-from experiments.reports.forms import changes
-from experiments.reports.pages.curves import curves
-from experiments.reports.pages.finished import finished_rows
-from experiments.reports.pages.forms import forms
-from experiments.reports.pages.page import Page, load_page, markdown, page_names, write_page
-from experiments.reports.pages.table import COLUMNS, FOLDER, STAGES, add, read
-from experiments.reports.pages.tables import KINDS
+from experiments.reports.changes import changes
+from experiments.reports.form_lines import at_several_lengths, draw_lengths
+from experiments.reports.forms import forms
+from experiments.reports.loss_curves import curves
+from experiments.reports.page import Page, load_page, markdown, page_names
+from experiments.reports.page_figures import write_page
+from experiments.reports.published_runs import finished_rows
 from experiments.reports.rounds_in_words import exchanged, short
+from experiments.reports.table import COLUMNS, FOLDER, OPTIONAL, add, read
+from experiments.reports.tables import KINDS
+from tests.legible import check_legible, every_figure_is_legible
 from tests.waiting import LIMIT_S
 
 PUBLISHED = FOLDER.parent
@@ -32,7 +35,7 @@ def run(value: float, seed: int = 0, **columns: Any) -> dict[str, Any]:
     """Return a run of four steps and one epoch, with two evaluations."""
     given = dict.fromkeys(COLUMNS, "") | TRAINING | USUAL | {"studies": "study", "schema": "1", "num_seeds": 1}
     given |= {"seed": seed, "measured_density": 0.01, "compute_s": 0.1, "code": "ab12", **columns}
-    for column in ("low", "high", "at_100mbit_s", "at_1gbit_s", *STAGES):
+    for column in ("low", "high", "at_100mbit_s", "at_1gbit_s", *OPTIONAL):
         given[column] = columns.get(column, float("nan"))
     sent = 1000 if given["sparsifier"] == "dense" else 20
     config = {"batch_size": 4, "accumulate": 1, "dataset.sequence_length": 64}
@@ -60,10 +63,9 @@ def test_a_committed_page_is_what_the_table_of_runs_gives(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in page_names() if load_page(name).figures])
 def test_the_figures_of_a_page_are_drawn_from_the_table(name: str, tmp_path: Path) -> None:
     page = load_page(name)
-    written = write_page(page, read(), tmp_path, tmp_path)
-    assert {f"{figure.file}.{kind}" for figure in page.figures for kind in ("png", "csv")} <= {
-        path.name for path in written
-    }
+    with every_figure_is_legible():
+        written = {path.name for path in write_page(page, read(), tmp_path, tmp_path)}
+    assert {f"{figure.file}.{kind}" for figure in page.figures for kind in ("png", "csv")} <= written
 
 
 def test_a_form_stands_beside_dense_at_the_best_of_its_rates() -> None:
@@ -93,6 +95,20 @@ def test_of_perplexity_less_is_better() -> None:
     assert (rows.loc["micro", "to_dense"], rows.loc["micro", "num_90"]) == (-1, 1)
 
 
+def test_the_figure_of_lengths_has_a_line_for_what_was_trained_at_several() -> None:
+    short = forms(table(*DENSE, run(0.6), run(0.5, sparsifier="topk")))
+    long = forms(table(*(run(0.7, **each) for each in ({"sparsifier": "dense", "density": 1.0}, {}))))
+    rows = at_several_lengths(pd.concat([short, long.assign(epochs=8, to_dense=-0.02)], ignore_index=True))
+    assert sorted(rows["sparsifier"]) == ["dense", "dense", "micro", "micro"]
+    figure = draw_lengths(rows, "Lengths")
+    check_legible(figure)
+    (line,) = [
+        line for line in figure.axes[0].get_lines() if len(line.get_xdata()) == 2 and line.get_marker() != "None"
+    ]
+    assert dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) == pytest.approx({1: -5.0, 8: -2.0})
+    assert at_several_lengths(short).empty
+
+
 def test_a_mean_of_runs_that_are_gone_stays_until_as_many_are_in_the_table() -> None:
     gone = run(0.5, kind="mean", num_seeds=2, low=0.4, high=0.6, reached="90,1,7,1")
     one, two = (forms(table(*DENSE, gone, *(run(0.7, seed) for seed in range(count)))) for count in (1, 2))
@@ -113,7 +129,7 @@ def test_the_smallest_density_that_keeps_up_is_named_with_what_fails_around_it()
     micro = [run(value, density=density) for density, value in values.items()]
     cltk = [run(value, sparsifier="cltk", density=density) for density, value in ((0.1, 0.6), (0.2, 0.5))]
     rows = forms(table(*DENSE, *micro, *cltk, run(0.65, sparsifier="topk", density=0.1)))
-    lines = KINDS["smallest"](rows, ["n", "measure"]).splitlines()
+    lines = KINDS["smallest"](rows, ["n", "measure"]).markdown().splitlines()
     cells = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in (line.split("|") for line in lines)}
     assert cells["MiCRO"] == ["0.1 (not at 0.2)", "1", "64.50", "0.01: -15.00 (n = 1)"]
     assert cells["CLT-k"] == ["none tried", "", "", "0.1: -5.00 (n = 1)"]
@@ -122,7 +138,7 @@ def test_the_smallest_density_that_keeps_up_is_named_with_what_fails_around_it()
 
 def test_rates_have_a_column_each_and_a_form_the_best_of_them() -> None:
     rows = forms(table(*DENSE, run(0.7), run(0.8, rate=0.2), run(0.6, rate=0.3)))
-    head, _, *lines = KINDS["across"](rows, ["method", "rate", "measure"]).splitlines()
+    head, _, *lines = KINDS["across"](rows, ["method", "rate", "measure"]).markdown().splitlines()
     assert [cell.strip() for cell in head.split("|")[4:7]] == ["at 0.1", "at 0.2", "at 0.3"]
     (micro,) = (line for line in lines if "MiCRO" in line)
     assert [cell.strip() for cell in micro.split("|")[2:7]] == ["0.2", "80.00", "70.00", "80.00", "60.00"]
@@ -132,7 +148,7 @@ def test_rates_have_a_column_each_and_a_form_the_best_of_them() -> None:
 
 def test_steps_stand_beside_gradients_in_the_same_training() -> None:
     pairs = [run(value, form=form) for form, value in (("gradients", 0.5), ("each worker's own step", 0.7))]
-    (line,) = KINDS["pairs"](forms(table(*DENSE, *pairs)), ["method", "target"]).splitlines()[2:]
+    (line,) = KINDS["pairs"](forms(table(*DENSE, *pairs)), ["method", "target"]).markdown().splitlines()[2:]
     assert [cell.strip() for cell in line.split("|")[1:4]] == ["MiCRO", "0.01", "20.00"]
 
 

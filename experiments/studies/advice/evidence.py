@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.config.errors import UserError, one_line, suggestion
+from experiments.reports.forms import forms
 from experiments.reports.measures import metric_of
-from experiments.reports.pages.forms import forms
-from experiments.reports.pages.page import load_page
-from experiments.reports.pages.table import read as read_runs
+from experiments.reports.page import load_page
+from experiments.reports.table import read as read_runs
 
 LEVELS = (90, 95, 99)  # percent of dense's end
 TASK = ["model", "dataset", "world_size", "epochs"]
@@ -51,7 +51,7 @@ class Evidence:
 
 
 def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evidence:
-    """Return what a table of `figures` (reached.csv) says of one task.
+    """Return what a table of `figures` (summary.csv) says of one task.
 
     Args:
         path: of the table; None takes the published runs of page ``long``.
@@ -99,10 +99,12 @@ def _read(path: Path, level: int) -> pd.DataFrame:
     except (ValueError, pd.errors.ParserError) as error:
         raise UserError(f"{path} is no table of numbers: {one_line(error)}") from None
     missing = [key for key in [*NEEDED, f"num_{level}", f"epochs_{level}"] if key not in frame]
-    if missing or frame.empty:
-        lacks = f"it has no {', '.join(missing)}" if missing else "it has no row"
-        raise UserError(f"{path} is no reached.csv of experiments.figures: {lacks}")
-    return frame.assign(form=frame["form"].astype(object).fillna(""))
+    if missing:
+        raise UserError(f"{path} is no summary.csv of experiments.figures: it has no {', '.join(missing)}")
+    beside_dense = frame[frame["to_dense"].notna()]
+    if beside_dense.empty:
+        raise UserError(f"{path} has no row beside dense runs of the same training")
+    return beside_dense.assign(form=beside_dense["form"].astype(object).fillna(""))
 
 
 def _reached(row: pd.Series, level: int) -> Reached:

@@ -15,8 +15,7 @@ from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
 from experiments.reports.output import write_file
-from experiments.reports.summary import summarise
-from experiments.reports.tables import markdown
+from experiments.reports.summary import summary_text
 from experiments.runs.atomic_files import load_json
 from experiments.runs.run_folder import RunFolder
 from experiments.studies.paper_reproduction.papers import Paper, Part
@@ -87,7 +86,7 @@ def _training(part: Part) -> list[str]:
         lines.append([str(run["run"]), label(run["sparsifier"], run["variant"]), str(run["seed"]), score])
     facts = [[name, str(count), value] for name, value, count in _facts(folders)]
     return [
-        below(markdown(summarise(frames)), 2),
+        below(summary_text(frames), 2),
         f"### Runs ({len(lines)})",
         _table(["run", "method", "seed", "measure"], lines),
         "### Configuration that they share",

@@ -1,4 +1,4 @@
-"""The table of published runs: a row per run with its configuration and its curve, one CSV per study."""
+"""The table of runs, of run folders and of published studies alike: a row per run with its settings and its curve."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from experiments.reports.csv_files import write_csv
 from experiments.reports.frames import Frames
 from experiments.reports.provenance import UNKNOWN, Origin
 from experiments.reports.run_configs import Config
-from experiments.reports.summary import stage_times
+from experiments.reports.stage_times import stage_times
 
 FOLDER = ROOT / "results" / "published" / "runs"
 SCHEMA = 1
@@ -26,11 +26,13 @@ ORIGIN = {  # column -> what an origin calls it
     "runs_at_once": "runs at once",
 }
 POINT = ["epochs_done", "step", "value", "total_bytes", "num_collectives"]  # of a curve, at each evaluation
-STAGES = ["density_error", "select_s", "exchange_s", "rest_s", "total_s"]  # only in files of runs with real workers
-NUMBERS = ["seed", "num_seeds", "measured_density", "low", "high", "compute_s", "at_100mbit_s", "at_1gbit_s", *STAGES]
+STEP_MEANS = ["target_density", "density_error", "build_up", "imbalance"]
+STEP_TIMES = ["step_compute_s", "select_s", "exchange_s", "rest_s", "total_s", "step_1gbit_s", "step_100mbit_s"]
+OPTIONAL = [*STEP_MEANS, *STEP_TIMES]  # a file without any value of one has no such column
+NUMBERS = ["seed", "num_seeds", "measured_density", "low", "high", "compute_s", "at_100mbit_s", "at_1gbit_s", *OPTIONAL]
 COLUMNS = [
     *("run", "kind", "studies", *TRAINING, *FORM, "seed", "num_seeds", "metric", "measured_density", "low", "high"),
-    *("reached", "compute_s", "at_100mbit_s", "at_1gbit_s", *STAGES),
+    *("reached", "compute_s", "at_100mbit_s", "at_1gbit_s", *OPTIONAL),
     *(*ORIGIN, "manifest", "schema", "config", "curve"),
 ]
 """Columns of the table.
@@ -39,9 +41,9 @@ kind: ``run``, or ``mean``: what is known of several runs of which no record is 
 ends of their range; ``reached``, for 90, 95 and 99 % of dense's end the share, how many of them came there, and the
 means of their bytes and epochs; and the seconds of the whole run on links. studies: NAME or NAME/PART of conf/sweep.
 form: in what it differs from the usual settings of its study. measured_density: a mean over steps. compute_s:
-seconds in which a worker computes for one batch, a median; of real workers also STAGES, means of the density's error
-and medians of the seconds of a step. config: its settings as JSON, without those that change no
-number. curve: POINT at each evaluation, commas within and semicolons between; what is not known is empty.
+seconds in which a worker computes for one batch, a median. STEP_MEANS: means over applied steps. STEP_TIMES: seconds
+of a step and its stages, medians, and the same step on slower links. config: its settings as JSON, without those that
+change no number. curve: POINT at each evaluation, commas within and semicolons between; what is not known is empty.
 """
 
 
@@ -73,8 +75,43 @@ def rows_of(frames: Frames, forms: Mapping[str, str], *, study: str = "", metric
         study: that they belong to.
         metric: the column of ``epochs`` that stands for them; by default the first that was measured.
     """
-    found = [_row(frames, run, form, metric) | {"studies": study} for run, form in forms.items()]
+    facts = pd.concat([frames.runs.set_index("run"), _step_means(frames.steps), _step_times(frames.steps)], axis=1)
+    steps, ends = (dict(list(rows.groupby("run"))) for rows in (frames.steps, frames.epochs))
+    found = []
+    for run, form in forms.items():
+        config, origin = frames.settings.get(run, {}), frames.origins.get(run, {})
+        chosen = metric or str(ends[run]["metric"].iloc[0])
+        found.append(
+            {
+                **{column: facts[column].get(run) for column in (*TRAINING, "density", "sparsifier", *OPTIONAL)},
+                **{column: origin.get(key, UNKNOWN) for column, key in ORIGIN.items()},
+                "run": run,
+                "kind": "run",
+                "studies": study,
+                "form": form,
+                "rate": config.get("lr"),
+                "seed": config.get("seed"),
+                "num_seeds": 1,
+                "metric": chosen,
+                "measured_density": facts["density_of_update"].get(run),
+                "reached": "",
+                "compute_s": _compute_s(steps[run], config),
+                "manifest": frames.manifests.get(run, "")[:16],
+                "schema": SCHEMA,
+                "config": _as_json(config),
+                "curve": _curve(steps[run], ends[run], chosen),
+            }
+        )
     return pd.DataFrame(found, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
+
+
+def run_rows(frames: Frames) -> pd.DataFrame:
+    """Return all finished runs of some folders; a form is what a run's variant says beside its length."""
+    variants = frames.runs.set_index("run")["variant"]
+    parts = {
+        run: [part for part in text.split(", ") if not part.startswith("epochs=")] for run, text in variants.items()
+    }
+    return rows_of(frames, {str(run): ", ".join(words) for run, words in parts.items()})
 
 
 def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
@@ -84,7 +121,7 @@ def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
         path = folder / f"{study}.csv"
         before = _read(path) if path.exists() else own.iloc[:0]
         after = pd.concat([before[~before["run"].isin(own["run"])], own]).sort_values(["kind", "run"])
-        known = [column for column in COLUMNS if column not in STAGES or after[column].notna().any()]
+        known = [column for column in COLUMNS if column not in OPTIONAL or after[column].notna().any()]
         written.append(write_csv(after[known], path))
     return written
 
@@ -99,7 +136,7 @@ def _read(path: Path) -> pd.DataFrame:
     texts = [column for column in COLUMNS if column not in {*NUMBERS, "density", "rate", "world_size", "epochs"}]
     try:
         rows = pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=_empty(NUMBERS))
-        missing = [column for column in COLUMNS if column not in rows and column not in STAGES]
+        missing = [column for column in COLUMNS if column not in rows and column not in OPTIONAL]
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(rows["schema"]) - {str(SCHEMA)}:
@@ -117,33 +154,6 @@ def _empty(columns: Sequence[str]) -> dict[str, list[str]]:
     return {key: [""] for key in [*columns, "rate"]}
 
 
-def _row(frames: Frames, run: str, form: str, metric: str) -> dict[str, object]:
-    config = frames.settings.get(run, {})
-    steps, ends = (rows[rows["run"] == run] for rows in (frames.steps, frames.epochs))
-    facts = frames.runs.set_index("run").loc[run]
-    origin = frames.origins.get(run, {})
-    chosen = metric or str(ends["metric"].iloc[0])
-    return {
-        **{column: facts[column] for column in (*TRAINING, "density", "sparsifier")},
-        **{column: origin.get(key, UNKNOWN) for column, key in ORIGIN.items()},
-        "run": run,
-        "kind": "run",
-        "form": form,
-        "rate": config.get("lr"),
-        "seed": facts.get("seed"),
-        "num_seeds": 1,
-        "metric": chosen,
-        "measured_density": steps.loc[~steps["skipped"], "density"].mean(),
-        "reached": "",
-        "compute_s": _compute_s(steps, config),
-        **_stages(steps, config),
-        "manifest": frames.manifests.get(run, "")[:16],
-        "schema": SCHEMA,
-        "config": _as_json(config),
-        "curve": _curve(steps, ends, chosen),
-    }
-
-
 def _as_json(config: Config) -> str:
     own = {key: value for key, value in config.items() if not is_neutral(key)}
     return json.dumps(own, sort_keys=True, separators=(",", ":"), default=str)
@@ -156,13 +166,15 @@ def _compute_s(steps: pd.DataFrame, config: Config) -> float:
     return float(seconds.median()) / (workers * int(str(config.get("accumulate", 1))))
 
 
-def _stages(steps: pd.DataFrame, config: Config) -> dict[str, float]:
-    """Return STAGES of one run; NaN where every step was skipped, or workers were simulated, which share their time."""
-    if config.get("cluster.name") == "simulated" or steps["skipped"].all():
-        return dict.fromkeys(STAGES, float("nan"))
-    times = stage_times(steps).iloc[0] / 1000
-    error = steps.loc[~steps["skipped"], "density_error"].mean()
-    return {"density_error": error} | {column: times[f"{column.removesuffix('_s')}_ms"] for column in STAGES[1:]}
+def _step_means(steps: pd.DataFrame) -> pd.DataFrame:
+    means = steps[~steps["skipped"]].groupby("run")[["density", *STEP_MEANS]].mean()
+    return means.rename(columns={"density": "density_of_update"})
+
+
+def _step_times(steps: pd.DataFrame) -> pd.DataFrame:
+    times = stage_times(steps) / 1000
+    names = [str(name).replace("at_", "step_").replace("_ms", "_s") for name in times]
+    return times.set_axis(names, axis=1).rename(columns={"compute_s": "step_compute_s"})[STEP_TIMES]
 
 
 def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> str:

@@ -9,11 +9,11 @@ from matplotlib.lines import Line2D
 
 from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, plain_log
+from experiments.reports.forms import FORM, TRAINING, seconds_on_link, with_settings
 from experiments.reports.link_times import RATES
-from experiments.reports.names import label
-from experiments.reports.pages.forms import FORM, TRAINING, seconds_on_link, with_settings
-from experiments.reports.pages.table import configs, points
+from experiments.reports.names import in_legend
 from experiments.reports.plot_style import DASHES, PAGE_INCHES, LineSettings, lines_of, style
+from experiments.reports.table import configs, points
 
 NUM_DRAWN = 8
 KEYS = [*TRAINING, *FORM]
@@ -73,7 +73,7 @@ def draw_losses(numbers: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure
     handles = []
     for (_, row), line in zip(chosen.iterrows(), _lines(chosen), strict=True):
         own = numbers[(numbers[KEYS] == row[KEYS]).all(axis=1)]
-        name = f"{label(row['sparsifier'])}, {row['form']} (n={own['num_seeds'].iloc[0]})"
+        name = f"{in_legend(row['sparsifier'])}, {row['form']} (n={own['num_seeds'].iloc[0]})"
         handles.append(Line2D([], [], label=name, **line))
         for axes, column in zip(grid.flat, PANELS, strict=True):
             axes.plot(own[column], own["test_loss"], **line, markevery=[-1])

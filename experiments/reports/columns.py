@@ -1,13 +1,13 @@
-"""The columns of tables of forms: how each is headed, and what a row of ``forms`` shows there."""
+"""The columns of tables of runs: how each is headed, and what a row of ``forms`` shows there."""
 
 from collections.abc import Callable
 
 import pandas as pd
 
-from experiments.config.units import human_bytes
+from experiments.config.units import human_bytes, three_digits
+from experiments.reports.forms import SHARES
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
-from experiments.reports.pages.forms import SHARES
 
 Show = Callable[[pd.Series], str]
 
@@ -18,6 +18,8 @@ def heading(name: str, rows: pd.DataFrame) -> str:
 
 
 def _measure(row: pd.Series) -> str:
+    if pd.isna(row["value"]):
+        return "not finite"
     metric = metric_of([row["metric"]])
     spread = f" ± {metric.format(row['half_range'])}" if row["num_seeds"] > 1 else ""
     return f"{metric.format(row['value'])}{spread}"
@@ -48,16 +50,28 @@ def _reached_at(share: str) -> Show:
     return show
 
 
-def _of_sparse(show: Show) -> Show:
-    return lambda row: "-" if row["sparsifier"] == "dense" else show(row)
+def _of_sparse(column: str, scale: float = 1) -> Show:
+    """A dense run has no target, so nothing that is measured against one; nor has one without an applied step."""
+    return lambda row: "-" if row["sparsifier"] == "dense" or pd.isna(row[column]) else f"{scale * row[column]:.3g}"
 
 
 def _milliseconds(column: str) -> Show:
-    return lambda row: f"{1e3 * row[column]:.3g}"
+    return lambda row: "-" if pd.isna(row[column]) else three_digits(1e3 * row[column])
 
 
-def _step_on_link(column: str) -> Show:
-    return lambda row: f"{1e3 * row[column] / row['step']:.3g}"
+def _step_on_link(link: str) -> Show:
+    """Milliseconds of a step: as the stages of each run have them, else a share of the whole run's seconds."""
+
+    def show(row: pd.Series) -> str:
+        found = 1e3 * _first_known(row, f"step_{link}_s", f"at_{link}_s")
+        of_run = pd.isna(row[f"step_{link}_s"])
+        return three_digits(found / row["step"] if of_run else found)
+
+    return show
+
+
+def _first_known(row: pd.Series, first: str, second: str) -> float:
+    return float(row[second] if pd.isna(row[first]) else row[first])
 
 
 def _seconds(column: str) -> Show:
@@ -68,7 +82,7 @@ COLUMNS: dict[str, Show] = {
     "method": lambda row: label(row["sparsifier"]),
     "form": lambda row: label(row["sparsifier"], row["form"]),
     "what is exchanged": lambda row: str(row["form"]),
-    "target": _of_sparse(lambda row: f"{row['density']:.3g}"),
+    "target": _of_sparse("target_density"),
     "rate": lambda row: f"{row['rate']:g}",
     "rates tried": lambda row: f"{row['trials']}",
     "epochs": lambda row: f"{row['epochs']}",
@@ -77,14 +91,15 @@ COLUMNS: dict[str, Show] = {
     "n": lambda row: f"{row['num_seeds']:g}{'*' if row['is_mean'] else ''}",
     "measure": _measure,
     "to dense": _to_dense,
-    "density": lambda row: f"{row['measured_density']:.3g}",
+    "density": lambda row: "-" if pd.isna(row["measured_density"]) else f"{row['measured_density']:.3g}",
     "sent": lambda row: human_bytes(row["total_bytes"]),
-    "error, %": _of_sparse(lambda row: f"{100 * row['density_error']:.3g}"),
-    "build-up": _of_sparse(lambda row: f"{row['measured_density'] / row['density']:.3g}"),
-    "sent a step": lambda row: human_bytes(row["batch_bytes"]),
-    **{f"{stage}, ms": _milliseconds(f"{stage}_s") for stage in ("compute", "select", "exchange", "rest", "total")},
-    "1 Gbit/s, ms": _step_on_link("at_1gbit_s"),
-    "100 Mbit/s, ms": _step_on_link("at_100mbit_s"),
+    "error, %": _of_sparse("density_error", 100),
+    "build-up": _of_sparse("build_up"),
+    "sent a step": lambda row: human_bytes(row["step_bytes"]),
+    "compute, ms": lambda row: three_digits(1e3 * _first_known(row, "step_compute_s", "compute_s")),
+    **{f"{stage}, ms": _milliseconds(f"{stage}_s") for stage in ("select", "exchange", "rest", "total")},
+    "1 Gbit/s, ms": _step_on_link("1gbit"),
+    "100 Mbit/s, ms": _step_on_link("100mbit"),
     "of dense": lambda row: f"{100 * row['of_dense']:.3g} %",
     "sent, kB": _kilobytes,
     **{f"{100 * share:g} %": _reached_at(f"{100 * share:g}") for share in SHARES},

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,19 +10,17 @@ import pandas as pd
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.paths import CONF
-from experiments.reports.figure_parts import save
+from experiments.reports import tables
+from experiments.reports.columns import COLUMNS
+from experiments.reports.forms import ordered
 from experiments.reports.measures import metric_of
 from experiments.reports.names import human
-from experiments.reports.output import write_file
-from experiments.reports.pages import tables
-from experiments.reports.pages.columns import COLUMNS
-from experiments.reports.pages.figures import KINDS as FIGURES
-from experiments.reports.pages.figures import some
-from experiments.reports.pages.forms import forms, ordered
-from experiments.reports.pages.table import TRAINING, origins
-from experiments.reports.provenance import described, differences, unlike
+from experiments.reports.provenance import described, unlike
+from experiments.reports.table import TRAINING, origins
+from experiments.reports.tables import Cells
 
 PAGES = CONF / "page"
+SUMMARY = "summary"  # of any runs: what `figures` writes of a folder
 NOTE = "\\* {} of {} rows are means of runs whose records are gone{}."
 
 
@@ -50,7 +47,7 @@ class Drawing:
 
     Attributes:
         file: its name, without an end.
-        show: a key of ``figures.KINDS``.
+        show: a key of ``page_figures.KINDS``.
         of: the values of some columns that its rows have.
         title: in place of what the training is.
     """
@@ -68,7 +65,7 @@ class Page:
     Attributes:
         name: of its yaml and its files.
         title: its first line.
-        studies: patterns of the studies of conf/sweep whose runs are on it.
+        studies: patterns of the studies of conf/sweep whose runs are on it; none: a page of any runs.
         metric: the measure of its runs, empty for whatever they have.
         section: columns; rows that agree in them stand in the same tables, under a heading.
         how: how its runs are carried out.
@@ -101,13 +98,13 @@ class Page:
 
 
 def page_names() -> list[str]:
-    """Return the names of all pages."""
-    return sorted(path.stem for path in PAGES.glob("*.yaml"))
+    """Return the names of the pages of published studies."""
+    return sorted(path.stem for path in PAGES.glob("*.yaml") if path.stem != SUMMARY)
 
 
 def load_page(name: str) -> Page:
     """Read a page of conf/page. Raises: UserError: no such page, or one that is not of this form."""
-    check_choice("page", page_names(), name)
+    check_choice("page", [*page_names(), SUMMARY], name)
     found = read_yaml(PAGES / f"{name}.yaml")
     try:
         drawings = [Drawing(**given) for given in found.pop("figures", [])]
@@ -118,22 +115,7 @@ def load_page(name: str) -> Page:
         check_choice(f"{name}: show", tables.KINDS, table.show)
         for column in table.columns:
             check_choice(f"{name}: columns", COLUMNS, column)
-    for figure in page.figures:
-        check_choice(f"{name}: show", FIGURES, figure.show)
     return page
-
-
-def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> list[Path]:
-    """Write the text of a page to ``out`` and its figures, each with its numbers, to ``figures``; return the paths."""
-    runs = page.runs(table)
-    rows = forms(runs)
-    written = [write_file(out / f"{page.name}.md", markdown(page, rows, runs))]
-    for each in page.figures:
-        own, of_these = some(rows, each.of), some(runs, each.of)
-        figure, numbers = FIGURES[each.show](own, of_these, each.title or in_words(own))
-        known = origins(of_these)
-        written += save(figure, numbers, figures / each.file, known, notes=differences(known, known))
-    return written
 
 
 def markdown(page: Page, rows: pd.DataFrame, runs: pd.DataFrame) -> str:
@@ -144,12 +126,18 @@ def markdown(page: Page, rows: pd.DataFrame, runs: pd.DataFrame) -> str:
         runs: rows of the table of runs that these are made of.
     """
     blocks = [f"# {page.title}", page.how.strip(), page.words.strip()]
-    for title, own in sections(page.section, rows):
-        blocks.append(title)
-        for table in page.tables:
-            if text := tables.KINDS[table.show](ordered(own, table.sort), table.columns):
-                blocks += [table.words.strip(), text]
+    for title, found in filled_in(page, rows):
+        blocks.append(f"## {title}" if title else "")
+        for table, cells in found:
+            blocks += [table.words.strip(), cells.markdown()]
     return "\n\n".join(filter(None, [*blocks, *_notes(rows, runs)])) + "\n"
+
+
+def filled_in(page: Page, rows: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Table, Cells]]]]:
+    """Yield the heading of each section of a page, empty where it has one alone, and its tables that have lines."""
+    for title, own in sections(page.section, rows):
+        made = [(table, tables.KINDS[table.show](ordered(own, table.sort), table.columns)) for table in page.tables]
+        yield title, [(table, cells) for table, cells in made if cells.lines]
 
 
 def sections(columns: Sequence[str], rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -159,7 +147,7 @@ def sections(columns: Sequence[str], rows: pd.DataFrame) -> Iterator[tuple[str, 
         return
     for _, own in rows.groupby(list(columns)):
         better = "" if metric_of(own["metric"]).higher_is_better else " (less is better)"
-        yield f"## {in_words(own)}{better}", own
+        yield f"{in_words(own)}{better}", own
 
 
 def in_words(rows: pd.DataFrame) -> str:

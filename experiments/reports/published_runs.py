@@ -8,12 +8,12 @@ import pandas as pd
 from experiments.config.errors import UserError
 from experiments.config.method_names import PARTS
 from experiments.config.values import Flat
-from experiments.reports.forms import Config, changes, in_words
+from experiments.reports.changes import Config, changes, in_words
 from experiments.reports.frames import load
-from experiments.reports.pages.page import Page
-from experiments.reports.pages.table import rows_of
+from experiments.reports.page import Page
 from experiments.reports.rounds_in_words import exchanged, outer
 from experiments.reports.run_configs import planned
+from experiments.reports.table import rows_of
 
 Plan = Mapping[str, Flat]
 TOLD = ("lr", "density", "epochs", "cluster.world_size", *PARTS)  # by columns of a table and the name of the method

@@ -1,0 +1,46 @@
+"""What a reader needs of a figure: named axes that are not empty, and entries of the legend that can be told apart."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from matplotlib.figure import Figure
+
+
+def check_legible(figure: Figure) -> None:
+    """Fail where a panel is empty, an axis has no name anywhere, or two entries of the legend look alike."""
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert panels
+    for axes in panels:
+        assert axes.has_data(), f"an empty panel: {axes.get_title() or axes.get_xlabel()}"
+    assert figure.get_supxlabel() or any(axes.get_xlabel() for axes in panels)
+    names_of_rows = any(
+        any(map(str.isalpha, text.get_text()[:1])) for axes in panels for text in axes.get_yticklabels()
+    )
+    assert names_of_rows or figure.get_supylabel() or any(axes.get_ylabel() for axes in panels)
+    for legend in figure.legends:
+        looks = [_look(handle) for handle in legend.legend_handles]
+        assert len(set(looks)) == len(looks), [text.get_text() for text in legend.get_texts()]
+
+
+def _look(handle: Any) -> tuple[str, ...]:
+    """Return how an entry of a legend looks."""
+    getters = ("get_color", "get_linestyle", "get_dashes", "get_marker", "get_facecolor", "get_hatch", "get_alpha")
+    looks = [str(getattr(handle, getter)()) for getter in getters if hasattr(handle, getter)]
+    face = getattr(handle, "get_markerfacecolor", lambda: "")()
+    return (*looks, str(face), str(getattr(handle, "_unscaled_dash_pattern", "")))
+
+
+@contextmanager
+def every_figure_is_legible() -> Iterator[list[Figure]]:
+    """Check each figure that is written inside, and collect them; a figure that is written twice is there twice."""
+    written, save = [], Figure.savefig
+
+    def checked(figure: Figure, *arguments: Any, **settings: Any) -> None:
+        check_legible(figure)
+        written.append(figure)
+        save(figure, *arguments, **settings)
+
+    with mock.patch.object(Figure, "savefig", checked):
+        yield written
