@@ -86,31 +86,15 @@ from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
 from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Once, Reduction, carried_out
 from micro.scope import Scope, scoped
-from micro.selectors.base import Selector
-from micro.selectors.chunks import Chunks
-from micro.selectors.deft import Deft
-from micro.selectors.deft_published import PublishedDeft
-from micro.selectors.dgc import DGC
-from micro.selectors.dgc_published import PublishedDGC
+from micro.selectors.base import Selector, Traits
+from micro.selectors.estimated import Estimated, Fit
 from micro.selectors.everything import Everything
-from micro.selectors.exdyna import ExDyna
-from micro.selectors.exdyna_published import PublishedExDyna
-from micro.selectors.gaussiank import GaussianK
-from micro.selectors.gaussiank_published import PublishedGaussianK
 from micro.selectors.leader import Leader
-from micro.selectors.micro import Micro, PublishedMicro, RepairedMicro
+from micro.selectors.micro import Micro
 from micro.selectors.per_tensor import PerTensor
 from micro.selectors.randomk import RandomK
-from micro.selectors.redsync import RedSync
-from micro.selectors.redsync_published import PublishedRedSync
-from micro.selectors.reused import Reused
-from micro.selectors.reused_published import PublishedReused
-from micro.selectors.sage import Sage
-from micro.selectors.sage_published import PublishedSage
 from micro.selectors.scaled import Scaled
 from micro.selectors.scaled_elements import ScaledElements
-from micro.selectors.sidco import Sidco
-from micro.selectors.sidco_published import PublishedSidco
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
 from micro.sign_sgd import SignSGD
@@ -124,7 +108,6 @@ from micro.thread_ranks import SimulatedGroup
 __version__ = "0.1.0"
 
 __all__ = [
-    "DGC",
     "DSA",
     "EF21",
     "QSGD",
@@ -140,26 +123,24 @@ __all__ = [
     "Broadcast",
     "BucketState",
     "ByName",
-    "Chunks",
     "Codec",
     "Comm",
     "Constant",
     "DCTReducer",
-    "Deft",
     "DenseReducer",
     "Density",
     "DensitySchedule",
     "ErrorFeedback",
+    "Estimated",
     "Everything",
-    "ExDyna",
     "Exchange",
     "Exchanged",
     "FFTReducer",
     "Feedback",
+    "Fit",
     "GTopK",
     "Gather",
     "GatherBySenders",
-    "GaussianK",
     "GroupComm",
     "Half",
     "InPieces",
@@ -189,35 +170,22 @@ __all__ = [
     "Policy",
     "PowerSGD",
     "PublishedAccordion",
-    "PublishedDGC",
     "PublishedDSA",
-    "PublishedDeft",
-    "PublishedExDyna",
     "PublishedGTopK",
     "PublishedGather",
-    "PublishedGaussianK",
-    "PublishedMicro",
     "PublishedNatural",
     "PublishedOktopk",
     "PublishedQSGD",
-    "PublishedRedSync",
-    "PublishedReused",
-    "PublishedSage",
-    "PublishedSidco",
     "PublishedTernGrad",
     "PublishedTwoMeans",
     "RandomK",
     "RangeFloat",
     "RankStates",
     "Raw",
-    "RedSync",
     "Reducer",
     "Reduction",
-    "RepairedMicro",
-    "Reused",
     "RoundStats",
     "Rule",
-    "Sage",
     "Scaled",
     "ScaledElements",
     "Scope",
@@ -225,7 +193,6 @@ __all__ = [
     "Selector",
     "ShardedAttachment",
     "Shortest",
-    "Sidco",
     "Sign",
     "SignSGD",
     "SimulatedGroup",
@@ -245,6 +212,7 @@ __all__ = [
     "Threshold",
     "TopK",
     "Traffic",
+    "Traits",
     "TwoLevel",
     "TwoMeans",
     "Union",

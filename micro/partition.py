@@ -1,8 +1,6 @@
 """Who searches which part of the vector."""
 
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
 
 
 def equal_slice(numel: int, world_size: int, part: int) -> tuple[int, int]:
@@ -40,35 +38,3 @@ def cyclic_slice(numel: int, step: int, rank: int, world_size: int) -> tuple[int
     Source: Yoon and Oh, MiCRO, HiPC 2023, arXiv 2310.00967 (partition (step + rank) mod world_size).
     """
     return equal_slice(numel, world_size, (step + rank) % world_size)
-
-
-def block_spans(blocks: Sequence[int], block_size: int, numel: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of consecutive partitions of so many blocks each; together they cover [0, numel).
-
-    The last partition ends at ``numel``, whatever the length of its blocks.
-    """
-    edges = [min(block_size * place, numel) for place in accumulate(blocks, initial=0)]
-    edges[-1] = numel
-    return list(pairwise(edges))
-
-
-@lru_cache(maxsize=64)  # called at every step
-def layer_pieces(numels: tuple[int, ...], world_size: int) -> tuple[tuple[int, int], ...]:
-    """Return (start, stop) of every layer; one longer than its fair share is cut into ``world_size`` equal slices.
-
-    Layers and slices without elements are left out.
-
-    Source: Yoon and Oh, DEFT, ICPP 2023, arXiv 2307.03500 (a share is sum(numels) / world_size).
-    """
-    numel, first, pieces = sum(numels), 0, []
-    for size in numels:
-        parts = world_size if size * world_size > numel else 1
-        pieces += [(first + start, first + stop) for start, stop in (equal_slice(size, parts, p) for p in range(parts))]
-        first += size
-    return tuple((start, stop) for start, stop in pieces if stop > start)
-
-
-@lru_cache(maxsize=64)  # called at every step
-def layer_piece_sizes(numels: tuple[int, ...], world_size: int) -> tuple[int, ...]:
-    """Return the lengths of the `layer_pieces`."""
-    return tuple(stop - start for start, stop in layer_pieces(numels, world_size))

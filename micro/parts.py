@@ -116,12 +116,6 @@ def known(base: type[P]) -> dict[str, type[P]]:
     return dict(sorted(found.items()))
 
 
-def rules(base: type[P]) -> dict[str, tuple[str | None, ...]]:
-    """Return the rules of every name of micro's own that has several, the default first; None where it has no word."""
-    names = {name: tuple(_rule_of(cls) for cls in classes) for name, classes in _built_in(base).items()}
-    return {name: words for name, words in names.items() if len(words) > 1}
-
-
 def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     """Return the part that ``spec`` describes: a name, or a mapping of ``name``, ``rule`` and settings.
 

@@ -25,7 +25,7 @@ from experiments.config.optimizer_settings import CHOICES as OPTIMIZER
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.config.tracking_settings import MODES
-from micro.parts import Part, known, rules
+from micro.parts import Part, Rule, known
 from micro.scope import Scope
 
 Words = list[str]
@@ -163,8 +163,7 @@ def fields_of(base: type[Part], name: str) -> dict[str, Any]:
     own = {field.name: hints[field.name] for field in dataclasses.fields(chosen)}  # type: ignore[arg-type]
     if base is micro.Density:
         own |= dict.fromkeys(IN_EPOCHS, float)
-    words = tuple(word for word in rules(base).get(name, ()) if word)
-    return {**own, "rule": Literal[words]} if words else own
+    return {"rule": Rule, **own} if hasattr(chosen, "rule") else own
 
 
 @cache

@@ -15,7 +15,7 @@ from experiments.config.schema import SparsifierConfig, TrainConfig
 from experiments.config.values import Flat, defaults_of_schema, flat
 
 METHODS = CONF / "sparsifier"
-PARTS = ("reducer", "selector", "exchange", "codec", "indices", "feedback", "policy")
+PARTS = ("reducer", "selector", "fit", "exchange", "codec", "indices", "feedback", "policy")
 MOST_LETTERS = 100  # of a name, which is a part of a folder's
 COMMENT = re.compile(r"# (label|legend|order): (.+)")
 

@@ -25,8 +25,8 @@ from micro.reducers.rounding import write_
 from micro.reducers.tiles import Tiling, tiling_of
 from micro.reducers.with_density import WithDensity
 from micro.requests import Fill, Reduction
-from micro.selectors.chunks import shares
 from micro.selectors.pieces import largest_of_each
+from micro.selectors.topk import shares
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.stats import Start, stats_of
 

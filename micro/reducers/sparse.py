@@ -29,7 +29,7 @@ from micro.reducers.rounding import write_, write_sum_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
 from micro.reducers.with_density import WithDensity
 from micro.requests import Once, Reduction
-from micro.selectors.base import Selector
+from micro.selectors.base import Selector, Traits
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown, summed
 from micro.stats import Start, stats_of
@@ -168,10 +168,10 @@ class SparseReducer(WithDensity):
             if acc is not None:
                 return _Accumulated(acc, to_add=grad)
         selector, n = at_work.selector, comm.world_size
-        if selector.wants_sums:
+        if Traits.WANTS_SUMS in selector.traits:
             acc, bad, sums = self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n)
             return _Accumulated(acc, bad, sums=sums)
-        if selector.wants_squares:
+        if Traits.WANTS_SQUARES in selector.traits:
             lengths = state.layout.numels
             acc, bad, squares = self.feedback.accumulate_and_square_(state.memory, grad, lengths=lengths, world_size=n)
             return _Accumulated(acc, bad, squares=squares)
@@ -252,7 +252,7 @@ class SparseReducer(WithDensity):
 
         Published behaviours, and selectors that follow no density, are at work as they are.
         """
-        usual = isinstance(self.selector, Everything) or not self.selector.follows_density
+        usual = isinstance(self.selector, Everything) or Traits.OWN_DENSITY in self.selector.traits
         usual = usual or self.feedback.sends_change
         if density < 1.0 or usual or "published" in (self.rule_name or ""):
             return self
@@ -327,7 +327,7 @@ def check_together(parts: SparseReducer) -> None:
     exchange.check_wire(Wire(parts.codec, parts.indices))
     if isinstance(selector, Everything) and parts.density_policy != Constant(1.0):
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
-    if getattr(selector, "unbiased", False) and parts.feedback.name != "none":
+    if Traits.UNBIASED in selector.traits and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
     if isinstance(selector, Everything) and parts.feedback.sends_change:
         raise ValueError(
@@ -338,12 +338,14 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(
             f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"
         )
-    if parts.density_policy.by_layer and not selector.by_layer:
+    if parts.density_policy.by_layer and Traits.BY_PARAMETER not in selector.traits:
         raise ValueError(
             f"density {parts.density_policy.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
             "or per_tensor"
         )
-    if selector.sends_indices and (exchange.name not in ("union", "gather") or parts.indices != Int32()):
+    if Traits.SENDS_INDICES in selector.traits and (
+        exchange.name not in ("union", "gather") or parts.indices != Int32()
+    ):
         given = f"exchange {exchange.full_name}, indices {parts.indices.name}"
         raise ValueError(
             f"{selector.full_name} with a slack sends indices itself, got {given}: use union or gather, with int32"

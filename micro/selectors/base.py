@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from enum import Flag, auto
 from typing import ClassVar, TypeVar
 
 from torch import Tensor
@@ -13,37 +14,39 @@ from micro.parts import NoState, StatefulPart
 from micro.requests import Reduction
 from micro.sparse import Overlap, Selection, SparseValues, Step
 
-__all__ = ["NoState", "Selector", "Step"]
+__all__ = ["NoState", "Selector", "Step", "Traits"]
 
 
 S = TypeVar("S")
 
 
+class Traits(Flag):
+    """What a pipeline has to know of a selector. Several are joined by ``|``; most selectors have none."""
+
+    NONE = 0
+    BY_PARAMETER = auto()  # each parameter gets the density that the policy sets for it
+    ALL_PARAMETERS = auto()  # it weighs parameters against each other: within one alone it makes no sense
+    OWN_DENSITY = auto()  # a target density of 1 does not mean that every index is selected
+    SENDS_INDICES = auto()  # most selections make all ranks' indices known everywhere, without an exchange
+    UNBIASED = auto()  # the update is scaled, so that its mean over draws is the dense mean
+    WANTS_SUMS = auto()  # Step.sums are made while the gradient is added; not within `per_tensor`
+    WANTS_SQUARES = auto()  # Step.squares are made while the gradient is added
+    TAKES_SCALES = auto()  # magnitudes are compared in Step.scales, so that no scaled copy is needed
+
+
 class Selector(StatefulPart[S], ABC):
-    """Parameters of a way to choose indices: a frozen dataclass. What changes from step to step is in its state.
+    """A way to choose indices: a frozen dataclass of its settings. What changes from step to step is in its state.
 
-    A subclass sets ``name`` (its word in yaml) and ``overlap``, and is found by that name as soon as its file lies in
-    this folder.
-
-    ``by_layer`` says that each parameter gets the density that the policy sets for it, ``needs_all`` that selecting
-    within one parameter makes no sense, ``follows_density`` that a density of 1 means every index: none is selected
-    then, and none travels. ``sends_indices`` says that most selections make all ranks' indices known everywhere, as
-    int32, without an exchange. ``wants_sums`` has the sums of the accumulator made while the gradient is added:
-    they are in the step, but not within `per_tensor`. ``wants_squares`` has sums of squares by parameter made so.
-    ``takes_scales`` compares magnitudes in the scales that a step may have, which need no scaled copy then.
+    A subclass sets ``name`` (its word in yaml), ``overlap`` where it is not `Overlap.ANY`, and ``traits`` where it has
+    any; it implements `select`. It is found by its name as soon as its file lies in this folder, in the table of
+    `micro.zoo`, or in an installed package with an entry point.
     """
 
     kind: ClassVar[str] = "selector"
     home: ClassVar[str] = "micro.selectors"
     group: ClassVar[str] = "micro.selectors"
     overlap: ClassVar[Overlap] = Overlap.ANY
-    by_layer: ClassVar[bool] = False
-    needs_all: ClassVar[bool] = False
-    follows_density: ClassVar[bool] = True
-    sends_indices: ClassVar[bool] = False
-    wants_sums: ClassVar[bool] = False
-    wants_squares: ClassVar[bool] = False
-    takes_scales: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits.NONE
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.

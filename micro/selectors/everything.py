@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.requests import Reduction
-from micro.selectors.base import Selector
+from micro.selectors.base import Selector, Traits
 from micro.sparse import Overlap, Selection, Step
 
 
@@ -28,7 +28,7 @@ class Everything(Selector[EverythingState]):
 
     name: ClassVar[str] = "everything"
     overlap: ClassVar[Overlap] = Overlap.SAME
-    needs_all: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits.ALL_PARAMETERS
 
     def start(self) -> EverythingState:
         """Return a state that knows no indices yet."""

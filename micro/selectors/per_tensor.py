@@ -13,7 +13,7 @@ from micro.density.base import Target, target_count
 from micro.flat import Layout
 from micro.randomness import seed_for
 from micro.requests import Reduction, together
-from micro.selectors.base import Selector
+from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Selection, Step
 
@@ -47,23 +47,20 @@ class PerTensor(WrappingSelector[PerTensorState]):
     """
 
     name: ClassVar[str] = "per_tensor"
-    by_layer: ClassVar[bool] = True
-    needs_all: ClassVar[bool] = True
+    own_traits: ClassVar[Traits] = Traits.BY_PARAMETER | Traits.ALL_PARAMETERS
 
     @staticmethod
     def why_not(selector: Selector[Any]) -> str | None:
         """Return why a selector makes no sense within each parameter separately, or None where it does."""
-        if selector.by_layer:
-            return "looks at each parameter separately already"
-        if selector.needs_all:
-            return "makes sense for all parameters together only"
-        if selector.sends_indices:
-            return "with a slack sends its indices in one message for each parameter"
-        if getattr(selector, "unbiased", False):
-            return "scales the update by one factor, which would differ from parameter to parameter"
+        reasons = {
+            Traits.BY_PARAMETER: "looks at each parameter separately already",
+            Traits.ALL_PARAMETERS: "makes sense for all parameters together only",
+            Traits.SENDS_INDICES: "with a slack sends its indices in one message for each parameter",
+            Traits.UNBIASED: "scales the update by one factor, which would differ from parameter to parameter",
+        }
         if type(selector).observe is not Selector.observe:
             return "learns from the update of the whole vector"
-        return None
+        return next((why for trait, why in reasons.items() if trait in selector.traits), None)
 
     def start(self) -> PerTensorState:
         """Return a state that knows no parameter yet."""

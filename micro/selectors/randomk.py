@@ -11,7 +11,7 @@ from micro import kernels
 from micro.comm import Comm
 from micro.randomness import generator
 from micro.requests import Once, Reduction
-from micro.selectors.base import NoState, Selector
+from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Overlap, Selection, Step
 
 
@@ -29,6 +29,11 @@ class RandomK(Selector[NoState]):
     unbiased: bool = False
     name: ClassVar[str] = "randomk"
     overlap: ClassVar[Overlap] = Overlap.SAME
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]  # depends on the setting
+        """Whether the update is scaled."""
+        return Traits.UNBIASED if self.unbiased else Traits.NONE
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this step's random indices."""

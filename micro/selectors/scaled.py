@@ -11,6 +11,7 @@ from micro.comm import Comm
 from micro.flat import Layout
 from micro.requests import Reduction
 from micro.scales import Scales
+from micro.selectors.base import Traits
 from micro.selectors.scaling import ScalingSelector
 from micro.sparse import Selection, Step
 
@@ -74,7 +75,7 @@ class Scaled(ScalingSelector[ScaledState]):
 
     memory: float = 0.9
     name: ClassVar[str] = "scaled"
-    wants_squares: ClassVar[bool] = True
+    own_traits: ClassVar[Traits] = Traits.ALL_PARAMETERS | Traits.WANTS_SQUARES
 
     def start(self) -> ScaledState:
         """Return a state that knows no scale yet."""
@@ -103,7 +104,7 @@ class Scaled(ScalingSelector[ScaledState]):
         """Return what the selector chooses of the accumulator in units of each parameter's scale."""
         yield from self._measure(state, acc, step, comm)
         scales = Scales.of(step.layout.numels, _factors(state.squares))
-        if self.selector.takes_scales:
+        if Traits.TAKES_SCALES in self.selector.traits:
             return (yield from self.selector.select(state.inner, acc, replace(step, scales=scales), comm))
         return (yield from self.selector.select(state.inner, scales.scaled(acc), step, comm))
 

@@ -12,6 +12,7 @@ from micro.comm import Comm
 from micro.flat import Layout
 from micro.requests import Reduction
 from micro.scales import ElementScales
+from micro.selectors.base import Traits
 from micro.selectors.scaling import ScalingSelector
 from micro.sparse import Selection, SparseValues, Step
 
@@ -133,7 +134,7 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         if roots is None:
             roots = yield from self._begin(state, acc, step, comm)
         scales = ElementScales(roots, state.factor, self.eps)
-        if self.selector.takes_scales:
+        if Traits.TAKES_SCALES in self.selector.traits:
             return (yield from self.selector.select(state.inner, acc, replace(step, scales=scales), comm))
         return (yield from self.selector.select(state.inner, scales.scaled(acc), step, comm))
 

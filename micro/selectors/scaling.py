@@ -14,7 +14,7 @@ from micro.flat import Layout
 from micro.kernels.sums import squares_by_piece
 from micro.on_device import on_device
 from micro.requests import AllReduce, Reduction
-from micro.selectors.base import Selector
+from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Overlap, Selection, SparseValues, Step
 
@@ -43,7 +43,8 @@ class ScalingSelector(WrappingSelector[S]):
     """
 
     memory: float
-    needs_all: ClassVar[bool] = True
+    own_traits: ClassVar[Traits] = Traits.ALL_PARAMETERS
+    kept_traits: ClassVar[Traits] = Traits.OWN_DENSITY | Traits.SENDS_INDICES
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory < 1:
@@ -53,18 +54,13 @@ class ScalingSelector(WrappingSelector[S]):
     @staticmethod
     def why_not(selector: Selector[Any]) -> str | None:
         """Return why a scale makes no difference to a selector, or no sense, or None where it does."""
-        if selector.by_layer or selector.needs_all:
+        if selector.traits & (Traits.BY_PARAMETER | Traits.ALL_PARAMETERS):
             return "weighs each parameter itself already"
         if selector.overlap is Overlap.SAME:
             return "does not look at magnitudes"
-        if selector.wants_sums:
+        if Traits.WANTS_SUMS in selector.traits:
             return "fits a law to the accumulator as it is"
         return None
-
-    @property
-    def sends_indices(self) -> bool:  # type: ignore[override]  # depends on the selector
-        """Whether the selector sends indices itself."""
-        return self.selector.sends_indices
 
     @property
     def shares_scale(self) -> bool:

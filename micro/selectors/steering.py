@@ -6,7 +6,7 @@ have been right lay near ``log(threshold) + tail * (count / k - 1)``, to a stand
 `observe` feeds these to a growing-memory alpha-beta filter of level and trend, and forecasts the next step's threshold.
 The linear form, not the log, keeps the mean of ``count`` at k.
 
-A `Track` says when its forecast is not good enough: the step then searches its threshold (micro.selectors.quantile).
+A `Track` says when its forecast is not good enough: the step then searches its threshold (`micro_rules.quantile`).
 
 Everything is relative: scaling the input by c scales every threshold by c. Functions are pure, and a track holds plain
 numbers, equal on all ranks when what they are made from is.

@@ -9,7 +9,7 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.requests import Reduction
-from micro.selectors.base import NoState, Selector
+from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Selection, Step
 
 
@@ -30,7 +30,7 @@ class Threshold(Selector[NoState]):
 
     value: float | None = None
     name: ClassVar[str] = "threshold"
-    follows_density: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits.OWN_DENSITY
 
     def __post_init__(self) -> None:
         if self.value is not None and not self.value > 0:

@@ -1,6 +1,8 @@
-"""Top-k: every rank chooses its own k largest magnitudes."""
+"""Top-k: every rank chooses its own k largest magnitudes, of the whole vector, of each layer, or of each chunk."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
@@ -9,50 +11,66 @@ from micro import kernels
 from micro.comm import Comm
 from micro.density.base import target_count
 from micro.requests import Reduction
-from micro.selectors.base import NoState, Selector
-from micro.selectors.pieces import largest_of_each, pieces_of
+from micro.selectors.base import NoState, Selector, Traits
+from micro.selectors.pieces import Pieces, largest_of_each, pieces_at, pieces_of
 from micro.sparse import Selection, Step
 
-TopKScope = Literal["model", "layer"]
+TopKScope = Literal["model", "layer", "chunk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK(Selector[NoState]):
-    """Select the k largest magnitudes of this rank's accumulator, over the whole vector or in each layer.
+    """Select the k largest magnitudes of this rank's accumulator: of the whole vector, of each layer or each chunk.
 
     Each rank selects on its own, so the union grows with the number of ranks (build-up): between k and world_size * k
     indices. Exactly min(k, numel) are chosen, zeros included where fewer are non-zero; ties go to the lowest index.
 
     Args:
-        scope: 'model' ranks all elements together; 'layer' takes the same share of each parameter, at least one
-            element of each, so that a little more than k come out where many parameters are small. Within a bucket of
-            DDP, 'model' means the bucket.
+        scope: 'model' ranks all elements together; within a bucket of DDP this means the bucket. 'layer' takes the same
+            share of each parameter, at least one element of each, so that a little more than k come out where many
+            parameters are small. 'chunk' takes k in all from runs of neighbouring elements, which share them in
+            proportion to their lengths, so that no part of the vector is left out: those of two whole chunks differ by
+            one at most.
+        size: elements of a chunk; for scope 'chunk' alone.
 
     Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3 (without its other parts);
     Shi et al., arXiv 1911.08772, for the theory. Differences: exact selection by a sampled guess and one scan instead
-    of a sort.
+    of a sort. Chunks: Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706, which keeps 64 of 4,096. Differences: chunks
+    are runs of the flat vector, so that any length has them; the public code cuts each matrix into tiles whose sides
+    divide its own, 1 where a side is prime and above 64.
 
     Raises:
-        ValueError: no such scope.
+        ValueError: no such scope, or a size that is less than 1.
     """
 
     scope: TopKScope = "model"
+    size: int = 4096
     name: ClassVar[str] = "topk"
 
     def __post_init__(self) -> None:
         if self.scope not in get_args(TopKScope):
             raise ValueError(f"scope of topk must be one of {', '.join(get_args(TopKScope))}, got '{self.scope}'")
+        if self.size < 1:
+            raise ValueError(f"size of a chunk of topk must be at least 1, got {self.size}")
 
     @property
-    def by_layer(self) -> bool:  # type: ignore[override]  # depends on the scope
-        """Whether each parameter gets the density that the policy sets for it."""
-        return self.scope == "layer"
+    def traits(self) -> Traits:  # type: ignore[override]  # depends on the scope
+        """Whether each parameter gets a density of its own."""
+        return Traits.BY_PARAMETER if self.scope == "layer" else Traits.NONE
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this rank's k largest."""
         yield from ()
-        indices = kernels.largest(acc, step.target_count) if self.scope == "model" else _of_each_layer(acc, step)
+        indices = self._largest(acc, step)
         return Selection(indices, counts=(indices.numel(),) * comm.world_size)
+
+    def _largest(self, acc: Tensor, step: Step) -> Tensor:
+        if self.scope == "model":
+            return kernels.largest(acc, step.target_count)
+        if self.scope == "layer":
+            return _of_each_layer(acc, step)
+        chunks = _chunks(acc.numel(), self.size, str(acc.device))
+        return largest_of_each(acc, chunks, shares(chunks, step.target_count))
 
 
 def _of_each_layer(acc: Tensor, step: Step) -> Tensor:
@@ -60,3 +78,15 @@ def _of_each_layer(acc: Tensor, step: Step) -> Tensor:
     densities = step.layer_densities or (step.target_count / acc.numel(),) * len(numels)
     counts = list(map(target_count, densities, numels))
     return largest_of_each(acc, pieces_of(numels, str(acc.device)), counts)
+
+
+@lru_cache(maxsize=64)  # needed at every step
+def _chunks(numel: int, size: int, device: str) -> Pieces:
+    edges = [*range(0, numel, size), numel]
+    return pieces_at(tuple(pairwise(edges)), device)
+
+
+def shares(chunks: Pieces, count: int) -> Tensor:
+    """Return how many each chunk gives (S,) int64 on the CPU, ``count`` in all."""
+    upto = chunks.on_host * count // chunks.on_host[-1, 1]  # below 2^62: both are below 2^31
+    return upto[:, 1] - upto[:, 0]

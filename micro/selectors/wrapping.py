@@ -2,10 +2,10 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from micro.parts import as_part
-from micro.selectors.base import Selector
+from micro.selectors.base import Selector, Traits
 from micro.sparse import Overlap
 
 S = TypeVar("S")
@@ -15,6 +15,8 @@ S = TypeVar("S")
 class WrappingSelector(Selector[S]):
     """A selector that leaves the choice to another one. It is no method itself: subclasses have names.
 
+    Subclasses set ``own_traits``, and ``kept_traits``: those that it has where the selector inside has them.
+
     Args:
         selector: the other one: a part, its name, or a mapping.
 
@@ -23,6 +25,8 @@ class WrappingSelector(Selector[S]):
     """
 
     selector: Selector[Any]
+    own_traits: ClassVar[Traits]
+    kept_traits: ClassVar[Traits] = Traits.OWN_DENSITY
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "selector", as_part(Selector, self.selector))
@@ -41,9 +45,9 @@ class WrappingSelector(Selector[S]):
         return self.selector.overlap
 
     @property
-    def follows_density(self) -> bool:  # type: ignore[override]  # depends on the selector
-        """Whether a density of 1 means every index."""
-        return self.selector.follows_density
+    def traits(self) -> Traits:  # type: ignore[override]  # depends on the selector
+        """Its own traits, and those of the selector that it keeps."""
+        return self.own_traits | (self.selector.traits & self.kept_traits)
 
     @property
     def rule_name(self) -> str | None:

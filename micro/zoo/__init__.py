@@ -6,7 +6,18 @@ the rest of micro; nothing else in micro imports one.
 """
 
 PARTS: dict[str, dict[str, str]] = {
-    "micro.selectors": {},
+    "micro.selectors": {
+        "deft": "deft:Deft",
+        "exdyna": "exdyna:ExDyna",
+    },
+    "micro.fits": {
+        "dgc_published": "dgc_published:PublishedDGC",
+        "gaussiank_published": "gaussiank_published:PublishedGaussianK",
+        "redsync_published": "redsync_published:PublishedRedSync",
+        "reused_published": "reused_published:PublishedReused",
+        "sage_published": "sage_published:PublishedSage",
+        "sidco_published": "sidco_published:PublishedSidco",
+    },
     "micro.exchanges": {},
     "micro.codecs": {},
     "micro.index_codecs": {},

@@ -14,12 +14,13 @@ from torch.multiprocessing.spawn import ProcessException
 
 import micro
 from micro.local import LocalSteps, check_losable, regrouped, save_round, take_round
+from micro.zoo.exdyna import ExDyna
 from tests.dist.fresh_ranks import run_fresh
 from tests.local_training import ADAM, SPARSE, backward, flat, network, on_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 EVERY, KILLED_AT = 3, 7
-EXDYNA = micro.SparseReducer(micro.ExDyna(), 0.2)
+EXDYNA = micro.SparseReducer(ExDyna(), 0.2)
 
 
 def train(folder: Path, last: int, killed: int | None = None) -> tuple[Any, Tensor, Tensor]:

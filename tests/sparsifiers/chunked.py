@@ -7,7 +7,6 @@ import micro
 from micro.codecs.two_means import TwoMeans
 from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.exchanges.gather_senders import GatherBySenders
-from micro.selectors.chunks import Chunks
 from tests.sparsifiers.base import (
     BUILD_UP,
     Row,
@@ -20,7 +19,7 @@ from tests.sparsifiers.core import MICRO_AGREED, TOPK_UNION
 from tests.sparsifiers.index_codecs import elias_fano, whole
 from tests.sparsifiers.quantisers import averaged, encoded_lists
 
-GATHER, CHUNKS, DECAY = micro.Gather(), Chunks(size=48), micro.ErrorFeedback(decay=0.95)
+GATHER, CHUNKS, DECAY = micro.Gather(), micro.TopK(scope="chunk", size=48), micro.ErrorFeedback(decay=0.95)
 
 
 def two_bits(count: int) -> int:

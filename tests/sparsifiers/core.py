@@ -202,7 +202,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+repaired",
-        make=sparse(micro.RepairedMicro()),
+        make=sparse(micro.Micro(rule="repaired")),
         band=STEERED,
         counts=steered_counts,
         indices=lists(4),
@@ -212,7 +212,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="micro+published",
-        make=sparse(micro.PublishedMicro()),
+        make=sparse(micro.Micro(rule="published")),
         band=None,
         counts=rows(4),
         indices=lists(4),

@@ -2,9 +2,7 @@
 
 import micro
 from micro.parts import Rule
-from micro.selectors.gaussiank import GaussianK
-from micro.selectors.gaussiank_published import PublishedGaussianK
-from micro.selectors.laws import Law
+from micro.selectors.fits.laws import Law
 from tests.sparsifiers.base import Band, Row, lists, raw_lists, rows, sparse, union_values
 
 GATHER = micro.Gather()
@@ -29,17 +27,19 @@ def gathered(name: str, selector: micro.Selector, rule: str, exchange: micro.Gat
 
 def sidco(name: str, law: Law, rule: Rule, stages: int | None = None) -> Row:
     """Row of SIDCo with one law."""
-    settings = {"name": "sidco", "law": law, "rule": rule, "stages": stages}
-    return gathered(name, micro.build(micro.Selector, settings), rule)
+    word = "sidco" if rule == "repaired" else "sidco_published"
+    return gathered(name, micro.Estimated(fit={"name": word, "law": law, "stages": stages}), rule)
 
 
 ROWS: tuple[Row, ...] = (
-    gathered("gaussiank+repaired", GaussianK(), "repaired"),
-    gathered("gaussiank+published", PublishedGaussianK(), "published"),
-    gathered("gaussiank+published+slices", PublishedGaussianK(), "published", micro.PublishedGather()),
+    gathered("gaussiank+repaired", micro.Estimated(fit="gaussiank"), "repaired"),
+    gathered("gaussiank+published", micro.Estimated(fit="gaussiank_published"), "published"),
+    gathered(
+        "gaussiank+published+slices", micro.Estimated(fit="gaussiank_published"), "published", micro.PublishedGather()
+    ),
     Row(
         name="gaussiank+repaired+union",
-        make=sparse(GaussianK()),
+        make=sparse(micro.Estimated(fit="gaussiank")),
         band=BOUNDED,
         counts=rows(4),
         indices=lists(4),

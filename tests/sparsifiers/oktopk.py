@@ -2,8 +2,7 @@
 
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.oktopk_published import PublishedOktopk
-from micro.selectors.reused import Reused
-from micro.selectors.reused_published import PublishedReused
+from micro.selectors.estimated import Estimated
 from micro.selectors.topk import TopK
 from tests.sparsifiers.base import BUILD_UP, EXACT, Bytes, Outcome, Row, lists, rows, sparse, union_values
 
@@ -31,7 +30,7 @@ def control(row_bytes: int, index_bytes: int) -> Bytes:
 ROWS: tuple[Row, ...] = (
     Row(
         name="oktopk",
-        make=sparse(Reused(), exchange=Oktopk()),
+        make=sparse(Estimated(fit="reused"), exchange=Oktopk()),
         band=EXACT,
         counts=control(136, 0),
         indices=entries(4),
@@ -43,7 +42,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="oktopk+published",
-        make=sparse(PublishedReused(), exchange=PublishedOktopk(balance=None)),
+        make=sparse(Estimated(fit="reused_published"), exchange=PublishedOktopk(balance=None)),
         band=None,
         counts=control(12, 4),
         indices=entries(4),
@@ -66,7 +65,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="reused+union",
-        make=sparse(Reused()),
+        make=sparse(Estimated(fit="reused")),
         band=BUILD_UP,
         counts=rows(4),
         indices=lists(4),

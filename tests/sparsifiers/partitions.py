@@ -1,9 +1,7 @@
 """Methods that share out the vector unequally: ExDyna and DEFT."""
 
-from micro.selectors.deft import Deft
-from micro.selectors.deft_published import PublishedDeft
-from micro.selectors.exdyna import ExDyna
-from micro.selectors.exdyna_published import PublishedExDyna
+from micro.zoo.deft import Deft
+from micro.zoo.exdyna import ExDyna
 from tests.sparsifiers.base import EXACT, Outcome, Row, agreed_counts, all_reduce, lists, rows, sparse, union_values
 
 LAYERS = (128, 8, 121)  # lengths in the layout of the laws
@@ -38,7 +36,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="exdyna+published",
-        make=sparse(PublishedExDyna()),
+        make=sparse(ExDyna(rule="published")),
         band=None,
         counts=rows(4),
         indices=lists(4),
@@ -58,7 +56,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="deft+published",
-        make=sparse(PublishedDeft()),
+        make=sparse(Deft(rule="published")),
         band=None,
         counts=plan,
         indices=lists(4),

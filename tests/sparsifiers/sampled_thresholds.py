@@ -21,37 +21,39 @@ BISECTED = Band(1.0, lambda world_size: 2 * world_size)
 ROWS: tuple[Row, ...] = (
     Row(
         name="dgc+repaired",
-        make=sparse(micro.DGC(), exchange=GATHER, feedback=MOMENTUM),
+        make=sparse(micro.Estimated(fit="dgc"), exchange=GATHER, feedback=MOMENTUM),
         band=FITTED,
         rule="repaired",
         **GATHERED,
     ),
     Row(
         name="dgc+repaired+union",
-        make=sparse(micro.DGC(), feedback=MOMENTUM),
+        make=sparse(micro.Estimated(fit="dgc"), feedback=MOMENTUM),
         band=FITTED,
         rule="repaired",
         **UNITED,
     ),
     Row(
         name="dgc+published",
-        make=sparse(micro.PublishedDGC(), exchange=GATHER, feedback=MOMENTUM),
+        make=sparse(micro.Estimated(fit="dgc_published"), exchange=GATHER, feedback=MOMENTUM),
         band=CUT,
         rule="published",
         **GATHERED,
     ),
-    Row(name="sage+repaired", make=sparse(micro.Sage()), band=FITTED, rule="repaired", **UNITED),
-    Row(name="sage+published", make=sparse(micro.PublishedSage()), band=None, rule="published", **UNITED),
+    Row(name="sage+repaired", make=sparse(micro.Estimated(fit="sage")), band=FITTED, rule="repaired", **UNITED),
+    Row(
+        name="sage+published", make=sparse(micro.Estimated(fit="sage_published")), band=None, rule="published", **UNITED
+    ),
     Row(
         name="redsync+repaired",
-        make=sparse(micro.RedSync(), exchange=GATHER),
+        make=sparse(micro.Estimated(fit="redsync"), exchange=GATHER),
         band=BISECTED,
         rule="repaired",
         **GATHERED,
     ),
     Row(
         name="redsync+published",
-        make=sparse(micro.PublishedRedSync(), exchange=GATHER),
+        make=sparse(micro.Estimated(fit="redsync_published"), exchange=GATHER),
         band=None,
         rule="published",
         **GATHERED,

@@ -118,7 +118,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="per_tensor+micro+published",
-        make=sparse(per_tensor(micro.PublishedMicro())),
+        make=sparse(per_tensor(micro.Micro(rule="published"))),
         band=None,
         counts=rows(4 * NUM_LAYERS),
         indices=lists(4),

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.partition import layer_pieces
-from micro.selectors.deft import share_out
 from micro.selectors.pieces import largest_of_each, pieces_at
+from micro.zoo.deft import layer_pieces, share_out
 
 Numels = tuple[int, ...]
 SMALL: Numels = (700, 64, 5, 1, 1203, 33, 300, 2)

@@ -103,7 +103,7 @@ SENDING: dict[str, dict[str, object]] = {
     "micro": {"selector": micro.Micro()},
     "micro by tensor": {"selector": micro.PerTensor(selector=micro.Micro())},
     "leader": {"selector": micro.Leader()},
-    "gaussiank": {"selector": micro.GaussianK(), "exchange": micro.Gather()},
+    "gaussiank": {"selector": micro.Estimated(fit="gaussiank"), "exchange": micro.Gather()},
     "in pieces": {"selector": micro.TopK(), "exchange": micro.InPieces(each=micro.Gather(), ends=(100, 257))},
     "momentum": {"selector": micro.TopK(), "feedback": micro.MomentumCorrection(momentum=0.5)},
 }
@@ -139,7 +139,7 @@ def test_a_codec_is_at_work_at_a_density_of_one_too() -> None:
     torch.testing.assert_close(3 * out.update + out.residuals.sum(0), drawn(0).sum(0))
 
 
-@pytest.mark.parametrize("selector", [micro.Threshold(), micro.PublishedMicro()])
+@pytest.mark.parametrize("selector", [micro.Threshold(), micro.Micro(rule="published")])
 def test_what_follows_no_density_or_a_published_rule_stays_as_it_is(selector: micro.Selector[object]) -> None:
     reducer = micro.SparseReducer(selector, 1.0)
     assert reducer.at(1.0) is reducer

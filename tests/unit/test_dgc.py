@@ -14,8 +14,7 @@ from micro import kernels
 from micro.feedback import MomentumCorrection
 from micro.randomness import generator
 from micro.requests import carried_out
-from micro.selectors.dgc import DGC
-from micro.selectors.dgc_published import PublishedDGC
+from micro.selectors.fits.dgc import DGC
 from micro.sparse import SparseValues
 from tests.gathered_choices import Vector, check_steps
 
@@ -202,7 +201,7 @@ def test_the_published_rule_step_by_step(world_size: int) -> None:
         ways.update(did)
         return chosen
 
-    reducer = micro.SparseReducer(PublishedDGC(), k / d, exchange=micro.Gather(), seed=seed)
+    reducer = micro.SparseReducer(micro.Estimated(fit="dgc_published"), k / d, exchange=micro.Gather(), seed=seed)
     check_steps(reducer, (gradients(d, world_size, step) for step in range(15)), choose)
     assert ways == {"cut", "lowered", "lowest", "all"}
 
@@ -215,7 +214,7 @@ def test_the_published_rule_ends_after_ten_rounds() -> None:
     phase = phases(0, 0, 0)(97)
     acc = torch.full((4000,), 1e-6, dtype=torch.float64)
     acc[phase::97] = 1.0  # the sample sees nothing else: 0.8 ** 10 is far above the rest
-    assert choose(PublishedDGC(), acc, 200) == list(range(phase, 4000, 97))
+    assert choose(micro.Estimated(fit="dgc_published"), acc, 200) == list(range(phase, 4000, 97))
 
 
 # --- the repaired rule ------------------------------------------------------------------------------------------------
@@ -243,14 +242,14 @@ def test_a_first_step_is_the_sampled_threshold_or_else_exact(dtype: torch.dtype)
         exact = not 2 / 3 * k <= len(found) <= 4 / 3 * k
         ways.add(exact)
         expected = sorted(np.argsort(-magnitudes)[:k].tolist()) if exact else found
-        assert choose(DGC(), acc, k, seed=seed) == expected
+        assert choose(micro.Estimated(fit="dgc"), acc, k, seed=seed) == expected
     assert False in ways
 
 
 def test_another_seed_samples_elsewhere() -> None:
     acc = torch.tensor(np.random.default_rng(0).normal(size=20000))
     for rule in ("repaired", "published"):
-        selector = micro.build(micro.Selector, {"name": "dgc", "rule": rule})
+        selector = micro.Estimated(fit="dgc" if rule == "repaired" else "dgc_published")
         assert len({tuple(choose(selector, acc, 100, seed=seed)) for seed in range(6)}) > 1
         assert len({tuple(choose(selector, acc, 100, step=step)) for step in range(6)}) > 1
         assert choose(selector, acc, 100, seed=3) == choose(selector, acc, 100, seed=3)
@@ -258,15 +257,12 @@ def test_another_seed_samples_elsewhere() -> None:
 
 def test_the_repaired_rule_stays_near_k_with_its_feedback() -> None:
     d, k = 10000, 100
-    reducer = micro.SparseReducer(DGC(), k / d, exchange=micro.Gather(), feedback=MomentumCorrection())
+    reducer = micro.SparseReducer(
+        micro.Estimated(fit="dgc"), k / d, exchange=micro.Gather(), feedback=MomentumCorrection()
+    )
     with closing(micro.Simulation(reducer, micro.Layout.flat(d), 2)) as simulation:
         counts = [simulation.step(torch.tensor(gradients(d, 2, step)).float()).stats[0].counts for step in range(20)]
     every = np.array(counts)
     assert every.max() <= 4 / 3 * k
     assert every.min() >= k / 2
     assert 0.8 * k <= every.mean() <= 1.1 * k
-
-
-def test_rules_are_known() -> None:
-    with pytest.raises(ValueError, match="rule of dgc must be one of repaired, published, got 'best'"):
-        micro.build(micro.Selector, {"name": "dgc", "rule": "best"})

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.partition import block_spans
-from micro.selectors.exdyna import ExDyna
-from micro.selectors.exdyna_published import PublishedExDyna
+from micro.zoo.exdyna import ExDyna, block_spans
 
 
 def build(selector: micro.Selector[Any], numel: int, world_size: int, density: float) -> micro.Simulation:
@@ -130,7 +128,7 @@ def test_published_is_the_authors_code_step_for_step(world_size: int, numel: int
     profile[: numel // 6] *= 3
     profile[-numel // 12 :] *= 2
     pool = randomness.standard_normal((world_size, 2 * numel), np.float32)
-    with closing(build(PublishedExDyna(), numel, world_size, 0.01)) as simulation:
+    with closing(build(ExDyna(rule="published"), numel, world_size, 0.01)) as simulation:
         for index in range(32):
             first = 997 * index % numel
             grads = profile * pool[:, first : first + numel]
@@ -150,7 +148,7 @@ def test_published_foresees_what_each_move_changes(world_size: int) -> None:
     """Blocks so dense that a move, as foreseen, decides about the next border."""
     numel, num_blocks, k = 2060, 64, 412
     by_hand = PublishedByHand(numel, world_size, k, num_blocks)
-    selector = PublishedExDyna(num_blocks=num_blocks)
+    selector = ExDyna(rule="published", num_blocks=num_blocks)
     randomness = np.random.default_rng(world_size)
     with closing(build(selector, numel, world_size, k / numel)) as simulation:
         for index in range(40):
@@ -164,7 +162,7 @@ def test_published_foresees_what_each_move_changes(world_size: int) -> None:
 def test_published_stops_at_a_quarter_of_the_mean_partition() -> None:
     grads = torch.zeros(2, 2048)
     grads[:, :100] = 1.0  # all in the first blocks, which the second partition never gets
-    with closing(build(PublishedExDyna(num_blocks=64), 2048, 2, 0.02)) as simulation:
+    with closing(build(ExDyna(rule="published", num_blocks=64), 2048, 2, 0.02)) as simulation:
         for _ in range(30):
             simulation.step_(grads.clone())
         assert blocks_of(simulation)[0] == [8, 56]
@@ -195,7 +193,7 @@ def mean(values: list[float]) -> float:
 @pytest.mark.slow
 def test_imbalance_falls_while_with_micro_it_stays() -> None:
     with_micro = imbalances(micro.Micro(), 120)
-    for selector in (ExDyna(num_blocks=128), PublishedExDyna(num_blocks=128, alignment=1)):
+    for selector in (ExDyna(num_blocks=128), ExDyna(rule="published", num_blocks=128, alignment=1)):
         moving = imbalances(selector, 120)
         assert mean(moving[:5]) > 1.0
         assert mean(moving[-20:]) < 0.25 * mean(moving[:5])
@@ -229,7 +227,7 @@ def test_repaired_does_not_take_a_ranks_scale_for_a_partitions_load() -> None:
 @pytest.mark.parametrize(("numel", "world_size"), [(3, 5), (257, 4), (1023, 3), (40_001, 3)])
 def test_partitions_cover_everything_once_and_never_get_too_small(rule: Any, numel: int, world_size: int) -> None:
     selector = micro.build(micro.Selector, {"name": "exdyna", "rule": rule})
-    grid = selector.grid(numel)
+    grid = selector.balance.grid(numel, 1024, 32)
     with closing(build(selector, numel, world_size, 0.3)) as simulation:
         for step in range(2 * world_size):
             randomness = torch.Generator().manual_seed(step)
@@ -251,7 +249,7 @@ def test_partitions_cover_everything_once_and_never_get_too_small(rule: Any, num
     [(1, 1, 1), (257, 257, 1), (2000, 1000, 2), (31 * 1024, 1024, 31), (32 * 1024, 1024, 32), (40_000, 625, 64)],
 )
 def test_repaired_has_blocks_of_equal_length_for_any_vector(numel: int, num_blocks: int, block_size: int) -> None:
-    grid = ExDyna().grid(numel)
+    grid = ExDyna().balance.grid(numel, 1024, 32)
     assert (grid.num_blocks, grid.block_size) == (num_blocks, block_size)
     assert (grid.num_blocks - 1) * grid.block_size < numel <= grid.num_blocks * grid.block_size
 

@@ -15,13 +15,10 @@ import micro
 from micro.comm import SoloComm
 from micro.kernels import largest
 from micro.requests import carried_out
-from micro.selectors.fitting import Correction, select_near, strictly_above
-from micro.selectors.gaussiank import GaussianK, folded_quantile, normal_quantile
-from micro.selectors.gaussiank_published import PublishedGaussianK
-from micro.selectors.laws import Law, exponential_quantile, gamma_quantile, moments, pareto_quantile
-from micro.selectors.sidco import Sidco
-from micro.selectors.sidco_published import PublishedSidco
-from micro.selectors.staged_fit import most_stages, stage_shares
+from micro.selectors.fits.correction import Correction, select_near, strictly_above
+from micro.selectors.fits.gaussiank import folded_quantile, normal_quantile
+from micro.selectors.fits.laws import Law, exponential_quantile, gamma_quantile, moments, pareto_quantile
+from micro.selectors.fits.stages import most_stages, stage_shares
 from micro.sparse import Selection, Step
 from tests.products import grid
 
@@ -171,7 +168,7 @@ def published_gaussian(acc: Array, k: int) -> tuple[list[int], int]:
 @every_stream
 def test_published_gaussian_is_the_public_code_step_for_step(stream: str) -> None:
     numel, k, scans = 4000, 40, set()
-    for acc, selection in run(PublishedGaussianK(), stream, numel=numel, k=k, steps=20):
+    for acc, selection in run(micro.Estimated(fit="gaussiank_published"), stream, numel=numel, k=k, steps=20):
         expected, rounds = published_gaussian(acc, k)
         scans.add(rounds)
         assert selection.indices.tolist() == expected
@@ -179,18 +176,21 @@ def test_published_gaussian_is_the_public_code_step_for_step(stream: str) -> Non
 
 
 def test_published_gaussian_leaves_the_count_unbounded() -> None:
-    ratios = [s.indices.numel() / 40 for _, s in run(PublishedGaussianK(), "mean 1", numel=4000, k=40, steps=10)]
+    ratios = [
+        s.indices.numel() / 40
+        for _, s in run(micro.Estimated(fit="gaussiank_published"), "mean 1", numel=4000, k=40, steps=10)
+    ]
     assert max(ratios) > 4
 
 
 @pytest.mark.parametrize("acc", [torch.zeros(100), torch.tensor([5.0])], ids=["zeros", "one element"])
 def test_published_gaussian_sends_nothing_without_deviation(acc: Tensor) -> None:
-    selector = PublishedGaussianK()
+    selector = micro.Estimated(fit="gaussiank_published")
     assert not select(selector, selector.start(), acc, 1).indices.numel()
 
 
 def test_published_gaussian_sends_a_constant_whole() -> None:
-    selector = PublishedGaussianK()
+    selector = micro.Estimated(fit="gaussiank_published")
     assert select(selector, selector.start(), torch.full((64,), -3.0), 1).indices.numel() == 64
 
 
@@ -225,7 +225,7 @@ def fitted(law: Law, x: Array) -> Any:
 @grid(law=LAWS, num_stages=[1, 2, 3, 5], stream=["normal", "laplace", "student t(3)", "lognormal"])
 def test_published_sidco_fits_in_stages(law: Law, num_stages: int, stream: str) -> None:
     rng, k = np.random.default_rng(1), 100
-    selector = PublishedSidco(law=law, stages=num_stages)
+    selector = micro.Estimated(fit={"name": "sidco_published", "law": law, "stages": num_stages})
     for _ in range(3):
         acc = STREAMS[stream](rng, 5000)
         found = select(selector, selector.start(), torch.from_numpy(acc), k)
@@ -235,7 +235,9 @@ def test_published_sidco_fits_in_stages(law: Law, num_stages: int, stream: str) 
 @grid(law=LAWS, stream=["normal", "laplace", "lognormal"])
 def test_published_sidco_changes_the_stages_every_five_steps(law: Law, stream: str) -> None:
     numel, k, num_stages, ratios, seen = 5000, 25, 1, [], set()
-    for acc, selection in run(PublishedSidco(law=law), stream, numel=numel, k=k, steps=40):
+    for acc, selection in run(
+        micro.Estimated(fit={"name": "sidco_published", "law": law}), stream, numel=numel, k=k, steps=40
+    ):
         expected = published_sidco(acc, law, k, num_stages)
         assert selection.indices.tolist() == expected
         seen.add(num_stages)
@@ -270,32 +272,35 @@ AWKWARD = {
 }
 
 
-@grid(law=LAWS, rule=["published", "repaired"], stages=[None, 1, 2, 4], kind=AWKWARD)
+@grid(law=LAWS, rule=["sidco_published", "sidco"], stages=[None, 1, 2, 4], kind=AWKWARD)
 def test_sidco_goes_on_where_a_fit_has_no_answer(law: Law, rule: Any, stages: int | None, kind: str) -> None:
     acc, selector = (
         AWKWARD[kind],
-        micro.build(micro.Selector, {"name": "sidco", "law": law, "stages": stages, "rule": rule}),
+        micro.Estimated(fit={"name": rule, "law": law, "stages": stages}),
     )
     state, k = selector.start(), max(1, acc.numel() // 20)
     for index in range(12):
         indices = select(selector, state, acc, k, index).indices
-        assert rule != "repaired" or indices.numel() <= 4 / 3 * k
+        assert rule != "sidco" or indices.numel() <= 4 / 3 * k
         assert kind != "zeros" or not indices.numel()
-        assert rule != "repaired" or kind == "zeros" or indices.numel()
+        assert rule != "sidco" or kind == "zeros" or indices.numel()
 
 
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="law of sidco must be one of exponential, gamma, pareto, got 'normal'"):
-        Sidco(law="normal")  # type: ignore[arg-type]
+        micro.Estimated(fit={"name": "sidco", "law": "normal"})
     with pytest.raises(ValueError, match="stages of sidco must be at least 1, or None to adapt, got 0"):
-        Sidco(stages=0)
-    with pytest.raises(ValueError, match="rule of gaussiank must be one of repaired, published, got 'x'"):
-        micro.build(micro.Selector, {"name": "gaussiank", "rule": "x"})
+        micro.Estimated(fit={"name": "sidco", "stages": 0})
+    with pytest.raises(ValueError, match=r"fit must be one of dgc, dgc_published, gaussiank, .*, got 'x'"):
+        micro.Estimated(fit="x")
 
 
 # --- the closed loop --------------------------------------------------------------------------------------------------
 
-REPAIRED = [GaussianK(), *(Sidco(law=law, stages=stages) for law in LAWS for stages in (None, 1, 3))]
+REPAIRED = [
+    micro.Estimated(fit="gaussiank"),
+    *(micro.Estimated(fit={"name": "sidco", "law": law, "stages": stages}) for law in LAWS for stages in (None, 1, 3)),
+]
 
 
 @grid(selector=REPAIRED, stream=STREAMS)
@@ -342,7 +347,7 @@ def test_too_many_are_cut_to_exactly_the_largest() -> None:
 
 
 def test_a_jump_of_scale_makes_no_difference() -> None:
-    rng, selector = np.random.default_rng(0), GaussianK()
+    rng, selector = np.random.default_rng(0), micro.Estimated(fit="gaussiank")
     state = selector.start()
     for index in range(20):
         acc = torch.from_numpy(rng.laplace(size=20_000) * 10.0 ** (index % 3))
@@ -351,7 +356,7 @@ def test_a_jump_of_scale_makes_no_difference() -> None:
 
 
 def test_a_change_of_law_is_followed() -> None:
-    rng, selector = np.random.default_rng(0), GaussianK()
+    rng, selector = np.random.default_rng(0), micro.Estimated(fit="gaussiank")
     state, counts = selector.start(), []
     for index in range(20):
         acc = rng.standard_normal(20_000) if index < 10 else rng.lognormal(sigma=2, size=20_000)
@@ -367,7 +372,7 @@ def test_strictly_above_leaves_out_what_equals() -> None:
         assert strictly_above(x, math.nan)[0].tolist() == []
 
 
-@pytest.mark.parametrize("selector", [*REPAIRED, PublishedSidco()], ids=str)
+@pytest.mark.parametrize("selector", [*REPAIRED, micro.Estimated(fit="sidco_published")], ids=str)
 def test_state_goes_through_save_and_load(selector: micro.Selector[Any]) -> None:
     rng, state = np.random.default_rng(0), selector.start()
     for index in range(12):

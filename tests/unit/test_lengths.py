@@ -21,13 +21,15 @@ from micro.comm import Comm
 from micro.exchanges.base import Wire, gather_header
 from micro.flat import MAX_NUMEL
 from micro.norms import norm, norms_of
-from micro.partition import block_spans, cyclic_slice, equal_slice, layer_pieces
+from micro.partition import cyclic_slice, equal_slice
 from micro.planning.volumes import volume_of
 from micro.reducers.node_shards import NodeShards
 from micro.requests import carried_out
 from micro.selectors.randomk import draw
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.thread_ranks import SimulatedGroup
+from micro.zoo import exdyna
+from micro.zoo.deft import layer_pieces
 from tests.products import TIER, grid
 
 MANY = 2048
@@ -139,10 +141,10 @@ def test_parts_of_the_longest_vector_cover_it(world_size: int) -> None:
     d, ranks = MAX_NUMEL, range(world_size)
     assert_covers([equal_slice(d, world_size, rank) for rank in ranks])
     assert_covers(sorted(cyclic_slice(d, 10**9 + 7, rank, world_size) for rank in ranks))
-    for selector in (micro.ExDyna(), micro.PublishedExDyna()):
-        blocks = selector.grid(d)
+    for balance in (exdyna.Repaired(), exdyna.AsPublished()):
+        blocks = balance.grid(d, 1024, 32)
         shares = [stop - start for start, stop in (equal_slice(blocks.num_blocks, world_size, r) for r in ranks)]
-        assert_covers(block_spans(shares, blocks.block_size, d))
+        assert_covers(exdyna.block_spans(shares, blocks.block_size, d))
     numels = (2**30, 2**30 - 2, 1)
     assert_covers(layer_pieces(numels, world_size))
     shards = NodeShards(micro.Layout(("a", "b", "c"), tuple((numel,) for numel in numels)), world_size)

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import micro
 from micro import kernels
+from micro.zoo.exdyna import ExDyna
 from tests.mirrored_ranks import MirroredComm
 
 NUMEL, DENSITY, FEW, MANY = 40_960, 0.05, 4, 1024
@@ -16,9 +17,9 @@ OPERATIONS = {  # of a whole reduction on a CPU, views of tensors among them, wi
     "micro": (micro.SparseReducer(micro.Micro(), DENSITY), 37),
     "micro gather": (micro.SparseReducer(micro.Micro(), DENSITY, GATHER), 45),
     "micro slack": (micro.SparseReducer(micro.Micro(slack=0.2), DENSITY), 37),
-    "micro repaired": (micro.SparseReducer(micro.RepairedMicro(), DENSITY), 52),
-    "micro published": (micro.SparseReducer(micro.PublishedMicro(), DENSITY), 48),
-    "exdyna": (micro.SparseReducer(micro.ExDyna(), DENSITY), 37),
+    "micro repaired": (micro.SparseReducer(micro.Micro(rule="repaired"), DENSITY), 52),
+    "micro published": (micro.SparseReducer(micro.Micro(rule="published"), DENSITY), 48),
+    "exdyna": (micro.SparseReducer(ExDyna(), DENSITY), 37),
     "leader": (micro.SparseReducer(micro.Leader(), DENSITY), 24),
     "random-k": (micro.SparseReducer(micro.RandomK(), DENSITY), 28),
 }

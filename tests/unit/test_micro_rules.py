@@ -15,6 +15,7 @@ from torch import Tensor
 import micro
 from micro.partition import cyclic_slice
 from micro.planning.volumes import calls_of
+from micro.zoo.exdyna import ExDyna
 from tests.products import grid
 
 # --- published: the authors' code as described, in numpy and single precision ----------------------------------------
@@ -124,7 +125,7 @@ def test_published_sends_one_arbitrary_coordinate_from_an_empty_search() -> None
 
 
 def test_published_starts_by_its_rule_where_buckets_changed() -> None:
-    reducer = micro.SparseReducer(micro.PublishedMicro(), 0.1)
+    reducer = micro.SparseReducer(micro.Micro(rule="published"), 0.1)
     comm, device = micro.SoloComm(), torch.device("cpu")
     whole = reducer.start(micro.Layout(("a", "b"), ((50,), (90,))), torch.float32, device)
     reducer.reduce_(whole, torch.ones(140), comm)
@@ -349,7 +350,7 @@ def test_mended_rules_do_not_depend_on_the_unit_of_the_gradient(rule: str) -> No
 
 
 @grid(
-    selector=[micro.Micro(), micro.RepairedMicro(), micro.ExDyna(num_blocks=7, alignment=1)],
+    selector=[micro.Micro(), micro.Micro(rule="repaired"), ExDyna(num_blocks=7, alignment=1)],
     world_size=[1, 2, 3],
 )
 def test_at_a_density_of_one_everything_is_sent(selector: micro.Selector[object], world_size: int) -> None:

@@ -18,8 +18,7 @@ from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
 from micro.operations import PADDING
 from micro.requests import carried_out
-from micro.selectors.reused import Reused, ReusedState
-from micro.selectors.reused_published import PublishedReused
+from micro.selectors.fits.reused import ReusedState
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
@@ -181,7 +180,7 @@ def reducer(rule: Any, density: float, **settings: Any) -> micro.SparseReducer:
     if rule == "repaired":
         settings.pop("reevaluate", None)  # it is exact at every step
     period = {"reevaluate": settings["reevaluate"]} if "reevaluate" in settings else {}
-    selector = micro.build(micro.Selector, {"name": "reused", "rule": rule, **period})
+    selector = micro.Estimated(fit={"name": "reused" if rule == "repaired" else "reused_published", **period})
     return micro.SparseReducer(selector, density, exchange=built(rule=rule, **settings))
 
 
@@ -406,7 +405,7 @@ def select(selector: micro.Selector[Any], state: ReusedState, acc: Tensor, k: in
 @pytest.mark.parametrize("scale", [1.0, 1.05, 0.9, 1e3, 1e-3, 0.0])
 @pytest.mark.parametrize("k", [1, 7, 60, 500])
 def test_repaired_is_top_k_whatever_the_scale_does(scale: float, k: int) -> None:
-    state, selector = ReusedState(), Reused()
+    state, selector = ReusedState(), micro.Estimated(fit="reused")
     for step in range(6):
         acc = laplace(step, 1, 300)[0].float() * scale**step
         acc[::3] = 0
@@ -418,7 +417,7 @@ def test_repaired_is_top_k_whatever_the_scale_does(scale: float, k: int) -> None
 
 
 def test_published_steers_by_the_authors_constants() -> None:
-    selector, state = PublishedReused(), ReusedState()
+    selector, state = micro.Estimated(fit="reused_published"), ReusedState()
     acc = torch.arange(100, dtype=torch.float64)
     assert select(selector, state, acc, 12, 0) == list(range(89, 100))  # strictly above the 12th, 88
     assert state.threshold == 88.0
@@ -456,7 +455,10 @@ def test_published_goes_on_where_the_authors_code_fails() -> None:
     [
         (lambda: built(rule="exact"), "rule of oktopk must be one of repaired, published, got 'exact'"),
         (lambda: built(reevaluate=5), "reevaluate of oktopk is a setting of rule=published, got rule=repaired"),
-        (lambda: PublishedReused(reevaluate=0), "reevaluate of reused must be at least 1, got 0"),
+        (
+            lambda: micro.Estimated(fit={"name": "reused_published", "reevaluate": 0}),
+            "reevaluate of reused_published must be at least 1, got 0",
+        ),
         (lambda: Oktopk(repartition=0), "repartition of oktopk must be at least 1, got 0"),
         (lambda: PublishedOktopk(reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
         (lambda: Oktopk(balance=0.5), "balance of oktopk must be at least 1, or null for never, got 0.5"),
@@ -469,4 +471,4 @@ def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
 
 def test_values_must_travel_as_they_are() -> None:
     with pytest.raises(ValueError, match="oktopk"):
-        micro.SparseReducer(Reused(), 0.1, exchange=Oktopk(), codec=micro.Half())
+        micro.SparseReducer(micro.Estimated(fit="reused"), 0.1, exchange=Oktopk(), codec=micro.Half())

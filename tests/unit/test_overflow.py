@@ -77,7 +77,9 @@ def test_an_overflow_of_gradient_and_residual_is_found_on_the_rank_that_has_it(f
 METHODS = [
     micro.SparseReducer(micro.Micro(), 0.005),
     micro.SparseReducer(micro.TopK(), 0.005, exchange=micro.Gather()),
-    micro.SparseReducer(micro.DGC(), 0.005, exchange=micro.Gather(), feedback=micro.MomentumCorrection(momentum=0.5)),
+    micro.SparseReducer(
+        micro.Estimated(fit="dgc"), 0.005, exchange=micro.Gather(), feedback=micro.MomentumCorrection(momentum=0.5)
+    ),
     micro.FFTReducer(density=0.1, feedback=micro.ErrorFeedback()),
     micro.PowerSGD(rank=1),
     micro.TwoLevel(reducer=micro.SparseReducer(micro.Micro(), 0.005), ranks_per_node=1),

@@ -8,9 +8,9 @@ import micro
 from micro import kernels
 from micro.kernels import reference
 from micro.selectors import piece_tables
-from micro.selectors.chunks import shares
 from micro.selectors.piece_tables import tables_of
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
+from micro.selectors.topk import shares
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.products import grid
 
@@ -92,7 +92,7 @@ def test_top_k_of_each_layer_takes_the_same_share_of_each_and_at_least_one() -> 
 
 
 def test_scope_must_be_known() -> None:
-    with pytest.raises(ValueError, match="scope of topk must be one of model, layer, got 'tensor'"):
+    with pytest.raises(ValueError, match="scope of topk must be one of model, layer, chunk, got 'tensor'"):
         micro.TopK(scope="tensor")  # type: ignore[arg-type]
 
 

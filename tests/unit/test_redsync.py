@@ -9,8 +9,7 @@ from torch import Tensor
 
 import micro
 from micro.requests import carried_out
-from micro.selectors.redsync import MARGIN, RedSync, RedSyncState, bisect
-from micro.selectors.redsync_published import PublishedRedSync
+from micro.selectors.fits.redsync import MARGIN, RedSyncState, bisect
 from tests.gathered_choices import Vector, check_steps
 from tests.products import grid
 
@@ -50,7 +49,7 @@ def test_the_published_rule_step_by_step(world_size: int) -> None:
         ways.add(how)
         return chosen
 
-    reducer = micro.SparseReducer(PublishedRedSync(), k / d, exchange=micro.Gather())
+    reducer = micro.SparseReducer(micro.Estimated(fit="redsync_published"), k / d, exchange=micro.Gather())
     check_steps(reducer, (gradients(d, world_size, step) for step in range(15)), choose)
     assert ways == {"found", "too few", "too many"}
 
@@ -58,7 +57,7 @@ def test_the_published_rule_step_by_step(world_size: int) -> None:
 def test_the_published_rule_raises_the_threshold_where_it_found_too_few() -> None:
     acc = torch.zeros(100, dtype=torch.float64)
     acc[:7], acc[7:40] = 1.0, 0.3  # k = 10: the first round finds 7, between k / 2 and k; lowering would find 40
-    assert chosen(PublishedRedSync(), micro.parts.NoState(), acc, 10) == list(range(7))
+    assert chosen(micro.Estimated(fit="redsync_published"), micro.parts.NoState(), acc, 10) == list(range(7))
     assert published_choice(acc.numpy(), 10) == (list(range(7)), "too few")
 
 
@@ -84,7 +83,7 @@ LAWS = {
 
 @grid(law=LAWS, dtype=[torch.float32, torch.float64], k=[1, 7, 40])
 def test_the_largest_between_k_and_2k_are_sent_whatever_the_law(law: str, dtype: torch.dtype, k: int) -> None:
-    rng, selector, state = np.random.default_rng(0), RedSync(), RedSyncState()
+    rng, selector, state = np.random.default_rng(0), micro.Estimated(fit="redsync"), RedSyncState()
     for scale in (1, 1, 1, 1e4, 1, 1e-6):
         acc = torch.tensor(LAWS[law](rng, 3000) * scale).to(dtype)
         magnitudes = acc.abs().tolist()
@@ -99,11 +98,11 @@ def test_the_largest_between_k_and_2k_are_sent_whatever_the_law(law: str, dtype:
 
 def test_ties_across_2k_leave_the_lowest_k() -> None:
     acc = torch.tensor([0.5, -1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 1.0])
-    assert chosen(RedSync(), RedSyncState(), acc, 2) == [1, 2]
+    assert chosen(micro.Estimated(fit="redsync"), RedSyncState(), acc, 2) == [1, 2]
 
 
 def test_the_floor_settles_where_a_few_times_k_pass() -> None:
-    rng, selector, state, k = np.random.default_rng(0), RedSync(), RedSyncState(), 50
+    rng, selector, state, k = np.random.default_rng(0), micro.Estimated(fit="redsync"), RedSyncState(), 50
     shares = []
     for step in range(30):
         acc = torch.tensor(rng.laplace(size=20_000)).float()
@@ -116,7 +115,7 @@ def test_the_floor_settles_where_a_few_times_k_pass() -> None:
 
 
 def test_zeros_are_never_sent_and_the_floor_is_forgotten() -> None:
-    selector, state = RedSync(), RedSyncState()
+    selector, state = micro.Estimated(fit="redsync"), RedSyncState()
     assert len(chosen(selector, state, torch.ones(100), 5)) == 5
     assert state.floor is not None
     assert chosen(selector, state, torch.zeros(100), 5) == []
@@ -132,8 +131,3 @@ def test_a_bisection_ends_even_between_neighbours(dtype: torch.dtype) -> None:
         found = bisect(0.0, 1e6, above=float(low), up_to=float(up_to), dtype=dtype)
         assert found == float(up_to)
     assert bisect(0.0, 8.0, above=0.5, up_to=3.0, dtype=dtype) == 2.0  # 4, then 2
-
-
-def test_rules_are_known() -> None:
-    with pytest.raises(ValueError, match="rule of redsync must be one of repaired, published, got 'best'"):
-        micro.build(micro.Selector, {"name": "redsync", "rule": "best"})

@@ -11,8 +11,6 @@ import torch
 import micro
 from micro.randomness import generator
 from micro.requests import carried_out
-from micro.selectors.sage import Sage
-from micro.selectors.sage_published import PublishedSage
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -52,7 +50,7 @@ class Oracle:
 @pytest.mark.parametrize(("scale", "gammas"), [(0.01, {0.95}), (0.022, {0.95, 1.0}), (1.0, {1.0, 1.05})])
 def test_the_published_rule_step_by_step(world_size: int, scale: float, gammas: set[float]) -> None:
     d, k, seed = 1500, 15, 5
-    reducer = micro.SparseReducer(PublishedSage(), k / d, seed=seed)
+    reducer = micro.SparseReducer(micro.Estimated(fit="sage_published"), k / d, seed=seed)
     oracles, residuals = [Oracle(d, k) for _ in range(world_size)], np.zeros((world_size, d))
     with closing(micro.Simulation(reducer, micro.Layout.flat(d), world_size, dtype=torch.float64)) as simulation:
         for step in range(15):
@@ -74,7 +72,7 @@ def test_the_published_rule_step_by_step(world_size: int, scale: float, gammas: 
 
 @pytest.mark.parametrize("rule", ["published", "repaired"])
 def test_nothing_selected_anywhere_is_no_error(rule: Any) -> None:
-    reducer = micro.SparseReducer(micro.build(micro.Selector, {"name": "sage", "rule": rule}), 0.01)
+    reducer = micro.SparseReducer(micro.Estimated(fit="sage" if rule == "repaired" else "sage_published"), 0.01)
     with closing(micro.Simulation(reducer, micro.Layout.flat(1000), 3, dtype=torch.float64)) as simulation:
         for _ in range(3):
             taken = simulation.step(torch.zeros(3, 1000, dtype=torch.float64))
@@ -86,7 +84,7 @@ def test_nothing_selected_anywhere_is_no_error(rule: Any) -> None:
 
 
 def test_the_published_rule_starts_at_the_hard_threshold_whatever_the_gradient() -> None:
-    reducer = micro.SparseReducer(PublishedSage(), 0.01)
+    reducer = micro.SparseReducer(micro.Estimated(fit="sage_published"), 0.01)
     with closing(micro.Simulation(reducer, micro.Layout.flat(1600), 1)) as simulation:
         taken = simulation.step(torch.full((1, 1600), 0.124))
         assert taken.stats[0].threshold == 0.125  # 1 / (2 sqrt 16)
@@ -94,7 +92,7 @@ def test_the_published_rule_starts_at_the_hard_threshold_whatever_the_gradient()
 
 
 def run_counts(rule: Any, scales: list[float], *, d: int = 10_000, k: int = 100) -> Vector:
-    reducer = micro.SparseReducer(micro.build(micro.Selector, {"name": "sage", "rule": rule}), k / d)
+    reducer = micro.SparseReducer(micro.Estimated(fit="sage" if rule == "repaired" else "sage_published"), k / d)
     rng = np.random.default_rng(0)
     with closing(micro.Simulation(reducer, micro.Layout.flat(d), 1)) as simulation:
         steps = [simulation.step(torch.tensor(rng.normal(size=(1, d)) * scale).float()) for scale in scales]
@@ -126,7 +124,7 @@ def test_the_published_rule_does_not_come_down_where_the_repaired_one_does() -> 
 
 def test_another_seed_draws_another_sample() -> None:
     acc = torch.tensor(np.random.default_rng(0).laplace(size=3000))
-    selector, comm = PublishedSage(), micro.SoloComm()
+    selector, comm = micro.Estimated(fit="sage_published"), micro.SoloComm()
 
     def second_threshold(seed: int) -> float | None:
         state = selector.start()
@@ -139,14 +137,9 @@ def test_another_seed_draws_another_sample() -> None:
 
 
 def test_the_state_is_saved() -> None:
-    selector, comm = Sage(), micro.SoloComm()
+    selector, comm = micro.Estimated(fit="sage"), micro.SoloComm()
     state, acc = selector.start(), torch.randn(3000, generator=torch.Generator().manual_seed(0))
     for index in range(3):
         carried_out(selector.select(state, acc, micro.sparse.Step(index, 30, 0, micro.Layout.flat(3000)), comm), comm)
-    assert state.correction.track.age == 3
+    assert state.track.age == 3
     assert selector.load(selector.save(state)) == state
-
-
-def test_rules_are_known() -> None:
-    with pytest.raises(ValueError, match="rule of sage must be one of repaired, published, got 'best'"):
-        micro.build(micro.Selector, {"name": "sage", "rule": "best"})

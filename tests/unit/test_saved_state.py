@@ -12,6 +12,7 @@ import micro
 from micro.checkpoints.description import describe, misfit
 from micro.checkpoints.saved_state import VERSION
 from micro.wrappers import plain_names
+from micro.zoo.exdyna import ExDyna
 from tests.saving import through_a_file
 from tests.small_models import batch
 from tests.sparsifiers import TABLE
@@ -90,7 +91,7 @@ def test_a_state_says_who_saved_it_and_with_which_method() -> None:
 
 @pytest.mark.parametrize(
     ("selector", "scope"),
-    [(micro.Micro(), "bucket"), (micro.Micro(), "tensor"), (micro.Micro(), "model"), (micro.ExDyna(), "bucket")],
+    [(micro.Micro(), "bucket"), (micro.Micro(), "tensor"), (micro.Micro(), "model"), (ExDyna(), "bucket")],
 )
 def test_a_run_goes_on_from_its_state_with_no_rehearsal(selector: Any, scope: str) -> None:
     reducer = micro.SparseReducer(selector, density=0.2)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.selectors.base import Selector
-from micro.selectors.micro import PublishedMicro, RepairedMicro
+from micro.selectors.base import Selector, Traits
 from micro.selectors.scaled import Scaled, ScaledState
 from micro.sparse import Overlap
+from micro.zoo.deft import Deft
 from tests.products import grid
 
 LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
@@ -71,11 +71,11 @@ class _OfACopy(Selector[Any]):
 
 
 @grid(
-    selector=[micro.Micro(), micro.Micro(slack=0.5), RepairedMicro(), PublishedMicro()],
+    selector=[micro.Micro(), micro.Micro(slack=0.5), micro.Micro(rule="repaired"), micro.Micro(rule="published")],
     dtype=[torch.float32, torch.float64, torch.bfloat16],
 )
 def test_thresholds_by_parameter_select_what_a_scaled_copy_does(selector: Selector[Any], dtype: torch.dtype) -> None:
-    assert selector.takes_scales
+    assert Traits.TAKES_SCALES in selector.traits
     simulations = [
         micro.Simulation(micro.SparseReducer(Scaled(selector=each), DENSITY), LAYOUT, 3, dtype=dtype)
         for each in (selector, _OfACopy(inner=selector))
@@ -100,9 +100,9 @@ def test_scales_follow_their_parameters_into_other_buckets() -> None:
     ("selector", "why"),
     [
         (micro.TopK(scope="layer"), "selector topk weighs each parameter itself already: use it without scaled"),
-        (micro.Deft(), "selector deft weighs each parameter itself already"),
+        (Deft(), "selector deft weighs each parameter itself already"),
         (micro.RandomK(), "selector randomk does not look at magnitudes"),
-        (micro.GaussianK(), "selector gaussiank fits a law to the accumulator as it is"),
+        (micro.Estimated(fit="gaussiank"), "selector gaussiank fits a law to the accumulator as it is"),
     ],
 )
 def test_selectors_to_which_a_scale_says_nothing_are_refused(selector: micro.Selector, why: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import micro
 from micro.requests import carried_out
-from micro.selectors.micro import PublishedMicro, RepairedMicro
+from micro.selectors.base import Traits
 from micro.selectors.scaled_elements import ScaledElements, ScaledElementsState
 from micro.sparse import Step
 from tests.products import grid
@@ -116,11 +116,11 @@ class _OfACopy(micro.Selector[Any]):
 
 
 @grid(
-    selector=[micro.Micro(), micro.Micro(slack=0.5), RepairedMicro(), PublishedMicro()],
+    selector=[micro.Micro(), micro.Micro(slack=0.5), micro.Micro(rule="repaired"), micro.Micro(rule="published")],
     dtype=[torch.float32, torch.float64, torch.bfloat16],
 )
 def test_what_is_compared_by_element_is_what_a_scaled_copy_holds(selector: micro.Selector, dtype: torch.dtype) -> None:
-    assert selector.takes_scales
+    assert Traits.TAKES_SCALES in selector.traits
     simulations = [
         micro.Simulation(reducer_of(each), LAYOUT, 3, dtype=dtype) for each in (selector, _OfACopy(inner=selector))
     ]
@@ -239,7 +239,7 @@ def test_a_parameter_without_a_gradient_at_first_is_preferred_when_it_has_one() 
         (micro.TopK(scope="layer"), "topk weighs each parameter itself already: use it without scaled_elements"),
         (micro.Scaled(selector=micro.Micro()), "scaled micro weighs each parameter itself already"),
         (micro.RandomK(), "randomk does not look at magnitudes"),
-        (micro.GaussianK(), "gaussiank fits a law to the accumulator as it is"),
+        (micro.Estimated(fit="gaussiank"), "gaussiank fits a law to the accumulator as it is"),
     ],
 )
 def test_selectors_to_which_a_scale_says_nothing_are_refused(selector: micro.Selector, why: str) -> None:

@@ -21,6 +21,7 @@ from micro.requests import carried_out
 from micro.selectors.per_tensor import PerTensor, PerTensorState
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.thread_ranks import SimulatedGroup
+from micro.zoo.deft import Deft
 from tests.products import grid
 
 CPU, DTYPE = torch.device("cpu"), torch.float64
@@ -29,7 +30,7 @@ SCALES = {"a": 1.0, "b": 30.0, "one": 0.1, "c": 0.01}
 DENSITY = 0.1
 
 
-SELECTORS = [name for name, kind in micro.known(micro.Selector).items() if not kind.needs_all]
+SELECTORS = ("exdyna", "leader", "micro", "randomk", "threshold", "topk")
 
 
 def gradients(layout: micro.Layout, world_size: int, step: int) -> Tensor:
@@ -100,10 +101,10 @@ def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int)
             assert stats.threshold is None
 
 
-@pytest.mark.parametrize("name", ["micro", "exdyna", "sidco", "leader"])
+@pytest.mark.parametrize("name", ["micro", "exdyna", "estimated", "leader"])
 def test_buckets_change_nothing_when_each_parameter_is_chosen_from_by_itself(three: SimulatedGroup, name: str) -> None:
-    rule = {"rule": "repaired"} if name == "micro" else {}  # which remembers more than the others
-    reducer = micro.SparseReducer(PerTensor(selector={"name": name, **rule}), DENSITY)  # type: ignore[arg-type]
+    settings = {"micro": {"rule": "repaired"}, "estimated": {"fit": "sidco"}}.get(name, {})
+    reducer = micro.SparseReducer(PerTensor(selector={"name": name, **settings}), DENSITY)  # type: ignore[arg-type]
     whole, moved = start(reducer, LAYOUT, 3), [start(reducer, LAYOUT, 3)]
     for step in range(12):
         if step == 4:  # DDP's buckets come apart
@@ -119,7 +120,7 @@ def test_buckets_change_nothing_when_each_parameter_is_chosen_from_by_itself(thr
 
 
 def test_states_follow_their_parameters_by_name(three: SimulatedGroup) -> None:
-    reducer = micro.SparseReducer(PerTensor(selector=micro.RepairedMicro()), DENSITY)
+    reducer = micro.SparseReducer(PerTensor(selector=micro.Micro(rule="repaired")), DENSITY)
     states = start(reducer, LAYOUT, 3)
     for _ in range(3):
         reduced(three, reducer, states)
@@ -188,7 +189,7 @@ def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedGroup) -> N
 def test_it_is_built_from_names_and_says_what_it_is() -> None:
     spec: dict[str, Any] = {"name": "per_tensor", "selector": {"name": "micro", "rule": "published"}}
     built = micro.build(micro.Selector, spec)
-    assert built == PerTensor(selector=micro.PublishedMicro())
+    assert built == PerTensor(selector=micro.Micro(rule="published"))
     assert built.overlap is Overlap.DISJOINT
     assert micro.SparseReducer(built, DENSITY).method == "per_tensor micro (published)"
     assert micro.build(micro.Selector, spec | {"selector": "leader"}).overlap is Overlap.LEADER
@@ -199,7 +200,7 @@ def test_it_is_built_from_names_and_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("selector", "why"),
     [
-        (micro.Deft(), "selector deft makes sense for all parameters together only: use it without per_tensor"),
+        (Deft(), "selector deft makes sense for all parameters together only: use it without per_tensor"),
         (micro.Everything(), "selector everything makes sense for all parameters together only"),
         (micro.TopK(scope="layer"), "selector topk looks at each parameter separately already"),
         (PerTensor(selector=micro.TopK()), "selector per_tensor topk looks at each parameter separately already"),

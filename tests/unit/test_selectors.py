@@ -99,8 +99,8 @@ def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
     ("name", "settings", "message"),
     [
         ("topk2", {}, "selector must be one of .*topk.*, got 'topk2'; did you mean 'topk'"),
-        ("micro", {"rul": "agreed"}, "selector micro has slack, block, rule, got 'rul'; did you mean 'rule'"),
-        ("topk", {"k": 3}, "selector topk has scope, got 'k'"),
+        ("micro", {"rul": "agreed"}, "selector micro has rule, slack, block, got 'rul'; did you mean 'rule'"),
+        ("topk", {"k": 3}, "selector topk has scope, size, got 'k'"),
         ("micro", {"rule": "best"}, "rule of micro must be one of agreed, repaired, published, got 'best'"),
         ("threshold", {"value": 0.0}, "value of the threshold must be positive, got 0.0"),
     ],
@@ -111,4 +111,4 @@ def test_a_selector_that_cannot_be_is_refused(name: str, settings: dict[str, obj
 
 
 def test_a_selector_is_built_by_name() -> None:
-    assert micro.build(micro.Selector, {"name": "micro", "rule": "repaired"}) == micro.RepairedMicro()
+    assert micro.build(micro.Selector, {"name": "micro", "rule": "repaired"}) == micro.Micro(rule="repaired")

@@ -177,6 +177,6 @@ def test_derived_statistics() -> None:
 def test_the_state_of_another_method_is_refused() -> None:
     layout = micro.Layout.flat(20)
     saved = micro.Simulation(micro.SparseReducer(micro.TopK(), 0.1), layout, 2).state_dict()
-    other = micro.Simulation(micro.SparseReducer(micro.RepairedMicro(), 0.1), layout, 2)
+    other = micro.Simulation(micro.SparseReducer(micro.Micro(rule="repaired"), 0.1), layout, 2)
     with pytest.raises(ValueError, match=r"state is of topk, the reducer is micro \(repaired\)"):
         other.load_state_dict(saved)

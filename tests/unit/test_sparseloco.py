@@ -12,7 +12,6 @@ from micro.codecs.two_means import TwoMeans
 from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.exchanges.gather_senders import GatherBySenders
 from micro.requests import carried_out
-from micro.selectors.chunks import Chunks
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -34,14 +33,14 @@ def test_chunks_give_the_largest_of_each(numel: int, size: int, count: int) -> N
         share = stop * count // numel - start * count // numel
         places = sorted(range(start, stop), key=lambda place: -abs(float(acc[place])))
         expected += sorted(places[:share])
-    assert chosen(Chunks(size=size), acc, count) == expected
+    assert chosen(micro.TopK(scope="chunk", size=size), acc, count) == expected
     assert len(expected) == count
 
 
 def test_whole_chunks_differ_by_one_at_most_and_64_of_4096_are_64() -> None:
-    places = torch.tensor(chosen(Chunks(), drawn(3 * 4096), 3 * 64))
+    places = torch.tensor(chosen(micro.TopK(scope="chunk"), drawn(3 * 4096), 3 * 64))
     assert torch.bincount(places // 4096).tolist() == [64, 64, 64]
-    places = torch.tensor(chosen(Chunks(size=10), drawn(70), 18))
+    places = torch.tensor(chosen(micro.TopK(scope="chunk", size=10), drawn(70), 18))
     assert set(torch.bincount(places // 10).tolist()) == {2, 3}
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.selectors.histogram import magnitude_bins
-from micro.selectors.quantile import bins_inside, coarse_bin, threshold_from_bins
+from micro.selectors.micro_rules.quantile import bins_inside, coarse_bin, magnitude_bins, threshold_from_bins
 from micro.selectors.steering import (
     SIGMAS,
     TOLERANCE,

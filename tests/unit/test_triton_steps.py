@@ -30,13 +30,18 @@ METHODS: dict[str, tuple[micro.Reducer, Kernels]] = {
     **{
         name: (micro.SparseReducer(selector, DENSITY, exchange=micro.Gather()), ("summing.absorb_and_sum_", *more))
         for name, selector, more in (
-            ("gaussiank", micro.GaussianK(), ("above",)),
-            ("sidco", micro.Sidco(stages=2), ("above", "summing.sums")),
+            ("gaussiank", micro.Estimated(fit="gaussiank"), ("above",)),
+            ("sidco", micro.Estimated(fit={"name": "sidco", "stages": 2}), ("above", "summing.sums")),
         )
     },
-    "redsync": (micro.SparseReducer(micro.RedSync(), DENSITY, exchange=micro.Gather()), ("absorb_flagged_", "above")),
+    "redsync": (
+        micro.SparseReducer(micro.Estimated(fit="redsync"), DENSITY, exchange=micro.Gather()),
+        ("absorb_flagged_", "above"),
+    ),
     "dgc": (
-        micro.SparseReducer(micro.DGC(), DENSITY, exchange=micro.Gather(), feedback=micro.MomentumCorrection()),
+        micro.SparseReducer(
+            micro.Estimated(fit="dgc"), DENSITY, exchange=micro.Gather(), feedback=micro.MomentumCorrection()
+        ),
         ("above",),
     ),
     **{

@@ -33,7 +33,9 @@ METHODS: dict[str, micro.Reducer] = {
     "split": micro.Split(reducer=micro.SparseReducer(micro.Micro(), DENSITY), min_dims=2),
     "randomk": micro.SparseReducer(micro.RandomK(), DENSITY),
     "oktopk": micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Oktopk()),
-    "dgc": micro.SparseReducer(micro.DGC(), DENSITY, feedback=micro.MomentumCorrection(), exchange=micro.Gather()),
+    "dgc": micro.SparseReducer(
+        micro.Estimated(fit="dgc"), DENSITY, feedback=micro.MomentumCorrection(), exchange=micro.Gather()
+    ),
     "fft": micro.FFTReducer(density=DENSITY, feedback=micro.ErrorFeedback()),
 }
 ALONE = [

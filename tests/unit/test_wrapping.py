@@ -13,7 +13,7 @@ from micro.scope import scoped
 
 MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
 THRESHOLD = micro.SparseReducer(micro.Threshold(), density=0.1)
-DGC = micro.SparseReducer(micro.DGC(), density=0.1, feedback=micro.MomentumCorrection(clip=1.0))
+DGC = micro.SparseReducer(micro.Estimated(fit="dgc"), density=0.1, feedback=micro.MomentumCorrection(clip=1.0))
 
 
 def split(reducer: micro.Reducer) -> micro.Split:

@@ -63,4 +63,4 @@ def _measured(path: Path, sparse: dict[str, micro.Reducer]) -> tuple[SelectionOf
 
 
 def _selector(method: str, reducer: micro.Reducer) -> str:
-    return reducer.selector.name if isinstance(reducer, micro.SparseReducer) else method
+    return reducer.selector.full_name if isinstance(reducer, micro.SparseReducer) else method

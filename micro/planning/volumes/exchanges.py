@@ -13,6 +13,7 @@ from micro.index_codecs import Int32
 from micro.operations import PADDING
 from micro.planning.volumes.calls import COUNT_BYTES, Call, Calls
 from micro.planning.volumes.sparse_step import SparseStep
+from micro.selectors.base import Traits
 from micro.sparse import Overlap
 
 NEAR_SHARE = 0.25  # Ok-Topk: sums in the bin of the k-th, to those chosen: 0.1 to 0.5 on independent normal gradients
@@ -58,7 +59,7 @@ def _of_union(step: SparseStep) -> Calls:
 def _of_indices(step: SparseStep) -> Calls:
     """Return how the ranks' indices are made known: not at all where all hold the same."""
     overlap = step.selector.overlap
-    if overlap is Overlap.SAME or step.selector.sends_indices:
+    if overlap is Overlap.SAME or Traits.SENDS_INDICES in step.selector.traits:
         return ()
     if overlap is Overlap.LEADER:
         return (("broadcast", step.indices(step.total, step.numel)),)

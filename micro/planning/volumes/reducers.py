@@ -21,7 +21,7 @@ from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
-from micro.selectors.chunks import Chunks
+from micro.selectors.topk import TopK
 from micro.transforms import num_bins
 
 
@@ -110,7 +110,12 @@ def _of_fft(reducer: FFTReducer, bucket: Bucket) -> Volume:
 
 def _of_dct(reducer: DCTReducer, bucket: Bucket) -> Volume:
     tiles = SparseReducer(
-        Chunks(), reducer.density, reducer.exchange, codec=reducer.codec, indices=reducer.indices, feedback=NoFeedback()
+        TopK(scope="chunk"),
+        reducer.density,
+        reducer.exchange,
+        codec=reducer.codec,
+        indices=reducer.indices,
+        feedback=NoFeedback(),
     )
     return _of_sparse(tiles, bucket)
 

@@ -8,13 +8,13 @@ from micro.density.base import target_count
 from micro.flat import Layout
 from micro.interleaving import DealtBlocks
 from micro.kernels.cuts_reference import NUM_BINS
-from micro.partition import layer_pieces
 from micro.planning.volumes.calls import COUNT_BYTES, Calls
-from micro.selectors.base import Selector
+from micro.selectors.base import Selector, Traits
 from micro.selectors.micro_rules.one_message import message_bytes, room_for
 from micro.selectors.per_tensor import PerTensor
 from micro.selectors.scaled import Scaled
 from micro.selectors.scaling import ScalingSelector
+from micro.zoo.deft import layer_pieces
 
 _RULES: Mapping[str, Calls] = {
     "agreed": (("gather_rows", COUNT_BYTES * NUM_BINS),),
@@ -22,7 +22,7 @@ _RULES: Mapping[str, Calls] = {
     "published": (("gather_rows", COUNT_BYTES),),
 }
 _WITH_SLICES = ("micro", "exdyna")
-_KNOWING_COUNTS = ("topk", "chunks", "leader", "randomk", "everything", "micro", "exdyna")
+_KNOWING_COUNTS = ("topk", "leader", "randomk", "everything", "micro", "exdyna")
 
 
 def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, world_size: int) -> Calls:
@@ -40,7 +40,7 @@ def calls_of_selector(selector: Selector[Any], density: float, layout: Layout, w
     takes_all = has_slices(selector) and selector.rule_name != "published"
     if takes_all and target_count(density, layout.numel) == layout.numel:  # all ranks know what all choose
         return ()
-    if selector.sends_indices:
+    if Traits.SENDS_INDICES in selector.traits:
         return (("gather_rows", COUNT_BYTES * NUM_BINS + _candidate_bytes(selector, density, layout, world_size)),)
     if selector.name == "micro":
         return _RULES[str(selector.rule_name)]

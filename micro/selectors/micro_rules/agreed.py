@@ -11,9 +11,9 @@ from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.kernels.cuts_reference import NUM_BINS, Cut
 from micro.requests import AllGather, AllReduce, Once, Reduction
-from micro.selectors.histogram import SHIFT, magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
 from micro.selectors.micro_rules.one_message import Room
+from micro.selectors.micro_rules.quantile import SHIFT, magnitude_bins
 
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
 MEMORY = 4  # turns of the slices after which a doubled surplus is halved again

@@ -9,9 +9,8 @@ from torch import Tensor
 from micro import kernels
 from micro.on_device import on_device
 from micro.requests import AllGather, AllReduce, Reduction
-from micro.selectors.histogram import magnitude_bins
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
-from micro.selectors.quantile import bins_inside, coarse_bin, threshold_from_bins
+from micro.selectors.micro_rules.quantile import bins_inside, coarse_bin, magnitude_bins, threshold_from_bins
 from micro.selectors.steering import Track, aim, observe
 
 

@@ -1,17 +1,16 @@
-"""Samples of a vector, by which selectors estimate a threshold without reading all of it."""
+"""Samples of a vector, by which fits estimate a threshold without reading all of it."""
 
 import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
 from micro.randomness import generator
 from micro.sparse import Step
 
 
-def own_randomness(step: Step, comm: Comm) -> torch.Generator:
+def own_randomness(step: Step, rank: int) -> torch.Generator:
     """Return a generator that differs from step to step and from rank to rank."""
-    return generator(step.seed, step.index, comm.rank)
+    return generator(step.seed, step.index, rank)
 
 
 def strided_magnitudes(acc: Tensor, stride: int, randomness: torch.Generator) -> Tensor:

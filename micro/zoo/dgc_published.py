@@ -7,10 +7,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.requests import Reduction
-from micro.selectors.base import NoState, Selector
-from micro.selectors.sampling import own_randomness, smallest_of_largest, strided_magnitudes
+from micro.parts import NoState, Rule
+from micro.selectors.estimated import Fit
+from micro.selectors.fits.sampling import own_randomness, smallest_of_largest, strided_magnitudes
 from micro.sparse import Selection, Step
 
 SHARE = 0.01  # of the vector is sampled
@@ -19,8 +18,8 @@ UPPER, LOWER, MAX_ROUNDS = 1.3, 0.8, 10  # the count's band in k, and the rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedDGC(Selector[NoState]):
-    """Select by a sampled threshold, adapted in up to ten rounds: the public code step for step.
+class PublishedDGC(Fit[NoState]):
+    """A sampled threshold, adapted in up to ten rounds: the public code step for step.
 
     A round with fewer than 0.8 k lowers the threshold by 0.8; one with more than 1.3 k is cut to the k largest; of a
     count in between, the k lowest indices are sent. The method's other half is `MomentumCorrection`.
@@ -30,16 +29,14 @@ class PublishedDGC(Selector[NoState]):
     is rounded down (the code: up).
     """
 
-    name: ClassVar[str] = "dgc"
-    rule: ClassVar[str] = "published"
-    is_default: ClassVar[bool] = False
+    name: ClassVar[str] = "dgc_published"
+    rule: ClassVar[Rule] = "published"
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: NoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return the lowest k of what passes the adapted threshold."""
-        yield from ()
-        numel, k = acc.numel(), min(step.target_count, acc.numel())
+        numel = acc.numel()
         stride = sample_stride(numel, k)
-        sample = strided_magnitudes(acc, stride, own_randomness(step, comm))
+        sample = strided_magnitudes(acc, stride, own_randomness(step, rank))
         threshold = smallest_of_largest(sample, math.ceil(numel // stride * k / numel))
         indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
         for _ in range(MAX_ROUNDS if stride > 1 else 0):

@@ -1,15 +1,16 @@
 """Gaussian-k as in its public code: the normal law's threshold, adjusted in up to three scans."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.requests import Reduction
-from micro.selectors.base import NoState, Selector
-from micro.selectors.fitting import strictly_above
-from micro.selectors.gaussiank import mean_and_deviation, normal_quantile
+from micro.parts import NoState, Rule
+from micro.selectors.estimated import Fit
+from micro.selectors.fits.correction import strictly_above
+from micro.selectors.fits.gaussiank import normal_quantile
 from micro.sparse import Selection, Step
 
 MAX_SCANS = 3
@@ -18,8 +19,8 @@ FEWEST, MOST = 2 / 3, 4 / 3  # the scans stop at a count in this band around k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedGaussianK(Selector[NoState]):
-    """Select beyond a normal law's threshold, adjusted in up to three scans: the public code step for step.
+class PublishedGaussianK(Fit[NoState]):
+    """What is beyond a normal law's threshold, adjusted in up to three scans: the public code step for step.
 
     What is kept of the code: the threshold is multiplied by 1.5 or 0.5 where the count leaves [2/3, 4/3] k; the last of
     three adjustments is computed but not used, so that the count has no bound; the mean shifts one side only; the
@@ -29,15 +30,12 @@ class PublishedGaussianK(Selector[NoState]):
     and its public code. Differences: the density is k / numel, and k is at least 1.
     """
 
-    name: ClassVar[str] = "gaussiank"
-    rule: ClassVar[str] = "published"
-    is_default: ClassVar[bool] = False
+    name: ClassVar[str] = "gaussiank_published"
+    rule: ClassVar[Rule] = "published"
 
-    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: NoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return this rank's indices beyond the threshold of the last scan."""
-        yield from ()
-        k = min(step.target_count, acc.numel())
-        mean, deviation = mean_and_deviation(acc)
+        mean, deviation = _mean_and_deviation(acc)
         threshold = mean + deviation * normal_quantile(k / acc.numel())
         for _ in range(MAX_SCANS):
             used, (indices, _magnitudes) = threshold, strictly_above(acc, threshold)
@@ -46,3 +44,11 @@ class PublishedGaussianK(Selector[NoState]):
                 break
             threshold *= WIDER if count < FEWEST * k else NARROWER
         return Selection(indices, threshold=used)
+
+
+def _mean_and_deviation(acc: Tensor) -> tuple[float, float]:
+    """Return mean and unbiased standard deviation of ``acc`` (numel,); NaN for a single element."""
+    if acc.numel() < 2:
+        return math.nan, math.nan
+    deviation, mean = torch.stack(torch.std_mean(acc)).tolist()  # host sync: the threshold follows from them
+    return mean, deviation

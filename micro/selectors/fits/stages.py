@@ -1,4 +1,4 @@
-"""A law fitted in stages, each to what exceeds the last threshold: what SIDCo's two rules share."""
+"""A law fitted in stages, each to what exceeds the last threshold: what SIDCo and its public code share."""
 
 import math
 from abc import abstractmethod
@@ -7,12 +7,10 @@ from typing import TypeVar, get_args
 
 from torch import Tensor
 
-from micro.comm import Comm
 from micro.kernels.sums import Sums, sums_above, sums_of
-from micro.requests import Reduction
-from micro.selectors.base import Selector
-from micro.selectors.fitting import strictly_above
-from micro.selectors.laws import Law, moments, quantile
+from micro.selectors.estimated import Fit
+from micro.selectors.fits.correction import strictly_above
+from micro.selectors.fits.laws import Law, moments, quantile
 from micro.sparse import Selection, Step
 
 FIRST_SHARE = 0.25  # what the first of several stages keeps
@@ -40,8 +38,8 @@ S = TypeVar("S", bound=StagesState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagedFit(Selector[S]):
-    """Select what exceeds the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
+class StagedFit(Fit[S]):
+    """The quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
 
     The first stage fits the law to all magnitudes and keeps about a quarter; each further one fits it to how far the
     survivors exceed their smallest.
@@ -65,10 +63,8 @@ class StagedFit(Selector[S]):
         if self.stages is not None and self.stages < 1:
             raise ValueError(f"stages of {self.name} must be at least 1, or None to adapt, got {self.stages}")
 
-    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: S, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Fit, and return what lies beyond."""
-        yield from ()
-        k = min(step.target_count, acc.numel())
         density = k / acc.numel()
         most = most_stages(density)
         num_stages = min(self.stages or state.stages, most)

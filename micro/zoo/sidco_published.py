@@ -1,19 +1,18 @@
 """SIDCo as published: the fitted threshold as it is."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from micro.selectors.staged_fit import StagedFit, StagesState, fit
+from micro.parts import Rule
+from micro.selectors.fits.stages import StagedFit, StagesState, fit
 from micro.sparse import Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSidco(StagedFit[StagesState]):
-    """Select what exceeds the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
-
-    Each rank fits and selects on its own, so the union grows with the number of ranks (build-up).
+    """What exceeds the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
 
     Args:
         law, stages: see `StagedFit`.
@@ -26,17 +25,12 @@ class PublishedSidco(StagedFit[StagesState]):
         ValueError: no such law, or stages less than 1.
     """
 
-    name: ClassVar[str] = "sidco"
-    rule: ClassVar[str] = "published"
-    is_default: ClassVar[bool] = False
+    name: ClassVar[str] = "sidco_published"
+    rule: ClassVar[Rule] = "published"
 
     def start(self) -> StagesState:
         """Return one stage."""
         return StagesState()
-
-    def load(self, saved: dict[str, Any]) -> StagesState:
-        """Return the state that ``save`` described; older versions saved more than is needed."""
-        return StagesState(saved["stages"], saved["calls"], saved["excess"])
 
     def fitted(
         self, state: StagesState, acc: Tensor, shares: list[float], k: int, step: Step

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.requests import Reduction
-from micro.selectors.base import Selector
+from micro.selectors.estimated import Fit
 from micro.sparse import Selection, Step
 
 MARGIN = 3  # candidates per k that the floor aims at: room for their number to fall to k by the next step
@@ -25,30 +23,26 @@ class RedSyncState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedSync(Selector[RedSyncState]):
-    """Select by a threshold between a floor and the largest magnitude, bisected until k to 2k pass.
+class RedSync(Fit[RedSyncState]):
+    """A threshold between a floor and the largest magnitude, bisected until k to 2k pass.
 
     Because any count up to 2k is accepted, a coarse threshold serves in place of a sort. One scan collects about 3k
-    candidates above a floor that follows them from step to step; the bisection runs among those. Each rank selects on
-    its own, so the union grows with the number of ranks.
+    candidates above a floor that follows them from step to step; the bisection runs among those.
 
     Source: Fang et al., RedSync, arXiv 1808.04357 (the threshold binary search, for large tensors). Differences: no
     quantisation of values of one sign; no switch by tensor size (the trimmed top-k for tensors of medium size chooses
     what `topk` does); momentum correction is a feedback of its own; the bracket starts at the floor, not at the mean;
-    ties across 2k are cut to k; zeros are never sent. `PublishedRedSync` is the form in which public code compares it.
+    ties across 2k are cut to k; zeros are never sent.
     """
 
     name: ClassVar[str] = "redsync"
-    rule: ClassVar[str] = "repaired"
 
     def start(self) -> RedSyncState:
         """Return the state before the first step."""
         return RedSyncState()
 
-    def select(self, state: RedSyncState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: RedSyncState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return what passes the bisected threshold."""
-        yield from ()
-        k = min(step.target_count, acc.numel())
         return _bisected(state, *_candidates(state, acc, k), k)
 
 

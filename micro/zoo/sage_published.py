@@ -2,16 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.requests import Reduction
-from micro.selectors.base import Selector
-from micro.selectors.sampling import own_randomness
+from micro.parts import Rule
+from micro.selectors.estimated import Fit
+from micro.selectors.fits.sampling import own_randomness
 from micro.selectors.threshold import hard_threshold
 from micro.sparse import Selection, Step
 
@@ -33,34 +32,28 @@ class PublishedSageState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedSage(Selector[PublishedSageState]):
-    """Select by a threshold of the rank's own that three factors move: the public code step for step.
+class PublishedSage(Fit[PublishedSageState]):
+    """A threshold of the rank's own that three factors move: the public code step for step.
 
     Alpha is the ratio of the sampled means. One more scan examines the density at alpha times the threshold; then
     beta = 2 / (1 + exp(density - examined)), and gamma = 0.95 below a tenth of the density, 1.05 above ten times it.
-    Each rank selects on its own, so the union grows with the number of ranks, and their thresholds drift apart.
+    The thresholds of ranks drift apart.
 
     Source: Yoon and Oh, SAGE, The Journal of Supercomputing, 2023, and the public code of MiCRO, HiPC 2023, arXiv
     2310.00967, which holds it. Differences: one gather of the sample (the code: a loop over 400 single elements);
     nothing selected on any rank is no error; a sample of zeros leaves alpha at 1, where the code divides by zero.
     """
 
-    name: ClassVar[str] = "sage"
-    rule: ClassVar[str] = "published"
-    is_default: ClassVar[bool] = False
+    name: ClassVar[str] = "sage_published"
+    rule: ClassVar[Rule] = "published"
 
     def start(self) -> PublishedSageState:
         """Return the state before the first step."""
         return PublishedSageState()
 
-    def load(self, saved: dict[str, Any]) -> PublishedSageState:
-        """Return the state that ``save`` described; older versions saved more than is needed."""
-        return PublishedSageState(saved["threshold"], saved["mean"])
-
-    def select(self, state: PublishedSageState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: PublishedSageState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return what passes this rank's threshold."""
-        yield from ()
-        k, mean = min(step.target_count, acc.numel()), _sampled_mean(acc, own_randomness(step, comm))
+        mean = _sampled_mean(acc, own_randomness(step, rank))
         if state.threshold is None:
             state.threshold = hard_threshold(k)
         else:

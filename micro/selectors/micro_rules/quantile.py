@@ -1,16 +1,22 @@
 """Find the magnitude that k entries of all ranks reach, from two histograms that are summed over the ranks.
 
-`coarse_bin` picks the bin of a wide histogram in which it lies, `bins_inside` counts inside of that bin, and
-`threshold_from_bins` gives the threshold. Scaling the input by c scales it by c.
+`magnitude_bins` counts in a wide histogram, `coarse_bin` picks the bin of it in which the magnitude lies, `bins_inside`
+counts inside of that bin, and `threshold_from_bins` gives the threshold. Scaling the input by c scales it by c.
 """
 
 from torch import Tensor
 
 from micro import kernels
 from micro.kernels.bit_patterns import magnitude_of
-from micro.selectors.histogram import SHIFT
 
+SHIFT = 20  # a bin is a float32's exponent and its three highest mantissa bits: 6 to 12 % wide
+NUM_MAGNITUDE_BINS = 0x7F800000 >> SHIFT  # up to infinity, which is left out
 FINE_SHIFT = SHIFT - 11  # a fine bin is 1 / 2048 of a coarse one: 1 part in 8192 or less
+
+
+def magnitude_bins(x: Tensor) -> Tensor:
+    """Return (NUM_MAGNITUDE_BINS,) int32 counts of ``x`` (m,) by magnitude; zeros, NaN and infinity are not counted."""
+    return kernels.magnitude_counts(x, first_bit_pattern=0, shift=SHIFT, num_bins=NUM_MAGNITUDE_BINS)
 
 
 def coarse_bin(counts: Tensor, k: int) -> int | None:

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from micro.selectors.fitting import Correction, select_near
-from micro.selectors.staged_fit import StagedFit, StagesState, Survivors, fit_by_sums
+from micro.selectors.base import Traits
+from micro.selectors.fits.correction import Correction, select_near
+from micro.selectors.fits.stages import StagedFit, StagesState, Survivors, fit_by_sums
 from micro.sparse import Selection, Step
 
 
@@ -20,12 +21,11 @@ class SidcoState(StagesState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidco(StagedFit[SidcoState]):
-    """Select near k by the quantile of a law with a peak at zero, fitted in stages to ever fewer entries.
+    """The quantile of a law with a peak at zero, fitted in stages to ever fewer entries, corrected.
 
-    A factor learned from earlier steps corrects the fitted threshold, and at most 4 k / 3 are selected
-    (micro.selectors.fitting). The statistics come with the pass that adds the gradient; each further
-    stage reads the vector once, or the survivors where they are few, and one scan selects. Each
-    rank fits and selects on its own, so the union grows with the number of ranks (build-up).
+    A factor learned from earlier steps corrects the fitted threshold, one for each number of stages, and at most
+    4 k / 3 are selected (`select_near`). The statistics come with the pass that adds the gradient; each further stage
+    reads the vector once, or the survivors where they are few, and one scan selects.
 
     Args:
         law, stages: see `StagedFit`. The number of stages follows the count that the law would have given without the
@@ -37,14 +37,13 @@ class Sidco(StagedFit[SidcoState]):
     1; the vector is not divided by its norm, which changes nothing; the gamma law is fitted to what is not zero; where
     a fit has no answer the threshold is the limit it tends to (shape 0, no variance), and a stage with fewer than two
     survivors, or equal ones, ends the refinement (the code fails or divides by zero); a density of a quarter or more
-    takes one stage. `PublishedSidco` takes the fitted threshold as it is.
+    takes one stage.
 
     Raises:
         ValueError: no such law, or stages less than 1.
     """
 
     name: ClassVar[str] = "sidco"
-    rule: ClassVar[str] = "repaired"
 
     def start(self) -> SidcoState:
         """Return one stage, and nothing learned."""
@@ -56,9 +55,9 @@ class Sidco(StagedFit[SidcoState]):
         return SidcoState(**(saved | {"corrections": corrections}))
 
     @property
-    def wants_sums(self) -> bool:  # type: ignore[override]  # depends on the law
-        """Whether the law is fitted to the sums; gamma also needs logarithms."""
-        return self.law != "gamma"
+    def traits(self) -> Traits:
+        """It wants the sums of the accumulator, unless its law is gamma, which also needs logarithms."""
+        return Traits.NONE if self.law == "gamma" else Traits.WANTS_SUMS
 
     def fitted(
         self, state: SidcoState, acc: Tensor, shares: list[float], k: int, step: Step

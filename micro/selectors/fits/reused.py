@@ -6,9 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.requests import Reduction
-from micro.selectors.base import Selector
+from micro.selectors.estimated import Fit
 from micro.sparse import Selection, Step
 
 SLACK = 0.95  # candidates begin this far below the last k-th magnitude: room for it to fall by the next step
@@ -23,28 +21,25 @@ class ReusedState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reused(Selector[ReusedState]):
-    """Select this rank's k largest magnitudes, among what passes 0.95 of the last step's k-th magnitude.
+class Reused(Fit[ReusedState]):
+    """The k largest magnitudes, among what passes 0.95 of the last step's k-th magnitude.
 
     Magnitudes change slowly from step to step, so one scan by the last threshold replaces a search. What passes is cut
     to the k largest (ties go to the lowest index); only where fewer than k pass is the whole vector searched. So
-    min(k, non-zero) are selected, and no zeros. Each rank selects on its own, with a threshold of its own.
+    min(k, non-zero) are selected, and no zeros.
 
     Source: Li and Hoefler, Ok-Topk, PPoPP 2022, arXiv 2201.07598 (selection). Differences: never more than k, which the
-    paper's volume assumes, and no controller of the count. `PublishedReused` follows the public code.
+    paper's volume assumes, and no controller of the count.
     """
 
     name: ClassVar[str] = "reused"
-    rule: ClassVar[str] = "repaired"
 
     def start(self) -> ReusedState:
         """Return the state before the first step."""
         return ReusedState()
 
-    def select(self, state: ReusedState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: ReusedState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return the k largest, or all that are not zero where there are fewer, and remember the smallest of them."""
-        yield from ()
-        k = step.target_count
         indices, magnitudes = _candidates(state, acc, k)
         if indices.numel() > k:
             kept = kernels.largest(magnitudes, k)

@@ -7,23 +7,22 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.requests import Reduction
-from micro.selectors.base import Selector
-from micro.selectors.reused import ReusedState
+from micro.parts import Rule
+from micro.selectors.estimated import Fit
+from micro.selectors.fits.reused import ReusedState
 from micro.sparse import Selection, Step
 
 MAX_RAISES, RAISE = 5, 1.03  # before a step that would send more than 4k/3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedReused(Selector[ReusedState]):
-    """Select strictly above a threshold that is searched every ``reevaluate`` steps and steered in between.
+class PublishedReused(Fit[ReusedState]):
+    """What is strictly above a threshold that is searched every ``reevaluate`` steps and steered in between.
 
     It has the constants of the public code for VGG-16 (its versions for other models have others): strict comparison,
     so that a search yields k - 1; at most five factors of 1.03 before a step that would send more than 4k/3; a factor
     of 1.012 up or down for the next step. A k-th magnitude of zero makes it send all that is not zero until the next
-    search. Each rank selects on its own, with a threshold of its own.
+    search.
 
     Args:
         reevaluate: tau', steps from one exact search to the next, at least 1.
@@ -36,9 +35,8 @@ class PublishedReused(Selector[ReusedState]):
     """
 
     reevaluate: int = 32
-    name: ClassVar[str] = "reused"
-    rule: ClassVar[str] = "published"
-    is_default: ClassVar[bool] = False
+    name: ClassVar[str] = "reused_published"
+    rule: ClassVar[Rule] = "published"
 
     def __post_init__(self) -> None:
         if self.reevaluate < 1:
@@ -48,10 +46,8 @@ class PublishedReused(Selector[ReusedState]):
         """Return the state before the first step."""
         return ReusedState()
 
-    def select(self, state: ReusedState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: ReusedState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return what lies strictly above the threshold, and steer the threshold by the count."""
-        yield from ()
-        k = step.target_count
         if state.threshold is None or step.index % self.reevaluate == 0:
             threshold = _kth_magnitude(acc, k)
             indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)

@@ -1,0 +1,225 @@
+"""ExDyna: one threshold, and exclusive partitions whose borders move until all ranks find equally much."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.partition import cyclic, equal_sizes
+from micro.parts import Rule, check_rule
+from micro.requests import Reduction
+from micro.selectors.base import Selector
+from micro.selectors.micro_rules.agreed import Agreed
+from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
+from micro.selectors.micro_rules.published import Published
+from micro.sparse import Overlap, Selection, Step
+
+Move = tuple[int, int, float]
+"""A block that changes partitions: the giver, the taker, and the load that is thought to lie in it."""
+
+
+@dataclass(slots=True)
+class ExDynaState:
+    """What all ranks know before a step.
+
+    Attributes:
+        threshold: the state of the threshold's rule.
+        blocks: how many blocks each partition has; empty before the first step.
+        loads: indices found per step in each partition, adjusted for blocks moved since; empty while unknown.
+        counts: what was found in each partition since the loads were last set.
+        num_steps: how many steps those are.
+    """
+
+    threshold: Any
+    blocks: list[int] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A vector of ``numel`` elements as ``num_blocks`` blocks of ``block_size``; what is left over lies at the end."""
+
+    numel: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExDyna(Selector[ExDynaState]):
+    """Select by one threshold inside rotating, exclusive partitions that shrink where much is found.
+
+    The vector is cut into blocks, and each partition is a run of them. A step moves at most one block over each border
+    between partitions, from the one in which more was found lately, until all ranks find equally many indices (the
+    gather of indices waits for the longest list). Index sets never overlap.
+
+    Costs per step: a scan of about numel / world_size elements, and world_size additions; no bytes beyond `Micro`'s.
+
+    Args:
+        rule: 'repaired': a block moves whenever the loads of two neighbours differ by more than ``tolerance``, so that
+            load also spreads between partitions that are both overloaded. Loads are means over a whole turn, in which
+            every rank searched every partition once, so that one rank's larger gradients are not taken for a
+            partition's. The threshold is the one that all ranks agree on within the step, which gives exactly k.
+            'published': a block moves only between a partition above ``tolerance`` times the mean and a neighbour below
+            the mean by as much, by the last step's counts, in a sweep that foresees what each move changes. The
+            threshold is that of MiCRO's public code.
+        num_blocks: blocks in the vector, at least 1.
+        alignment: blocks are a multiple of this many elements where they are that long.
+        tolerance: ratio of loads up to which nothing moves, above 1.
+        smallest_share: no partition gives a block if it would keep less than this share of the mean partition.
+
+    Source: Yoon and Oh, ExDyna, CCGrid 2024, arXiv 2402.13781, and its public code, whose constants are the defaults.
+    Differences of both rules: int32 indices; k is at least 1. Of the repaired one: the threshold, and when blocks move;
+    blocks are rounded up to the alignment, the last one being shorter (the code rounds down and leaves up to
+    num_blocks * alignment - 1 elements to the last partition, or all of a vector shorter than that). Of the published
+    one, where the code fails: an empty partition sends nothing; a single rank searches everything and steers by its own
+    count; nothing moves where the mean count is 0.
+
+    Raises:
+        ValueError: a setting out of range.
+    """
+
+    rule: Rule = "repaired"
+    num_blocks: int = 1024
+    alignment: int = 32
+    tolerance: float = 1.05
+    smallest_share: float = 0.25
+    name: ClassVar[str] = "exdyna"
+    overlap: ClassVar[Overlap] = Overlap.DISJOINT
+
+    def __post_init__(self) -> None:
+        check_rule(self)
+        for name in ("num_blocks", "alignment"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} of {self.name} must be at least 1, got {getattr(self, name)}")
+        if not self.tolerance > 1:
+            raise ValueError(f"tolerance of {self.name} must be above 1, got {self.tolerance}")
+        if not 0 <= self.smallest_share <= 1:
+            raise ValueError(f"smallest_share of {self.name} must be in [0, 1], got {self.smallest_share}")
+
+    @property
+    def balance(self) -> "Repaired | AsPublished":
+        """The rule as an object: when blocks move, and the threshold."""
+        return Repaired() if self.rule == "repaired" else AsPublished()
+
+    def start(self) -> ExDynaState:
+        """Return the state before the first step."""
+        return ExDynaState(self.balance.threshold.start())
+
+    def load(self, saved: dict[str, Any]) -> ExDynaState:
+        """Return the state that ``save`` described."""
+        return ExDynaState(**saved | {"threshold": self.balance.threshold.load(saved["threshold"])})
+
+    def select(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+        """Return the indices of this rank's partition that pass the step's threshold."""
+        n, numel, balance = comm.world_size, acc.numel(), self.balance
+        grid = balance.grid(numel, self.num_blocks, self.alignment)
+        if len(state.blocks) != n:
+            state.blocks, state.loads, state.counts, state.num_steps = equal_sizes(grid.num_blocks, n), [], [0] * n, 0
+        if state.loads:
+            for giver, taker, load in balance.moves(state.loads, state.blocks, grid, self.tolerance):
+                self._move_block(state, grid, giver, taker, load)
+        partitions = block_spans(state.blocks, grid.block_size, numel)
+        spans = cyclic(partitions, step.index)
+        start, stop = spans[comm.rank]
+        found = yield from balance.search(state.threshold, Search(acc[start:stop], numel, spans, step, comm))
+        counts = [found.counts[(part - step.index) % n] for part in range(n)]
+        _update_loads(state, counts, balance.steps_per_load(n))
+        return Selection(found.indices, counts=found.counts, spans=spans, threshold=found.threshold)
+
+    def _move_block(self, state: ExDynaState, grid: Grid, giver: int, taker: int, load: float) -> None:
+        """Move one block, and the load that is thought to lie in it, unless the giver would become too small."""
+        if state.blocks[giver] - 1 < self.smallest_share * grid.num_blocks / len(state.blocks):
+            return
+        state.blocks[giver] -= 1
+        state.blocks[taker] += 1
+        state.loads[giver] -= load
+        state.loads[taker] += load
+
+
+class Repaired:
+    """Blocks move between any two neighbours by their loads over a turn, below an agreed threshold."""
+
+    threshold: ClassVar[ThresholdRule[Any]] = Agreed()
+
+    def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
+        """Return blocks that are rounded up to the alignment; the last one may be shorter."""
+        size = _ceil_div(numel, num_blocks)
+        if size >= alignment:
+            size = _ceil_div(size, alignment) * alignment
+        return Grid(numel, _ceil_div(numel, size), size)
+
+    def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
+        """Yield moves from the busier of two neighbours; a block carries that one's density."""
+        for part in range(len(blocks) - 1):
+            giver, taker = (part, part + 1) if loads[part] > loads[part + 1] else (part + 1, part)
+            if loads[giver] > tolerance * loads[taker]:
+                yield giver, taker, loads[giver] / max(blocks[giver], 1)
+
+    def steps_per_load(self, world_size: int) -> int:
+        """Return over how many steps a load is averaged: those of a whole turn."""
+        return world_size
+
+    def search(self, state: Any, search: Search) -> Reduction[Found]:
+        """Return what passes the step's threshold in this rank's partition."""
+        return self.threshold.search(state, search)
+
+
+class AsPublished:
+    """The public code: blocks move across the mean of the last counts, below MiCRO's published threshold."""
+
+    threshold: ClassVar[ThresholdRule[Any]] = Published()
+
+    def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
+        """Return blocks that are rounded down to the alignment; what is left over belongs to the last partition."""
+        size = numel // num_blocks
+        return Grid(numel, num_blocks, size - size % alignment)
+
+    def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
+        """Yield moves between neighbours on either side of the mean; a block carries the mean density."""
+        n, found = len(blocks), sum(loads)
+        mean, moved = found // n, int(grid.block_size * (found / grid.numel))
+        upper, lower = tolerance, round(1 / tolerance, 5)  # the code writes 1.05 and 0.95238
+        for part in range(n - 1 if mean else 0):
+            left, right = loads[part] / mean, loads[part + 1] / mean
+            if left > upper and right < lower:
+                yield part, part + 1, moved
+            elif left < lower and right > upper:
+                yield part + 1, part, moved
+
+    def steps_per_load(self, world_size: int) -> int:
+        """Return 1: only the last step counts."""
+        return 1
+
+    def search(self, state: Any, search: Search) -> Reduction[Found]:
+        """Return what passes the threshold; a single rank counts too, where MiCRO's code counts nothing."""
+        found = yield from self.threshold.search(state, search)
+        state.last_count = sum(found.counts)
+        return found
+
+
+def block_spans(blocks: Sequence[int], block_size: int, numel: int) -> tuple[tuple[int, int], ...]:
+    """Return (start, stop) of consecutive partitions of so many blocks each; together they cover [0, numel).
+
+    The last partition ends at ``numel``, whatever the length of its blocks.
+    """
+    edges = [min(block_size * place, numel) for place in accumulate(blocks, initial=0)]
+    edges[-1] = numel
+    return tuple(pairwise(edges))
+
+
+def _update_loads(state: ExDynaState, counts: list[int], num_steps: int) -> None:
+    """Add what was found in each partition, and set the loads once that many steps are counted."""
+    state.counts = [before + count for before, count in zip(state.counts, counts, strict=True)]
+    state.num_steps += 1
+    if state.num_steps == num_steps:
+        state.loads = [count / num_steps for count in state.counts]
+        state.counts, state.num_steps = [0] * len(counts), 0
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
