@@ -91,6 +91,10 @@ class SparseValues:
         """Return the entries at which ``keep`` (k,) is True."""
         return SparseValues(self.indices[keep], self.values[keep])
 
+    def at(self, entries: Tensor) -> "SparseValues":
+        """Return the entries numbered ``entries`` (m,), in that order."""
+        return SparseValues(self.indices.index_select(0, entries), self.values.index_select(0, entries))
+
     def add_to_(self, vector: Tensor, *, alpha: float = 1.0) -> None:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
         places.add_(vector, self.indices, self.values, alpha=alpha)

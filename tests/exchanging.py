@@ -7,7 +7,7 @@ from torch import Tensor
 
 import micro
 from micro.comm import Comm, Traffic
-from micro.exchanges.base import Wire
+from micro.exchanges.base import Transport, Wire
 from micro.requests import carried_out
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.thread_ranks import SimulatedGroup
@@ -22,24 +22,19 @@ def exchanged(
     wire: Wire | None = None,
     bad_rank: int | None = None,
     overlap: Overlap = Overlap.ANY,
+    counts: tuple[int, ...] | None = None,
 ) -> tuple[list[Exchanged], list[Traffic]]:
     """Return what each rank gets and what it sends; acc is (world_size, numel), chosen the indices per rank.
 
-    The gradient of ``bad_rank`` counts as not finite.
+    The gradient of ``bad_rank`` counts as not finite; ``counts`` are said where the selector knew them.
     """
 
     def work(comm: Comm) -> tuple[Exchanged, Traffic]:
         comm.begin_step()
-        reduction = part.exchange(
-            part.start(),
-            acc[comm.rank],
-            Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
-            step=Step(0, target_count, 0, micro.Layout.flat(acc.shape[1])),
-            overlap=overlap,
-            wire=wire or Wire(),
-            comm=comm,
-            is_finite=comm.rank != bad_rank,
-        )
+        step = Step(0, target_count, 0, micro.Layout.flat(acc.shape[1]), is_finite=comm.rank != bad_rank)
+        transport = Transport(comm=comm, step=step, overlap=overlap, wire=wire or Wire())
+        selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), counts)
+        reduction = part.exchange(part.start(), acc[comm.rank], selection, transport)
         return carried_out(reduction, comm), comm.traffic
 
     with closing(SimulatedGroup(len(chosen))) as group:

@@ -1,18 +1,21 @@
 """DSA as in public code: the smallest entry of each choice is lost, and sums travel dense from a third on."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from micro.codecs.raw import Raw
 from micro.exchanges.base import Exchange, Wire
-from micro.exchanges.equal_regions import EqualRegions, SplitAndGather
+from micro.exchanges.dsa import DSA
+from micro.exchanges.traffic import Choice
 from micro.sparse import SparseValues
+from micro.traffic import Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedDSA(SplitAndGather):
+class PublishedDSA(DSA):
     """Add up entries in regions and gather the sums, dense where the update has at least numel / 3 indices.
 
     A rank sends of its choice only what is strictly above the smallest magnitude in it, but its residual loses the
@@ -30,6 +33,7 @@ class PublishedDSA(SplitAndGather):
     name: ClassVar[str] = "dsa"
     rule: ClassVar[str] = "published"
     is_default: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
 
     def check_wire(self, wire: Wire) -> None:
         """Raise ValueError where values or indices cannot travel in this form."""
@@ -44,10 +48,14 @@ class PublishedDSA(SplitAndGather):
         magnitudes = chosen.values.abs()
         return chosen.where(magnitudes > magnitudes.min())
 
-    def is_dense(self, regions: EqualRegions, counts: list[int], dtype: torch.dtype) -> bool:
+    def is_dense(self, sizes: Sequence[int], counts: Sequence[int], wire: Wire, dtype: torch.dtype) -> bool:
         """Return whether the update has at least a third of all indices."""
-        return 3 * sum(counts) >= regions.numel
+        return 3 * sum(counts) >= sum(sizes)
 
     def sent(self, chosen: SparseValues, decoded: list[SparseValues]) -> SparseValues:
         """Return the whole choice, although not all of it was sent."""
         return chosen
+
+    def volume(self, choice: Choice) -> tuple[Calls, float]:
+        """Return what `DSA` sends, but for the entry that is kept back; see Exchange."""
+        return DSA.volume(self, replace(choice, chosen=choice.chosen - 1))

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.codecs.base import Codec, Key
-from micro.comm import Comm
-from micro.exchanges.base import (
-    Averaged,
-    Exchange,
-    NoState,
-    Wire,
+from micro.exchanges.averaging import Averaged
+from micro.exchanges.base import Exchange, NoState, Transport
+from micro.exchanges.gathering import (
     gather_header,
     gather_indices,
     gather_values,
+    header_call,
+    indices_calls,
+    values_call,
 )
-from micro.health import Finite
+from micro.exchanges.traffic import Choice
 from micro.kernels import places
 from micro.requests import AllGatherLists, Fill, Once, Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues
+from micro.traffic import Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,29 +41,19 @@ class Gather(Exchange[NoState]):
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT, Overlap.SAME})
     splits: ClassVar[bool] = True
 
-    def exchange(
-        self,
-        state: NoState,
-        acc: Tensor,
-        selection: Selection,
-        *,
-        step: Step,
-        overlap: Overlap,
-        wire: Wire,
-        comm: Comm,
-        is_finite: Finite,
-    ) -> Reduction[Exchanged]:
+    def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
+        overlap, codec, n = transport.overlap, transport.wire.values, transport.comm.world_size
+        is_finite = transport.step.is_finite
         header = yield from gather_header(selection.indices, is_finite=is_finite, counts=selection.counts)
-        codec, dtype, counts = wire.values, acc.dtype, header.counts
-        encoded = codec.encode(places.gather(acc, selection.indices), (step.seed, step.index, comm.rank))
-        indices = yield from gather_indices(selection, counts, overlap, acc.numel(), wire.indices, comm)
-        values = yield from gather_values(encoded, counts, codec, dtype)
-        if overlap is Overlap.SAME or comm.world_size == 1:  # the values of all ranks are of one list
+        counts = header.counts
+        encoded = codec.encode(places.gather(acc, selection.indices), transport.key)
+        indices = yield from gather_indices(selection, counts, acc.numel(), transport)
+        values = yield from gather_values(encoded, counts, codec, acc.dtype)
+        if overlap is Overlap.SAME or n == 1:  # the values of all ranks are of one list
             total = yield Once(work=lambda: reduce(torch.add, values.split(list(counts))))
-            parts: tuple[SparseValues, ...] = (SparseValues(indices, total / comm.world_size),)
+            parts: tuple[SparseValues, ...] = (SparseValues(indices, total / n),)
         else:
-            n = comm.world_size
             parts = yield Once(work=lambda: self.parts_of_update(SparseValues(indices, values / n), counts, overlap))
         if len(parts) == 1 or overlap is Overlap.DISJOINT:
             num_updated = sum(part.indices.numel() for part in parts)
@@ -71,31 +61,8 @@ class Gather(Exchange[NoState]):
             num_updated = yield Once(
                 work=lambda: kernels.distinct(torch.cat([part.indices for part in parts]), acc.numel()).numel()
             )
-        sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), dtype))
+        sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), acc.dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
-
-    @staticmethod
-    def mean_(
-        values: Tensor,
-        codec: Codec,
-        key: Key,
-        comm: Comm,
-        *,
-        is_finite: Finite,
-        rest: Tensor | None,
-        mean: Tensor,
-        memory: Tensor | None = None,
-        grad: Tensor | None = None,
-    ) -> Reduction[Averaged]:
-        """Average the values of all indices, as ``exchange`` does, without indices; see `mean_encoded_`."""
-        n, size = comm.world_size, codec.num_bytes(values.numel(), values.dtype)
-        wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
-        first_bad = codec.encode_into_(values, key, wire, rest, grad=grad)
-        is_finite = is_finite if first_bad is None else False
-        header = yield from gather_header(values, is_finite=is_finite, counts=(values.numel(),) * n)
-        wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
-        fits = yield Fill(into=mean, work=lambda: codec.decode_mean_into_(wires, mean, n))
-        return Averaged(header.is_finite, fits, first_bad)
 
     def parts_of_update(
         self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap
@@ -106,3 +73,28 @@ class Gather(Exchange[NoState]):
             pairs: what all ranks sent, divided by the number of ranks, in rank order; ``counts`` of them are of each.
         """
         return (pairs,) if overlap is Overlap.DISJOINT else pairs.split(counts)
+
+    def volume(self, choice: Choice) -> tuple[Calls, float]:
+        """Return the header, indices and values; see Exchange."""
+        return (header_call(), *indices_calls(choice), values_call(choice)), choice.total
+
+    @staticmethod
+    def average_(
+        values: Tensor,
+        transport: Transport,
+        *,
+        rest: Tensor | None,
+        mean: Tensor,
+        memory: Tensor | None = None,
+        grad: Tensor | None = None,
+    ) -> Reduction[Averaged]:
+        """Average the values of all indices, as ``exchange`` does, without indices; see `mean_encoded_`."""
+        codec, n, count = transport.wire.values, transport.comm.world_size, values.numel()
+        size = codec.num_bytes(count, values.dtype)
+        wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
+        first_bad = codec.encode_into_(values, transport.key, wire, rest, grad=grad)
+        is_finite = transport.step.is_finite if first_bad is None else False
+        header = yield from gather_header(values, is_finite=is_finite, counts=(count,) * n)
+        wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
+        fits = yield Fill(into=mean, work=lambda: codec.decode_mean_into_(wires, mean, n))
+        return Averaged(header.is_finite, fits, first_bad)

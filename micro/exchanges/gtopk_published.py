@@ -8,13 +8,13 @@ from torch import Tensor
 
 from micro.codecs.base import from_bytes, to_bytes
 from micro.exchanges.base import Exchange, Wire
-from micro.exchanges.merge_tree import TreeExchange
+from micro.exchanges.gtopk import GTopK
 from micro.index_codecs import IndexCodec, Int32
 from micro.sparse import SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedGTopK(TreeExchange):
+class PublishedGTopK(GTopK):
     """Merge lists of k entries in a tree, and keep of the own choice what is not in the update: the public code.
 
     A value pruned in one part of the tree is lost where its index comes in from another. An index and a value travel as

@@ -9,15 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Wire
+from micro.exchanges.base import Exchange, NoState, Transport, Wire
+from micro.exchanges.traffic import Choice
 from micro.exchanges.union import Union
-from micro.health import Finite, all_finite
+from micro.health import all_finite
 from micro.partition import equal_sizes
 from micro.parts import as_part
 from micro.randomness import seed_for
 from micro.requests import Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues
+from micro.traffic import Call, Calls
 
 MIB = 2**20
 
@@ -83,54 +84,47 @@ class InPieces(Exchange[NoState]):
         """Raise ValueError where values or indices cannot travel in this form."""
         self.each.check_wire(wire)
 
-    def pieces(self, acc: Tensor) -> list[tuple[int, int]]:
-        """Return (start, stop) of each piece of ``acc`` (numel,); the same on all ranks.
+    def pieces(self, numel: int, element_size: int) -> list[tuple[int, int]]:
+        """Return (start, stop) of each piece of a vector; the same on all ranks.
+
+        Args:
+            element_size: bytes of one element.
 
         Raises:
             ValueError: the last end is not numel.
         """
         ends: Sequence[int] = self.ends
         if self.piece_mb is not None:
-            size = max(1, int(self.piece_mb * MIB) // acc.element_size())
-            ends = list(accumulate(equal_sizes(acc.numel(), -(-acc.numel() // size))))
-        if ends[-1] != acc.numel():
-            raise ValueError(f"ends of {self.name} must end at {acc.numel()}, the vector's length, got {ends[-1]}")
+            size = max(1, int(self.piece_mb * MIB) // element_size)
+            ends = list(accumulate(equal_sizes(numel, -(-numel // size))))
+        if ends[-1] != numel:
+            raise ValueError(f"ends of {self.name} must end at {numel}, the vector's length, got {ends[-1]}")
         return list(pairwise((0, *ends)))
 
-    def exchange(
-        self,
-        state: NoState,
-        acc: Tensor,
-        selection: Selection,
-        *,
-        step: Step,
-        overlap: Overlap,
-        wire: Wire,
-        comm: Comm,
-        is_finite: Finite,
-    ) -> Reduction[Exchanged]:
+    def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the mean update of all pieces."""
-        pieces, done = self.pieces(acc), []
-        chosen = _split(selection, pieces, overlap, comm.world_size)
+        step, pieces, done = transport.step, self.pieces(acc.numel(), acc.element_size()), []
+        chosen = _split(selection, pieces, transport)
         for number, ((start, stop), mine) in enumerate(zip(pieces, chosen, strict=True)):
             own = replace(step, seed=seed_for(step.seed, f"piece {number}")) if number else step
-            found = yield from self.each.exchange(
-                self.each.start(),
-                acc[start:stop],
-                mine,
-                step=own,
-                overlap=overlap,
-                wire=wire,
-                comm=comm,
-                is_finite=is_finite,
-            )
+            each = replace(transport, step=own)
+            found = yield from self.each.exchange(self.each.start(), acc[start:stop], mine, each)
             done.append(_shifted(found, start) if number else found)
         return _joined(done)
 
+    def volume(self, choice: Choice) -> tuple[Calls, float]:
+        """Return what all pieces send in turn; what was chosen is taken to lie evenly over them. See Exchange."""
+        pieces = self.pieces(choice.numel, choice.dtype.itemsize)
+        if len(pieces) == 1:
+            return self.each.volume(choice)
+        calls: list[Call] = []
+        for start, stop in pieces:
+            piece = choice.part((stop - start) / choice.numel)
+            calls += self.each.volume(piece)[0]
+        return tuple(calls), choice.total
 
-def _split(
-    selection: Selection, pieces: Sequence[tuple[int, int]], overlap: Overlap, world_size: int
-) -> Iterator[Selection]:
+
+def _split(selection: Selection, pieces: Sequence[tuple[int, int]], transport: Transport) -> Iterator[Selection]:
     """Yield what was chosen of each piece, as indices and spans within it."""
     if len(pieces) == 1:
         yield selection
@@ -140,7 +134,7 @@ def _split(
     for (start, stop), (first, last) in zip(pieces, pairwise((0, *places)), strict=True):
         yield Selection(
             selection.indices[first:last] - start,
-            counts=(last - first,) * world_size if overlap is Overlap.SAME else None,
+            counts=(last - first,) * transport.comm.world_size if transport.overlap is Overlap.SAME else None,
             spans=_within(selection.spans, start, stop),
         )
 

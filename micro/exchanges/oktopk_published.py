@@ -7,14 +7,19 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.exchanges.base import count_of
-from micro.exchanges.moving_regions import Largest, MovingRegions, OktopkState, RegionStep
+from micro.exchanges.base import Transport
+from micro.exchanges.gathering import Header, count_of, gather_header, header_call
+from micro.exchanges.largest_sums import Largest, OktopkState
+from micro.exchanges.oktopk import Oktopk
+from micro.exchanges.regions import add_up_calls
+from micro.exchanges.traffic import Choice
 from micro.requests import AllGatherLists, Reduction
 from micro.sparse import SparseValues
+from micro.traffic import Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedOktopk(MovingRegions):
+class PublishedOktopk(Oktopk):
     """Add up in regions, and share the sums above a reused threshold, which a hand-tuned controller moves.
 
     Every ``reevaluate`` steps all sums are gathered, and the threshold becomes the k-th magnitude. Constants are those
@@ -25,7 +30,7 @@ class PublishedOktopk(MovingRegions):
 
     Args:
         reevaluate: tau', steps from one exact threshold to the next.
-        repartition, balance: see `MovingRegions`.
+        repartition, balance: see `Oktopk`.
 
     Source: Li and Hoefler, PPoPP 2022, arXiv 2201.07598, algorithms 1 and 2, and its public code for VGG-16.
     Differences: those of `Oktopk`, but for the histogram; without the code's 512 dense steps at the start; a state that
@@ -43,7 +48,7 @@ class PublishedOktopk(MovingRegions):
     is_default: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        MovingRegions.__post_init__(self)
+        Oktopk.__post_init__(self)
         if self.reevaluate < 1:
             raise ValueError(f"reevaluate of {self.name} must be at least 1, got {self.reevaluate}")
 
@@ -51,28 +56,40 @@ class PublishedOktopk(MovingRegions):
         """Return places count // world_size entries apart; the last region gets the rest."""
         return torch.arange(1, world_size) * (count // world_size)
 
-    def largest_sums(self, state: OktopkState, sums: SparseValues, now: RegionStep) -> Reduction[Largest]:
+    def largest_sums(
+        self, state: OktopkState, sums: SparseValues, mine: SparseValues, transport: Transport
+    ) -> Reduction[Largest]:
         """Return what the public code applies: at a re-evaluation the k largest, else all above the threshold."""
-        k = now.step.target_count
-        if state.threshold is None or now.step.index % self.reevaluate == 0:
-            return (yield from _reevaluated(state, sums.where(sums.values != 0), k, now))
+        k = transport.step.target_count
+        if state.threshold is None or transport.step.index % self.reevaluate == 0:
+            return (yield from _reevaluated(state, sums.where(sums.values != 0), k, mine, transport))
         kept = sums.where(sums.values.abs() > state.threshold)
-        header = yield from now.gather_header(count_of(kept))
-        held = [count for (count,) in header.extras]
+        header, held = yield from _counted(kept, mine, transport)
         state.threshold *= _factor(sum(held) / k)
-        return Largest((yield from self.gather(state, kept, held, now.transport)), header)
+        return Largest((yield from self.gather(state, kept, held, transport)), header)
+
+    def volume(self, choice: Choice) -> tuple[Calls, float]:
+        """Return entries to their regions, the header, and the sums above the threshold; see Exchange."""
+        return (*add_up_calls(choice, choice.chosen), header_call(1), *self._gather_calls(choice)), choice.kept
 
 
-def _reevaluated(state: OktopkState, sums: SparseValues, k: int, now: RegionStep) -> Reduction[Largest]:
+def _reevaluated(
+    state: OktopkState, sums: SparseValues, k: int, mine: SparseValues, transport: Transport
+) -> Reduction[Largest]:
     """Return the k largest of all ranks' sums, and set the threshold to the smallest of them."""
-    header = yield from now.gather_header(count_of(sums))
-    held = [count for (count,) in header.extras]
+    header, held = yield from _counted(sums, mine, transport)
     indices = yield AllGatherLists(mine=sums.indices, counts=held, kind="counts")
     values = yield AllGatherLists(mine=sums.values, counts=held, kind="counts")
-    chosen = kernels.largest(values, k)
-    total = SparseValues(indices.index_select(0, chosen), values.index_select(0, chosen))
+    total = SparseValues(indices, values).at(kernels.largest(values, k))
     state.threshold = float(total.values.abs().min()) if sum(held) else None  # host sync: once in tau' steps
     return Largest(total, header)
+
+
+def _counted(sums: SparseValues, mine: SparseValues, transport: Transport) -> Reduction[tuple[Header, list[int]]]:
+    """Return the header of the step, and how many of its ``sums`` each rank has."""
+    extra, is_finite = count_of(sums), transport.step.is_finite
+    header = yield from gather_header(mine.indices, is_finite=is_finite, extra=extra)
+    return header, [count for (count,) in header.extras]
 
 
 def _factor(share: float) -> float:

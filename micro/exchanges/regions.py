@@ -1,132 +1,148 @@
 """Regions of the vector, one for each rank, which adds up what all ranks send of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from micro.codecs.base import Key
 from micro.codecs.raw import Raw
-from micro.comm import Comm
-from micro.exchanges.base import Wire, decode_lists
+from micro.exchanges.base import Transport, Wire
+from micro.exchanges.gathering import decode_lists
+from micro.exchanges.traffic import Choice
 from micro.index_codecs import Int32
 from micro.on_device import on_device
+from micro.partition import equal_slice
 from micro.requests import AllToAll, Reduction
 from micro.sparse import SparseValues, summed_lists
+from micro.traffic import COUNT_BYTES, Calls
 
 Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
 
 
-@dataclass(frozen=True, slots=True)
-class Transport:
-    """How entries get from rank to rank.
+def add_up(entries: SparseValues, regions: Spans, transport: Transport) -> Reduction[tuple[SparseValues, SparseValues]]:
+    """Send every entry to the rank in whose region it lies.
 
-    Attributes:
-        wire: the form of indices and values.
-        key: seeds what is random about encoding.
+    Returns:
+        the entries as their receivers decode them; the sums in this rank's region, added in rank order.
     """
+    n, own = transport.comm.world_size, regions[transport.comm.rank]
+    ends = on_device([stop for _, stop in regions], torch.int32, entries.indices.device)
+    sizes = torch.searchsorted(entries.indices, ends, out_int32=True)
+    sizes[1:] -= sizes[:-1].clone()
+    received = yield AllToAll(mine=sizes, sizes=[1] * n, received=[1] * n, kind="counts")
+    leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
+    sent, parts = yield from _scatter(entries, (leaving, coming), (regions, (own,) * n), transport)
+    return sent, summed_lists(parts, coming)
 
-    comm: Comm
-    wire: Wire
-    key: Key
 
-    def add_up(self, entries: SparseValues, regions: Spans) -> Reduction[tuple[SparseValues, SparseValues]]:
-        """Send every entry to the rank in whose region it lies.
+def add_up_calls(choice: Choice, entries: float) -> Calls:
+    """Return what `add_up` calls for so many entries of each rank, which lie evenly over the regions."""
+    n = choice.world_size
+    pairs = choice.indices(entries / n, choice.numel / n) + choice.values(entries / n)
+    return ("scatter", COUNT_BYTES * (n - 1)), ("scatter", (n - 1) * pairs)
 
-        Returns:
-            the entries as their receivers decode them; the sums in this rank's region, added in rank order.
-        """
-        n, own = self.comm.world_size, regions[self.comm.rank]
-        ends = on_device([stop for _, stop in regions], torch.int32, entries.indices.device)
-        sizes = torch.searchsorted(entries.indices, ends, out_int32=True)
-        sizes[1:] -= sizes[:-1].clone()
-        received = yield AllToAll(mine=sizes, sizes=[1] * n, received=[1] * n, kind="counts")
-        leaving, coming = torch.stack([sizes, received]).tolist()  # host sync: list lengths shape the next message
-        sent, parts = yield from self.scatter(entries, (leaving, coming), (regions, (own,) * n))
-        return sent, summed_lists(parts, coming)
 
-    def scatter(
-        self, entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans]
-    ) -> Reduction[tuple[SparseValues, SparseValues]]:
-        """Send neighbouring pieces of a list to the ranks in turn.
+def spread(
+    mine: SparseValues, held: list[int], regions: Spans, transport: Transport
+) -> Reduction[tuple[SparseValues, list[int]]]:
+    """Move entries to neighbouring ranks, their order kept, until all hold as many, give or take one.
 
-        Args:
-            sizes: how many entries go to each rank, and how many come from each.
-            spans: in which range of the vector the entries for each rank lie, and those from each.
-        Returns:
-            the entries as their receivers decode them; what the ranks sent to this one, in turn.
-        """
-        (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
-        form, codec = self.wire.indices, self.wire.values
-        if self._in_rows(dtype):
-            return entries, (yield from self._scatter_rows(entries, leaving, coming))
-        wires = self._encoded(entries.values, leaving)
-        received = yield from self._scatter_pairs(
-            form.encode_joined(entries.indices, leaving, there),
-            wires,
-            (self._lengths(leaving, there, dtype), self._lengths(coming, here, dtype)),
-        )
-        if not codec.lossless:
-            entries = SparseValues(entries.indices, decode_lists(wires, leaving, codec, dtype))
-        indices = form.decode_joined(received[0], coming, here)
-        return entries, SparseValues(indices, decode_lists(received[1], coming, codec, dtype))
+    Args:
+        mine: of this rank's region; ``held`` has how many each rank holds.
+    """
+    n, rank, total = transport.comm.world_size, transport.comm.rank, sum(held)
+    starts = [0, *accumulate(held)]
+    slices = [equal_slice(total, n, part) for part in range(n)]
+    leaving = [_shared((starts[rank], starts[rank + 1]), part) for part in slices]
+    coming = [_shared((starts[other], starts[other + 1]), slices[rank]) for other in range(n)]
+    _, moved = yield from _scatter(mine, (leaving, coming), ((regions[rank],) * n, regions), transport)
+    return moved, [stop - start for start, stop in slices]
 
-    def _in_rows(self, dtype: torch.dtype) -> bool:
-        """Return whether an entry travels as a row of its index and its value, both as they are."""
-        wire = self.wire
-        return isinstance(wire.indices, Int32) and isinstance(wire.values, Raw) and dtype.itemsize % 4 == 0
 
-    def _scatter_rows(self, entries: SparseValues, leaving: list[int], coming: list[int]) -> Reduction[SparseValues]:
-        """Send entries as rows of an index and a value, so that no list needs to be cut; return what was received."""
-        dtype, comm = entries.values.dtype, self.comm
-        width = 1 + dtype.itemsize // 4
-        row = torch.cat([entries.indices.view(-1, 1), entries.values.view(torch.int32).view(-1, width - 1)], 1)
-        sizes, received_sizes = ([width * count for count in counts] for counts in (leaving, coming))
-        arrived = yield AllToAll(mine=row.view(-1), sizes=sizes, received=received_sizes, kind="values")
-        received = arrived.view(-1, width)
-        if comm.world_size > 1:
-            comm.traffic.move(4 * (entries.indices.numel() - leaving[comm.rank]), "values", "indices")
-        indices, values = (
-            column.clone(memory_format=torch.contiguous_format) for column in (received[:, 0], received[:, 1:])
-        )
-        return SparseValues(indices, values.view(dtype).view(-1))
+def _shared(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Return how many places two ranges share."""
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))
 
-    def _encoded(self, values: Tensor, counts: list[int]) -> Tensor:
-        """Return the messages of lists of values, one after the other; each list of a codec has its own key."""
-        codec = self.wire.values
-        if codec.lossless:
-            return codec.encode(values, self.key)
-        parts = enumerate(values.split(counts))
-        return torch.cat([codec.encode(part, (*self.key, rank)) for rank, part in parts])
 
-    def _lengths(self, counts: list[int], spans: Spans, dtype: torch.dtype) -> list[int]:
-        """Return the bytes of indices and of values of each list, in turn."""
-        form, codec = self.wire.indices, self.wire.values
-        both = (
-            (form.num_bytes(count, stop - start), codec.num_bytes(count, dtype))
-            for count, (start, stop) in zip(counts, spans, strict=True)
-        )
-        return [length for pair in both for length in pair]
+def _scatter(
+    entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans], transport: Transport
+) -> Reduction[tuple[SparseValues, SparseValues]]:
+    """Send neighbouring pieces of a list to the ranks in turn.
 
-    def _scatter_pairs(
-        self, places: Tensor, wires: Tensor, lengths: tuple[list[int], list[int]]
-    ) -> Reduction[list[Tensor]]:
-        """Send to each rank its indices and then its values in one message; return all indices and all values received.
+    Args:
+        sizes: how many entries go to each rank, and how many come from each.
+        spans: in which range of the vector the entries for each rank lie, and those from each.
+    Returns:
+        the entries as their receivers decode them; what the ranks sent to this one, in turn.
+    """
+    (leaving, coming), (there, here), dtype, wire = sizes, spans, entries.values.dtype, transport.wire
+    form, codec = wire.indices, wire.values
+    if isinstance(form, Int32) and isinstance(codec, Raw) and dtype.itemsize % 4 == 0:
+        return entries, (yield from _scatter_rows(entries, leaving, coming, transport))
+    wires = _encoded(entries.values, leaving, transport)
+    places = form.encode_joined(entries.indices, leaving, there)
+    lengths = _lengths(wire, leaving, there, dtype), _lengths(wire, coming, here, dtype)
+    received = yield from _scatter_pairs(places, wires, lengths, transport)
+    if not codec.lossless:
+        entries = SparseValues(entries.indices, decode_lists(wires, leaving, codec, dtype))
+    indices = form.decode_joined(received[0], coming, here)
+    return entries, SparseValues(indices, decode_lists(received[1], coming, codec, dtype))
 
-        Args:
-            places, wires: (bytes,) uint8, those for each rank one after the other.
-            lengths: of what leaves and of what comes; see `_lengths`.
-        """
-        comm, (leaving, coming) = self.comm, lengths
-        pairs = zip(places.split(leaving[::2]), wires.split(leaving[1::2]), strict=True)
-        message = torch.cat([part for pair in pairs for part in pair])
-        arrived = yield AllToAll(mine=message, sizes=_in_pairs(leaving), received=_in_pairs(coming), kind="values")
-        received = arrived.split(coming)
-        if comm.world_size > 1:
-            away = places.numel() - leaving[2 * comm.rank]
-            comm.traffic.move(away, "values", "indices")
-        return [torch.cat(received[::2]), torch.cat(received[1::2])]
+
+def _scatter_rows(
+    entries: SparseValues, leaving: list[int], coming: list[int], transport: Transport
+) -> Reduction[SparseValues]:
+    """Send entries as rows of an index and a value, so that no list needs to be cut; return what was received."""
+    dtype, comm = entries.values.dtype, transport.comm
+    width = 1 + dtype.itemsize // 4
+    row = torch.cat([entries.indices.view(-1, 1), entries.values.view(torch.int32).view(-1, width - 1)], 1)
+    sizes, received_sizes = ([width * count for count in counts] for counts in (leaving, coming))
+    arrived = yield AllToAll(mine=row.view(-1), sizes=sizes, received=received_sizes, kind="values")
+    received = arrived.view(-1, width)
+    if comm.world_size > 1:
+        comm.traffic.move(4 * (entries.indices.numel() - leaving[comm.rank]), "values", "indices")
+    indices, values = (
+        column.clone(memory_format=torch.contiguous_format) for column in (received[:, 0], received[:, 1:])
+    )
+    return SparseValues(indices, values.view(dtype).view(-1))
+
+
+def _encoded(values: Tensor, counts: list[int], transport: Transport) -> Tensor:
+    """Return the messages of lists of values, one after the other; each list of a codec has its own key."""
+    codec, key = transport.wire.values, transport.key
+    if codec.lossless:
+        return codec.encode(values, key)
+    return torch.cat([codec.encode(part, (*key, rank)) for rank, part in enumerate(values.split(counts))])
+
+
+def _lengths(wire: Wire, counts: list[int], spans: Spans, dtype: torch.dtype) -> list[int]:
+    """Return the bytes of indices and of values of each list, in turn."""
+    both = (
+        (wire.indices.num_bytes(count, stop - start), wire.values.num_bytes(count, dtype))
+        for count, (start, stop) in zip(counts, spans, strict=True)
+    )
+    return [length for pair in both for length in pair]
+
+
+def _scatter_pairs(
+    places: Tensor, wires: Tensor, lengths: tuple[list[int], list[int]], transport: Transport
+) -> Reduction[list[Tensor]]:
+    """Send to each rank its indices and then its values in one message; return all indices and all values received.
+
+    Args:
+        places, wires: (bytes,) uint8, those for each rank one after the other.
+        lengths: of what leaves and of what comes; see `_lengths`.
+    """
+    comm, (leaving, coming) = transport.comm, lengths
+    pairs = zip(places.split(leaving[::2]), wires.split(leaving[1::2]), strict=True)
+    message = torch.cat([part for pair in pairs for part in pair])
+    arrived = yield AllToAll(mine=message, sizes=_in_pairs(leaving), received=_in_pairs(coming), kind="values")
+    received = arrived.split(coming)
+    if comm.world_size > 1:
+        away = places.numel() - leaving[2 * comm.rank]
+        comm.traffic.move(away, "values", "indices")
+    return [torch.cat(received[::2]), torch.cat(received[1::2])]
 
 
 def _in_pairs(lengths: list[int]) -> list[int]:

@@ -6,12 +6,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Wire, gather_counts, gather_indices, mean_of
-from micro.health import Finite
+from micro.exchanges.averaging import AverageEncoded, mean_calls, mean_encoded_, mean_of
+from micro.exchanges.base import Exchange, NoState, Transport
+from micro.exchanges.gathering import counts_calls, gather_counts, gather_indices, indices_calls
+from micro.exchanges.traffic import Choice
 from micro.kernels import places
 from micro.requests import Once, Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues
+from micro.traffic import Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +32,17 @@ class Union(Exchange[NoState]):
     name: ClassVar[str] = "union"
     accepts: ClassVar[frozenset[Overlap]] = frozenset(Overlap)
     splits: ClassVar[bool] = True
+    average_: ClassVar[AverageEncoded] = staticmethod(mean_encoded_)  # the values of all indices, which do not travel
 
-    def exchange(
-        self,
-        state: NoState,
-        acc: Tensor,
-        selection: Selection,
-        *,
-        step: Step,
-        overlap: Overlap,
-        wire: Wire,
-        comm: Comm,
-        is_finite: Finite,
-    ) -> Reduction[Exchanged]:
+    def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the mean of all ranks at the union of what they chose."""
+        numel = acc.numel()
         counts = yield from gather_counts(selection)
-        indices = yield from _distinct(selection, counts, overlap, acc.numel(), wire, comm)
-        key = (step.seed, step.index, comm.rank)
-        values = places.gather(acc, indices)
-        mean, sent, is_finite = yield from mean_of(values, wire.values, key, comm, is_finite=is_finite)
+        indices = yield from gather_indices(selection, counts, numel, transport)
+        if transport.overlap is Overlap.ANY and transport.comm.world_size > 1:
+            gathered = indices
+            indices = yield Once(work=lambda: kernels.distinct(gathered, numel))
+        mean, sent, is_finite = yield from mean_of(places.gather(acc, indices), transport)
         return Exchanged(
             update=(SparseValues(indices, mean),),
             sent=SparseValues(indices, sent),
@@ -57,13 +51,6 @@ class Union(Exchange[NoState]):
             is_finite=is_finite,
         )
 
-
-def _distinct(
-    selection: Selection, counts: tuple[int, ...], overlap: Overlap, numel: int, wire: Wire, comm: Comm
-) -> Reduction[Tensor]:
-    """Return the indices that any rank chose, each of them once."""
-    indices = yield from gather_indices(selection, counts, overlap, numel, wire.indices, comm)
-    if overlap is not Overlap.ANY or comm.world_size == 1:
-        return indices
-    distinct: Tensor = yield Once(work=lambda: kernels.distinct(indices, numel))
-    return distinct
+    def volume(self, choice: Choice) -> tuple[Calls, float]:
+        """Return counts, indices, and the mean of one value at each; see Exchange."""
+        return (*counts_calls(choice), *indices_calls(choice), *mean_calls(choice)), choice.total

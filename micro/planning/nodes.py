@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from micro.operations import OPS, Op, bytes_sent
 from micro.planning.collectives import Algorithm, Link, rounds
 from micro.planning.costs import Flat, Network
-from micro.planning.volumes.calls import Calls, Volume
+from micro.planning.volumes import Calls, Volume
 
 
 @runtime_checkable

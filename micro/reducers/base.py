@@ -21,6 +21,7 @@ from micro.requests import Reduction, carried_out
 from micro.rounds import Begun, all_together
 from micro.sparse import SparseValues
 from micro.stats import StepStats
+from micro.traffic import Bucket, Volume
 
 
 @dataclass(slots=True)
@@ -168,6 +169,14 @@ class Reducer(Part, ABC):
         Raises:
             ValueError: these ranks do not fit the settings.
         """
+
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return the collectives that a step in steady state calls for this bucket.
+
+        Raises:
+            ValueError: the reducer, or a part of it, does not say; or it needs a layout.
+        """
+        raise ValueError(f"what reducer {self.name} sends is not known: give it a method volume")
 
     @abstractmethod
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:

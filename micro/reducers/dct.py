@@ -10,11 +10,12 @@ from torch import Tensor
 from micro.codecs.base import Codec
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.density.base import Density
-from micro.exchanges.base import Exchange, Wire
+from micro.density.base import Density, target_count
+from micro.exchanges.base import Exchange, Transport, Wire
 from micro.exchanges.gather import Gather
+from micro.exchanges.traffic import Choice
 from micro.feedback import ErrorFeedback, Feedback
-from micro.health import Finite, is_finite_by
+from micro.health import is_finite_by
 from micro.index_codecs import IndexCodec, Int32
 from micro.nonfinite import Policy, check_policy
 from micro.norms import norm
@@ -29,6 +30,7 @@ from micro.selectors.pieces import largest_of_each
 from micro.selectors.topk import shares
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.stats import Start, stats_of
+from micro.traffic import Bucket, Choosing, Volume
 
 Transform = Literal["dct", "none"]
 
@@ -107,7 +109,6 @@ class DCTReducer(WithDensity):
         """Replace ``grad`` (numel,) by the mean update."""
         start = Start.of(comm, grad.device)
         target = yield from self.density_policy.target(state.density, grad, state.step, state.layout, comm)
-        step = Step(state.step, target.count, self.seed, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
         acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
         before = comm.now(grad.device)
@@ -116,7 +117,9 @@ class DCTReducer(WithDensity):
         pieces = tiling.pieces(acc.device)
         chosen = largest_of_each(tiled, pieces, shares(pieces, target.count))
         select = comm.now(grad.device) - before
-        exchanged = yield from self._exchange(tiled, chosen, step, comm, is_finite=is_finite_by(bad, grad.numel()))
+        is_finite = is_finite_by(bad, grad.numel())
+        step = Step(state.step, target.count, self.seed, state.layout, is_finite=is_finite)
+        exchanged = yield from self._exchange(tiled, chosen, step, comm)
         state.step += 1
         keeps, is_finite = self.feedback.name == "residual", exchanged.is_finite
         error = own = unsent = None
@@ -153,19 +156,16 @@ class DCTReducer(WithDensity):
         findings = made.findings(state.layout, bad)
         return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
 
-    def _exchange(
-        self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm, *, is_finite: Finite
-    ) -> Reduction[Exchanged]:
-        return self.exchange.exchange(
-            self.exchange.start(),
-            tiled,
-            Selection(chosen, counts=(chosen.numel(),) * comm.world_size),
-            step=step,
-            overlap=Overlap.ANY,
-            wire=Wire(self.codec, self.indices),
-            comm=comm,
-            is_finite=is_finite,
-        )
+    def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm) -> Reduction[Exchanged]:
+        transport = Transport(comm=comm, step=step, overlap=Overlap.ANY, wire=Wire(self.codec, self.indices))
+        selection = Selection(chosen, counts=(chosen.numel(),) * comm.world_size)
+        return self.exchange.exchange(self.exchange.start(), tiled, selection, transport)
+
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return what the exchange sends of the coefficients, as many on each rank; see Reducer."""
+        k, wire = target_count(self.density_policy.density, bucket.numel), Wire(self.codec, self.indices)
+        choice = Choice.of(bucket, Choosing(knows_counts=True), Overlap.ANY, k, wire)
+        return bucket.volume(*self.exchange.volume(choice))
 
     @staticmethod
     def _write(exchanged: Exchanged, tiling: Tiling, scratch: Tensor, grad: Tensor) -> Reduction[Tensor | None]:

@@ -14,6 +14,7 @@ from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome
 from micro.requests import AllReduce, Reduction
 from micro.stats import Start, stats_of
+from micro.traffic import Bucket, Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class DenseReducer(Reducer):
 
     def __post_init__(self) -> None:
         check_policy(self.nonfinite)
+
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return the all-reduce of all elements; see Reducer."""
+        return bucket.volume((("all_reduce", bucket.numel * bucket.element_bytes),), bucket.numel)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state that only counts steps."""

@@ -24,7 +24,8 @@ from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, v
 from micro.reducers.with_density import WithDensity
 from micro.requests import AllGatherLists, Once, Reduction
 from micro.stats import Start, stats_of
-from micro.transforms import to_spectrum
+from micro.traffic import Bucket, Volume
+from micro.transforms import num_bins, to_spectrum
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,13 @@ class FFTReducer(WithDensity):
 
         findings = made.findings(state.layout, bad)
         return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
+
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return the gathering of places, and of values with the finite flag; see Reducer."""
+        bins = num_bins(bucket.numel)
+        count = target_count(self.density_policy.density, bins)
+        places, values = self.indices.num_bytes(count, bins), self.codec.num_bytes(2 * count, bucket.dtype)
+        return bucket.volume((("gather_lists", places), ("gather_lists", values + 1)), bucket.numel)
 
     def _gather(
         self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: Finite

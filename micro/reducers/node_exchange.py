@@ -12,8 +12,10 @@ from micro.nonfinite import Finding
 from micro.reducers.node_shards import NodeShards
 from micro.reducers.outcome import Outcome
 from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction
+from micro.traffic import COUNT_BYTES, Bucket, Call, Calls
 
 INDEX_BYTES = 4
+NUM_FACTS = 4  # of a shard in the header of a node, beside a count for each node
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +113,17 @@ def find(grad: Tensor, outcome: Outcome | None, layout: Layout) -> Reduction[Fin
     if any(row[0] for row in rows):
         return Finding(layout, own)
     return Finding(layout, None, min(row[1] for row in rows))
+
+
+def local_calls(bucket: Bucket, ranks_per_node: int, num_updated: float) -> Calls:
+    """Return what the ranks of a node send each other: gradients, the header, and updates, as pairs or whole."""
+    if ranks_per_node == 1:
+        return ()
+    share, width = bucket.numel / ranks_per_node, bucket.element_bytes
+    gradients: Call = ("scatter", (bucket.numel - share) * width)
+    header: Call = ("gather_rows", COUNT_BYTES * (NUM_FACTS + bucket.world_size // ranks_per_node))
+    updated = round(num_updated)
+    if updated * (INDEX_BYTES + width) >= bucket.numel * width:
+        return gradients, header, ("gather_lists", share * width)
+    pairs: Calls = tuple(("gather_lists", size * updated / ranks_per_node) for size in (INDEX_BYTES, width))
+    return gradients, header, *pairs

@@ -1,6 +1,7 @@
 """Which elements of a vector each rank of a node owns: a slice of every parameter."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from micro.flat import Layout
 from micro.partition import equal_slice
+from micro.traffic import Bucket
 
 
 class NodeShards:
@@ -63,3 +65,27 @@ class NodeShards:
 def node_shards(layout: Layout, ranks_per_node: int) -> NodeShards:
     """Return the shards of a layout, made once for each of DDP's buckets."""
     return NodeShards(layout, ranks_per_node)
+
+
+def node_buckets(bucket: Bucket, ranks_per_node: int) -> list[Bucket | None]:
+    """Return what the ranks of each place reduce between nodes, in single precision at least; None: an empty shard."""
+    shards = node_shards(bucket.named, ranks_per_node)
+    shared = replace(
+        bucket,
+        world_size=bucket.world_size // ranks_per_node,
+        element_bytes=max(4, bucket.element_bytes),
+        longest_count=None,
+    )
+    return [
+        replace(
+            shared,
+            numel=numel,
+            layout=None if bucket.layout is None else shards.layout(place),
+            local_count=None
+            if bucket.local_count is None
+            else bucket.local_count * numel * ranks_per_node / bucket.numel,
+        )
+        if numel
+        else None
+        for place, numel in enumerate(shards.numels)
+    ]

@@ -19,6 +19,7 @@ from micro.reducers.outcome import Outcome, checked
 from micro.reducers.rounding import rounded, rounding, write_
 from micro.requests import AllReduce, Reduction
 from micro.stats import Start, stats_of
+from micro.traffic import Bucket, Calls, Volume
 
 FEEDBACK = ErrorFeedback()
 
@@ -59,13 +60,26 @@ class PowerSGD(Reducer):
         if not self.min_compression > 1:
             raise ValueError(f"min_compression of powersgd must be above 1, got {self.min_compression}")
 
-    def num_sent(self, layout: Layout) -> tuple[int, int]:
-        """Return how many numbers the two all-reduces of a step hold; where the second has none, it is not called."""
-        batches = batches_of(layout, self.rank, self.min_compression)
-        matrices = [(len(batch.names), batch) for batch in batches]
-        whole = layout.numel - sum(count * batch.rows * batch.columns for count, batch in matrices)
-        left = sum(count * batch.rank * batch.rows for count, batch in matrices)
-        return left + whole + 1, sum(count * batch.rank * batch.columns for count, batch in matrices)
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return the two all-reduces; where no matrix is approximated, the second is not called. See Reducer.
+
+        Raises:
+            ValueError: more than one rank, and no layout.
+        """
+        if bucket.world_size == 1:
+            return bucket.volume((), bucket.numel)
+        if bucket.layout is None:
+            raise ValueError("what powersgd sends depends on the parameters' shapes: give a layout")
+        matrices = [(len(batch.names), batch) for batch in self._batches(bucket.layout)]
+        whole = bucket.numel - sum(count * batch.rows * batch.columns for count, batch in matrices)
+        left = whole + 1 + sum(count * batch.rank * batch.rows for count, batch in matrices)
+        right = sum(count * batch.rank * batch.columns for count, batch in matrices)
+        width = bucket.dtype.itemsize
+        calls: Calls = (("all_reduce", left * width), ("all_reduce", right * width))
+        return bucket.volume(calls if right else calls[:1], bucket.numel)
+
+    def _batches(self, layout: Layout) -> tuple[Batch, ...]:
+        return batches_of(layout, self.rank, self.min_compression)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept, and factors drawn by the parameters' names."""
@@ -75,7 +89,7 @@ class PowerSGD(Reducer):
             name: torch.randn(
                 batch.columns, batch.rank, generator=generator(self.seed, *name.encode()), dtype=torch.float64
             ).to(device, wide)
-            for batch in batches_of(layout, self.rank, self.min_compression)
+            for batch in self._batches(layout)
             for name in batch.names
         }
         return BucketState(layout, 0, memory, factors=drawn)
@@ -83,7 +97,7 @@ class PowerSGD(Reducer):
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Replace ``grad`` (numel,) by the mean update."""
         start = Start.of(comm, grad.device)
-        batches = batches_of(state.layout, self.rank, self.min_compression)
+        batches = self._batches(state.layout)
         acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
         state.spare = memory = _memory(state.spare, acc)
         matrices = copied(batches, acc, memory)

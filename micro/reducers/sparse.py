@@ -11,15 +11,16 @@ from torch import Tensor
 from micro.codecs.base import Codec
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.density.base import Density
+from micro.density.base import Density, Target, target_count
 from micro.density.constant import Constant
-from micro.exchanges.base import Exchange, Wire, mean_encoded_
+from micro.exchanges.base import Exchange, Transport, Wire
 from micro.exchanges.gather import Gather
 from micro.exchanges.in_pieces import InPieces
+from micro.exchanges.traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
 from micro.flat import Layout
-from micro.health import Finite, FirstBad, index_of, is_finite_by
+from micro.health import FirstBad, index_of, is_finite_by
 from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
@@ -33,6 +34,7 @@ from micro.selectors.base import Selector, Traits
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown, summed
 from micro.stats import Start, stats_of
+from micro.traffic import Bucket, Volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class SparseReducer(WithDensity):
         densities = target.layer_densities
         step = Step(state.step, target.count, self.seed, state.layout, densities, added.sums, is_finite, added.squares)
         if at_work.sends_all:
-            sent = yield from self._send_all(state, acc, grad, step, comm, is_finite=is_finite, to_add=to_add)
+            sent = yield from self._send_all(state, acc, grad, step, comm, to_add=to_add)
             sent = replace(sent, forgotten=None if forgotten is None else float(forgotten))  # host sync: the record
             bad = sent.first_bad if bad is None else bad
         else:
@@ -185,17 +187,19 @@ class SparseReducer(WithDensity):
         step: Step,
         comm: Comm,
         *,
-        is_finite: Finite,
         to_add: Tensor | None,
     ) -> Reduction[Sent]:
         """Exchange all values, which needs no indices; make ``grad`` (numel,) the update."""
         if self.codec.lossless:
-            return (yield from send_all(state, self.feedback, acc, grad, comm, is_finite=is_finite))
-        key = (step.seed, step.index, comm.rank)
-        average_ = self.exchange.mean_ if isinstance(self.exchange, Gather) else mean_encoded_
-        vectors = (state, self.feedback, acc, grad)
-        sending = send_all_encoded(*vectors, self.codec, key, comm, average_, is_finite=is_finite, to_add=to_add)
-        return (yield from sending)
+            return (yield from send_all(state, self.feedback, acc, grad, comm, is_finite=step.is_finite))
+        exchange = self.exchange if isinstance(self.exchange, Gather) else Union()
+        transport = self._transport(comm, step, Overlap.SAME)
+        return (
+            yield from send_all_encoded(state, self.feedback, acc, grad, transport, exchange.average_, to_add=to_add)
+        )
+
+    def _transport(self, comm: Comm, step: Step, overlap: Overlap) -> Transport:
+        return Transport(comm=comm, step=step, overlap=overlap, wire=self.wire)
 
     def _send(
         self,
@@ -210,20 +214,12 @@ class SparseReducer(WithDensity):
         """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
         start = Start.of(comm, grad.device)
         is_usual = at_work is self
-        wire, own = Wire(self.codec, self.indices), state.exchange if is_usual else at_work.exchange.start()
+        own = state.exchange if is_usual else at_work.exchange.start()
         chosen = state.selector if is_usual else at_work.selector.start()
         selection = yield from at_work.selector.select(chosen, acc, step, comm)
         select = start.spans(comm, grad.device).rest
-        exchanged = yield from at_work.exchange.exchange(
-            own,
-            acc,
-            selection,
-            step=step,
-            overlap=at_work.selector.overlap,
-            wire=wire,
-            comm=comm,
-            is_finite=step.is_finite,
-        )
+        transport = self._transport(comm, step, at_work.selector.overlap)
+        exchanged = yield from at_work.exchange.exchange(own, acc, selection, transport)
         exchanged, overflow, lost = yield from overflown(exchanged.update, selection.scale, exchanged, forgotten)
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, overflow, comm.world_size)
@@ -240,6 +236,11 @@ class SparseReducer(WithDensity):
             overfull=selection.overfull or exchanged.overfull,
             parts=None if self.feedback.sends_change else exchanged.update,
         )
+
+    @property
+    def wire(self) -> Wire:
+        """The forms of values and indices."""
+        return Wire(self.codec, self.indices)
 
     @property
     def sends_all(self) -> bool:
@@ -283,6 +284,16 @@ class SparseReducer(WithDensity):
 
         return on_deliver
 
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return what selector and exchange send, at the density in the end; see Reducer."""
+        density, layout = self.density_policy.density, bucket.named
+        parts = self.at(density)
+        choosing = parts.selector.volume(layout, density, bucket.world_size)
+        k = parts.selector.effective_target(Target(density, target_count(density, bucket.numel)), layout).count
+        choice = Choice.of(bucket, choosing, parts.selector.overlap, k, self.wire)
+        calls, num_updated = parts.exchange.volume(choice)
+        return bucket.volume((*choosing.calls, *calls), num_updated)
+
     def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
         self.feedback.keep_(state.memory, unsent)
@@ -324,7 +335,7 @@ def check_together(parts: SparseReducer) -> None:
     if overlap not in exchange.accepts:
         why = _WHY_NOT[overlap].format(selector.full_name)
         raise ValueError(f"exchange {exchange.full_name} {why}: use exchange union")
-    exchange.check_wire(Wire(parts.codec, parts.indices))
+    exchange.check_wire(parts.wire)
     if isinstance(selector, Everything) and parts.density_policy != Constant(1.0):
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if Traits.UNBIASED in selector.traits and parts.feedback.name != "none":

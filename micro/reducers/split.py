@@ -18,6 +18,7 @@ from micro.reducers.shares import Share, share_of, together
 from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.requests import Reduction
 from micro.sparse import SparseValues
+from micro.traffic import Bucket, Volume
 
 
 @dataclass(slots=True)
@@ -120,6 +121,22 @@ class Split(WrappingReducer):
                 "dense, only and min_dims leave no parameter to sparsify: use reducer dense, or narrow them"
             )
         self.reducer.check_parameters(sparse)
+
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return the sum of the dense parameters, then what the reducer sends of the others; see Reducer.
+
+        Raises:
+            ValueError: no layout.
+        """
+        if bucket.layout is None:
+            raise ValueError("what split sends depends on the parameters' names and shapes: give a layout")
+        dense, sparse = self.shares(bucket.layout)
+        num_dense = 0 if dense is None else dense.layout.numel
+        whole = bucket.volume((("all_reduce", num_dense * bucket.element_bytes),) if num_dense else (), num_dense)
+        if sparse is None:
+            return whole
+        rest = self.reducer.volume(replace(bucket, numel=sparse.layout.numel, layout=sparse.layout))
+        return replace(rest, calls=(*whole.calls, *rest.calls), num_updated=num_dense + rest.num_updated)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> SplitState:
         """Return a state with nothing kept."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +13,8 @@ from micro.comm import Comm, Traffic
 from micro.flat import Layout
 from micro.nonfinite import Finding
 from micro.reducers.base import BucketState, saved_layout
-from micro.reducers.node_exchange import find, gather_update_, node_mean, share_header
-from micro.reducers.node_shards import NodeShards, node_shards
+from micro.reducers.node_exchange import find, gather_update_, local_calls, node_mean, share_header
+from micro.reducers.node_shards import NodeShards, node_buckets, node_shards
 from micro.reducers.outcome import Outcome
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.rounding import rounded, rounding
@@ -22,6 +22,7 @@ from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.requests import Reduction, over
 from micro.sparse import SparseValues
 from micro.stats import Start, stats_of
+from micro.traffic import Bucket, Volume
 
 
 @dataclass(slots=True)
@@ -114,6 +115,26 @@ class TwoLevel(WrappingReducer):
     def prepare(self, comm: Comm, device: torch.device) -> None:
         """Divide the ranks into nodes; see Reducer."""
         self.reducer.prepare(comm.levels(self.ranks_per_node, device).between, device)
+
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return what the ranks of a node send each other, and what the reducer sends of each shard; see Reducer.
+
+        Raises:
+            ValueError: the ranks do not fill nodes.
+        """
+        local, n = self.ranks_per_node, bucket.world_size
+        if n % local:
+            raise ValueError(f"ranks_per_node must divide the number of ranks, got {local} for {n} ranks")
+        volume_of = cache(self.reducer.volume)  # most shards are equal
+        shards = [shard and volume_of(shard) for shard in node_buckets(bucket, local)]
+        num_updated = sum(shard.num_updated for shard in shards if shard)
+        return Volume(
+            world_size=n,
+            ranks_per_node=local,
+            local_calls=local_calls(bucket, local, num_updated),
+            place_calls=tuple(shard.calls if shard else () for shard in shards),
+            num_updated=num_updated,
+        )
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> TwoLevelState:
         """Return a state that has no shard yet: which one it is depends on the rank."""

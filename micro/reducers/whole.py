@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from micro.codecs.base import Codec, Key
 from micro.comm import Comm
-from micro.exchanges.base import AverageEncoded, message_bytes
+from micro.exchanges.averaging import AverageEncoded, message_bytes
+from micro.exchanges.base import Transport
 from micro.feedback import Feedback
 from micro.health import Finite, flag_of, is_number, is_zero, read
 from micro.reducers.base import BucketState
@@ -86,12 +86,9 @@ def send_all_encoded(
     feedback: Feedback,
     acc: Tensor,
     grad: Tensor,
-    codec: Codec,
-    key: Key,
-    comm: Comm,
+    transport: Transport,
     average_: AverageEncoded,
     *,
-    is_finite: Finite,
     to_add: Tensor | None,
 ) -> Reduction[Sent]:
     """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; what that lost is kept.
@@ -102,20 +99,16 @@ def send_all_encoded(
     Args:
         acc: (numel,) what ``feedback`` returned; in most cases the residual.
         to_add: the gradient, where it has still to be added to acc: the pass that encodes does that.
-        key: seeds what is random about the codec; differs from rank to rank.
         average_: the exchange, as a function of values at every index.
-        is_finite: whether this rank's gradient was.
     """
     rest = _message(state, acc)[:-1] if state.residual.numel() else None
     state.spare = rest
     mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
-    state.wire = _bytes(state.wire, message_bytes(acc.numel(), codec, acc.dtype, comm), acc.device)
-    averaged = yield from average_(
-        acc, codec, key, comm, is_finite=is_finite, rest=rest, mean=mean, memory=state.wire, grad=to_add
-    )
+    state.wire = _bytes(state.wire, message_bytes(acc.numel(), transport, acc.dtype), acc.device)
+    averaged = yield from average_(acc, transport, rest=rest, mean=mean, memory=state.wire, grad=to_add)
     is_finite, overflow = _verdict(averaged.is_finite, averaged.fits, mean)
     if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
-        cut_(acc, overflow, comm.world_size)
+        cut_(acc, overflow, transport.comm.world_size)
         is_finite = False
     unsent = write_(mean, grad) if is_finite and mean is not grad else None
 
@@ -126,7 +119,7 @@ def send_all_encoded(
         if unsent is not None:
             feedback.keep_(state.memory, AllValues(unsent))
 
-    sent = _sent(grad, comm, on_deliver, is_finite=is_finite, overflow=overflow)
+    sent = _sent(grad, transport.comm, on_deliver, is_finite=is_finite, overflow=overflow)
     return replace(sent, first_bad=averaged.first_bad)
 
 

@@ -13,6 +13,7 @@ from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
 from micro.requests import Reduction
 from micro.sparse import Overlap, Selection, SparseValues, Step
+from micro.traffic import Choosing
 
 __all__ = ["NoState", "Selector", "Step", "Traits"]
 
@@ -80,3 +81,11 @@ class Selector(StatefulPart[S], ABC):
             parts: whose indices are all at which the update may be other than zero: none where the step was dropped;
                 None: it may be anywhere.
         """
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return the collectives that ``select`` calls in a step in steady state, and what the ranks know after it.
+
+        Raises:
+            ValueError: the selector does not say.
+        """
+        raise ValueError(f"what selector {self.name} sends is not known: give it a method volume")

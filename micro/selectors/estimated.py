@@ -8,11 +8,13 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.flat import Layout
 from micro.parts import Rule, StatefulPart, as_part
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.fits.correction import Correction, select_near
 from micro.sparse import Selection, Step
+from micro.traffic import Choosing
 
 S = TypeVar("S")
 
@@ -111,3 +113,7 @@ class Estimated(Selector[Any]):
         """Return what the fit selects."""
         yield from ()
         return self.own_fit.select(state, acc, min(step.target_count, acc.numel()), step, comm.rank)
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return that choosing sends nothing; see Selector."""
+        return Choosing()

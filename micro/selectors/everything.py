@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.flat import Layout
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.sparse import Overlap, Selection, Step
+from micro.traffic import Choosing
 
 
 @dataclass(slots=True)
@@ -44,3 +46,7 @@ class Everything(Selector[EverythingState]):
         if state.indices is None or state.indices.numel() != acc.numel() or state.indices.device != acc.device:
             state.indices = torch.arange(acc.numel(), dtype=torch.int32, device=acc.device)
         return Selection(state.indices, counts=(acc.numel(),) * comm.world_size)
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return that choosing sends nothing, and that all ranks know how many each has chosen; see Selector."""
+        return Choosing(knows_counts=True)

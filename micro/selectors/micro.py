@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.density.base import target_count
+from micro.flat import Layout
 from micro.interleaving import DealtBlocks
 from micro.partition import cyclic_slices
 from micro.parts import check_rule
@@ -16,6 +18,7 @@ from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.selectors.micro_rules.repaired import Repaired
 from micro.sparse import Overlap, Selection, Step
+from micro.traffic import Choosing
 
 MicroRule = Literal["agreed", "repaired", "published"]
 
@@ -116,4 +119,16 @@ class Micro(Selector[Any]):
             threshold=found.threshold,
             everyone=None if everyone is None else dealt.places_of_all(everyone, found.counts, step.index),
             overfull=found.overfull,
+        )
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return what the rule sends: counts, and with a slack the indices; see Selector."""
+        numel, block = layout.numel, self.block
+        longest = -(-numel // world_size) if block is None else DealtBlocks(numel, world_size, block).longest
+        calls = self.threshold_rule.calls(target_count(density, numel), longest, numel, world_size)
+        return Choosing(
+            calls=calls,
+            knows_counts=True,
+            knows_indices=self.slack is not None and bool(calls),
+            searches="range" if block is None else "blocks",
         )

@@ -16,6 +16,7 @@ from micro.requests import Reduction, together
 from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Selection, Step
+from micro.traffic import Calls, Choosing
 
 
 @dataclass(slots=True)
@@ -107,6 +108,14 @@ class PerTensor(WrappingSelector[PerTensorState]):
         chosen = yield from together(choices)
         found = [_shifted(selection, start) for selection, start in zip(chosen, starts, strict=True)]
         return found[0] if len(found) == 1 else _joined(found)
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return what the selector sends for all parameters, in one message; see Selector."""
+        parameters = [Layout((name,), (shape,)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
+        each = [self.selector.volume(alone, density, world_size) for alone in parameters]
+        size = sum(size for said in each for _, size in said.calls)
+        calls: Calls = (("gather_rows", size),) if size else ()
+        return Choosing(calls=calls, knows_counts=each[0].knows_counts)
 
 
 @lru_cache(maxsize=64)  # needed at every step

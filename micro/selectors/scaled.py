@@ -14,6 +14,7 @@ from micro.scales import Scales
 from micro.selectors.base import Traits
 from micro.selectors.scaling import ScalingSelector
 from micro.sparse import Selection, Step
+from micro.traffic import Calls, Choosing
 
 LARGEST_FACTOR = 2.0**100
 
@@ -115,6 +116,12 @@ class Scaled(ScalingSelector[ScaledState]):
         before = torch.where(known > 0, known, squares)
         is_number = (squares > 0) & torch.isfinite(squares)
         state.squares = torch.where(is_number, self.memory * before + (1 - self.memory) * squares, known)
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return the mean squares, where ranks share a scale, and what the selector sends; see Selector."""
+        said = self.selector.volume(layout, density, world_size)
+        mean_squares: Calls = (("all_reduce", 8 * len(layout.names)),) if self.shares_scale else ()  # as float64
+        return replace(said, calls=(*mean_squares, *said.calls))
 
 
 def _state(inner: Any, squares: dict[str, float]) -> ScaledState:

@@ -17,6 +17,7 @@ from micro.requests import AllReduce, Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Overlap, Selection, SparseValues, Step
+from micro.traffic import Choosing
 
 
 class ScalingState(Protocol):
@@ -100,3 +101,7 @@ class ScalingSelector(WrappingSelector[S]):
             return squares
         total: Tensor = yield AllReduce(mine=squares, kind="counts")
         return total / comm.world_size
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return what the selector sends; see Selector. What else a scale needs is not sent in every step."""
+        return self.selector.volume(layout, density, world_size)

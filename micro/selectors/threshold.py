@@ -8,9 +8,11 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.flat import Layout
 from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Selection, Step
+from micro.traffic import Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,10 @@ class Threshold(Selector[NoState]):
         yield from ()
         threshold = self.value if self.value is not None else hard_threshold(step.target_count)
         return Selection(kernels.above(acc, threshold), threshold=threshold)
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return that choosing sends nothing; see Selector."""
+        return Choosing()
 
 
 def hard_threshold(k: int) -> float:

@@ -10,10 +10,12 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.density.base import target_count
+from micro.flat import Layout
 from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector, Traits
 from micro.selectors.pieces import Pieces, largest_of_each, pieces_at, pieces_of
 from micro.sparse import Selection, Step
+from micro.traffic import Choosing
 
 TopKScope = Literal["model", "layer", "chunk"]
 
@@ -71,6 +73,11 @@ class TopK(Selector[NoState]):
             return _of_each_layer(acc, step)
         chunks = _chunks(acc.numel(), self.size, str(acc.device))
         return largest_of_each(acc, chunks, shares(chunks, step.target_count))
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return that choosing sends nothing; each layer rounds its share by itself. See Selector."""
+        counts = (target_count(density, numel) for numel in layout.numels if numel)
+        return Choosing(count=sum(counts) if self.scope == "layer" else None, knows_counts=True)
 
 
 def _of_each_layer(acc: Tensor, step: Step) -> Tensor:

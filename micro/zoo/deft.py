@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.flat import Layout
 from micro.norms import norms_of
 from micro.partition import equal_slice
 from micro.parts import NoState, Rule, check_rule
@@ -19,6 +20,7 @@ from micro.requests import AllReduce, Broadcast, Once, Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.pieces import largest_of_each, pieces_at
 from micro.sparse import Overlap, Selection, Step
+from micro.traffic import COUNT_BYTES, Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,13 @@ class Deft(Selector[NoState]):
         places = pieces_at(tuple(pieces[piece] for piece in mine), str(acc.device))
         indices = largest_of_each(acc, places, [wanted[piece] for piece in mine])
         return Selection(indices, counts=plan.counts(step.index) if self.rule == "repaired" else None)
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return the sum of norms, or as published the broadcast of the plan; see Selector."""
+        num_pieces = len(layer_pieces(layout.numels, world_size))
+        if self.rule == "published":
+            return Choosing(calls=(("broadcast", COUNT_BYTES * (num_pieces + world_size)),))
+        return Choosing(calls=(("all_reduce", 8 * num_pieces),), knows_counts=True)  # norms, as float64
 
 
 class Plan(NamedTuple):

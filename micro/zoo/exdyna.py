@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.density.base import target_count
+from micro.flat import Layout
 from micro.partition import cyclic, equal_sizes
 from micro.parts import Rule, check_rule
 from micro.requests import Reduction
@@ -16,6 +18,7 @@ from micro.selectors.micro_rules.agreed import Agreed
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.sparse import Overlap, Selection, Step
+from micro.traffic import Choosing
 
 Move = tuple[int, int, float]
 """A block that changes partitions: the giver, the taker, and the load that is thought to lie in it."""
@@ -139,6 +142,13 @@ class ExDyna(Selector[ExDynaState]):
         state.blocks[taker] += 1
         state.loads[giver] -= load
         state.loads[taker] += load
+
+    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
+        """Return what the threshold's rule sends; see Selector."""
+        numel = layout.numel
+        count, longest = target_count(density, numel), -(-numel // world_size)
+        calls = self.balance.threshold.calls(count, longest, numel, world_size)
+        return Choosing(calls=calls, knows_counts=True, searches="range")
 
 
 class Repaired:

@@ -1,36 +1,18 @@
 """The published form of gather: pairs cut into equal slices, whoever sent them."""
 
-from contextlib import closing
-
 import pytest
 import torch
 
 import micro
-from micro.comm import Comm
-from micro.exchanges.base import Wire
-from micro.requests import carried_out
-from micro.sparse import Exchanged, Overlap, Selection, Step
-from micro.thread_ranks import SimulatedGroup
+from micro.sparse import Exchanged
+from tests.exchanging import exchanged
 
 NUMEL = 12
 
 
 def exchange(acc: torch.Tensor, chosen: list[list[int]], rule: str | None = "published") -> list[Exchanged]:
-    def work(comm: Comm) -> Exchanged:
-        reduction = micro.build(micro.Exchange, {"name": "gather", "rule": rule}).exchange(
-            micro.parts.NoState(),
-            acc[comm.rank],
-            Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32)),
-            step=Step(0, 1, 0, micro.Layout.flat(NUMEL)),
-            overlap=Overlap.ANY,
-            wire=Wire(),
-            comm=comm,
-            is_finite=True,
-        )
-        return carried_out(reduction, comm)
-
-    with closing(SimulatedGroup(len(chosen))) as group:
-        return group.run(work)
+    part = micro.build(micro.Exchange, {"name": "gather", "rule": rule})
+    return exchanged(part, acc, chosen)[0]
 
 
 def dense(got: Exchanged) -> list[float]:

@@ -1,7 +1,5 @@
 """Exchanges and codecs against brute force, element by element, on simulated ranks."""
 
-from contextlib import closing
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,8 @@ from torch import Tensor
 
 import micro
 from micro.exchanges.base import Wire
-from micro.requests import carried_out
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
-from micro.thread_ranks import SimulatedGroup
+from micro.sparse import Exchanged, Overlap, SparseValues
+from tests.exchanging import exchanged
 from tests.products import grid
 
 NUMEL = 40
@@ -45,22 +42,10 @@ def exchange(
     is_finite: tuple[bool, ...] | None = None,
     say_counts: bool = False,
 ) -> list[Exchanged]:
-    world_size = len(chosen)
     counts = tuple(map(len, chosen)) if say_counts else None
-
-    def work(comm: micro.Comm) -> Exchanged:
-        selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), counts=counts)
-        mine = is_finite[comm.rank] if is_finite else True
-        step = Step(0, 1, 0, micro.Layout.flat(NUMEL))
-        state, wire = kind.start(), Wire(codec)
-        reduction = kind.exchange(
-            state, acc[comm.rank], selection, step=step, overlap=overlap, wire=wire, comm=comm, is_finite=mine
-        )
-        return carried_out(reduction, comm)
-
+    bad = is_finite.index(False) if is_finite and False in is_finite else None
     before = acc.clone()
-    with closing(SimulatedGroup(world_size)) as group:
-        results = group.run(work)
+    results, _ = exchanged(kind, acc, chosen, wire=Wire(codec), overlap=overlap, bad_rank=bad, counts=counts)
     assert torch.equal(acc, before), "an exchange must not change the accumulator"
     return results
 

@@ -7,9 +7,8 @@ from torch import Tensor
 import micro
 from micro.comm import Traffic
 from micro.exchanges.base import Wire
-from micro.exchanges.gtopk import GTopK
+from micro.exchanges.gtopk import GTopK, _prune
 from micro.exchanges.gtopk_published import PublishedGTopK
-from micro.exchanges.merge_tree import _prune
 from micro.sparse import Exchanged, SparseValues
 from tests.exchanging import exchanged
 from tests.fake_device import DeviceTensor, fake_device

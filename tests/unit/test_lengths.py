@@ -18,7 +18,8 @@ from experiments.studies.methods import build_methods, known_methods
 from micro import kernels
 from micro.clipping import clip_
 from micro.comm import Comm
-from micro.exchanges.base import Wire, gather_header
+from micro.exchanges.base import Transport, Wire
+from micro.exchanges.gathering import gather_header
 from micro.flat import MAX_NUMEL
 from micro.norms import norm, norms_of
 from micro.partition import cyclic_slice, equal_slice
@@ -60,16 +61,10 @@ def choice(rank: int, world_size: int) -> list[int]:
 
 def exchange(part: micro.Exchange, indices: micro.IndexCodec, world_size: int) -> list[Exchanged]:
     def work(comm: Comm) -> Exchanged:
-        reduction = part.exchange(
-            part.start(),
-            seen_everywhere(1.0 + comm.rank),
-            Selection(torch.tensor(choice(comm.rank, world_size), dtype=torch.int32)),
-            step=Step(0, 10_000, 0, micro.Layout.flat(MAX_NUMEL)),
-            overlap=Overlap.ANY,
-            wire=Wire(indices=indices),
-            comm=comm,
-            is_finite=True,
-        )
+        step = Step(0, 10_000, 0, micro.Layout.flat(MAX_NUMEL))
+        transport = Transport(comm=comm, step=step, overlap=Overlap.ANY, wire=Wire(indices=indices))
+        selection = Selection(torch.tensor(choice(comm.rank, world_size), dtype=torch.int32))
+        reduction = part.exchange(part.start(), seen_everywhere(1.0 + comm.rank), selection, transport)
         return carried_out(reduction, comm)
 
     with closing(SimulatedGroup(world_size)) as group:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.exchanges.base import Wire
-from micro.exchanges.moving_regions import OktopkState
+from micro.exchanges.base import Transport, Wire
+from micro.exchanges.largest_sums import OktopkState
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
@@ -300,8 +300,9 @@ def exchanged(
     def work(comm: micro.Comm) -> tuple[Any, Exchanged]:
         state = OktopkState(threshold=threshold)
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32))
-        settings: dict[str, Any] = {"step": step, "overlap": Overlap.ANY, "wire": wire, "comm": comm}
-        reduction = made.exchange(state, accs[comm.rank], selection, is_finite=comm.rank != n - 1, **settings)
+        own = replace(step, is_finite=comm.rank != n - 1)
+        transport = Transport(comm=comm, step=own, overlap=Overlap.ANY, wire=wire)
+        reduction = made.exchange(state, accs[comm.rank], selection, transport)
         return state, carried_out(reduction, comm)
 
     with closing(SimulatedGroup(n)) as group:

@@ -13,7 +13,7 @@ from torch import Tensor
 import micro
 from micro.density.accordion import AccordionState
 from micro.density.base import target_count
-from micro.exchanges.base import Wire
+from micro.exchanges.base import Transport, Wire
 from micro.exchanges.in_pieces import InPieces
 from micro.randomness import seed_for
 from micro.reducers.base import BucketState
@@ -268,9 +268,9 @@ def exchanged(
     def work(comm: micro.Comm) -> tuple[Exchanged, list[Any]]:
         comm.begin_step()
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), tuple(map(len, chosen)))
-        settings: dict[str, Any] = {"step": Step(0, 1, 0, micro.Layout.flat(NUMEL)), "overlap": overlap}
-        settings |= {"wire": wire or Wire(), "comm": comm, "is_finite": comm.rank != ill}
-        reduction = kind.exchange(kind.start(), acc[comm.rank], selection, **settings)
+        step = Step(0, 1, 0, micro.Layout.flat(NUMEL), is_finite=comm.rank != ill)
+        transport = Transport(comm=comm, step=step, overlap=overlap, wire=wire or Wire())
+        reduction = kind.exchange(kind.start(), acc[comm.rank], selection, transport)
         return carried_out(reduction, comm), comm.traffic.calls
 
     with closing(SimulatedGroup(world_size)) as group:
@@ -340,10 +340,9 @@ def test_what_a_codec_rounds_is_booked_as_not_sent(codec: micro.Codec, each: mic
 def test_rounding_is_drawn_anew_in_every_piece() -> None:
     codec, acc = micro.QSGD(), torch.linspace(0.001, 1.0, 1000, dtype=DTYPE).repeat(2)
     chosen = Selection(torch.arange(2000, dtype=torch.int32), counts=(2000,))
-    settings: dict[str, Any] = {"step": Step(0, 2000, 0, micro.Layout.flat(2000)), "overlap": Overlap.SAME}
-    settings |= {"wire": Wire(codec), "comm": micro.SoloComm(), "is_finite": True}
-    kind = InPieces(ends=(1000, 2000))
-    found = carried_out(kind.exchange(kind.start(), acc, chosen, **settings), micro.SoloComm())
+    step, comm, kind = Step(0, 2000, 0, micro.Layout.flat(2000)), micro.SoloComm(), InPieces(ends=(1000, 2000))
+    transport = Transport(comm=comm, step=step, overlap=Overlap.SAME, wire=Wire(codec))
+    found = carried_out(kind.exchange(kind.start(), acc, chosen, transport), comm)
     first, second = found.sent.values.split(1000)
     assert not torch.equal(first, second)
 
@@ -352,7 +351,7 @@ def test_rounding_is_drawn_anew_in_every_piece() -> None:
     ("numel", "piece_mb", "sizes"), [(10, 32 / 2**20, [4, 3, 3]), (3, 1e-9, [1, 1, 1]), (5, 1, [5])]
 )
 def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: list[int]) -> None:
-    pieces = InPieces(piece_mb=piece_mb).pieces(torch.empty(numel, dtype=torch.float64))
+    pieces = InPieces(piece_mb=piece_mb).pieces(numel, 8)
     assert [stop - start for start, stop in pieces] == sizes
     assert pieces[0][0] == 0
     assert all(before[1] == after[0] for before, after in pairwise(pieces))
@@ -360,7 +359,7 @@ def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: lis
 
 def test_ends_of_another_vector_are_refused() -> None:
     with pytest.raises(ValueError, match="ends of in_pieces must end at 7, the vector's length, got 8"):
-        InPieces(ends=(3, 8)).pieces(torch.empty(7))
+        InPieces(ends=(3, 8)).pieces(7, 4)
 
 
 @pytest.mark.parametrize(

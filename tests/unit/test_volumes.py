@@ -156,3 +156,15 @@ def test_mistakes_are_told() -> None:
         calls_of(reducer, 6, 2, layout=Layout.flat(5))
     with pytest.raises(ValueError, match="element_bytes must be one of 2, 4, 8, got 3"):
         calls_of(reducer, 6, 2, element_bytes=3)
+
+
+class Silent(micro.TopK):
+    """A selector with requests of its own that does not say what it sends."""
+
+    volume = micro.Selector.volume
+
+
+def test_a_part_that_does_not_say_what_it_sends_is_an_error() -> None:
+    """It is no method that sends nothing."""
+    with pytest.raises(ValueError, match="what selector topk sends is not known: give it a method volume"):
+        calls_of(micro.SparseReducer(Silent(), DENSITY), 1000, 2)

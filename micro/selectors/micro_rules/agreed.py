@@ -12,8 +12,9 @@ from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.kernels.cuts_reference import NUM_BINS, Cut
 from micro.requests import AllGather, AllReduce, Once, Reduction
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
-from micro.selectors.micro_rules.one_message import Room
+from micro.selectors.micro_rules.one_message import Room, candidate_bytes
 from micro.selectors.micro_rules.quantile import SHIFT, magnitude_bins
+from micro.traffic import COUNT_BYTES, Calls
 
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
 MEMORY = 4  # turns of the slices after which a doubled surplus is halved again
@@ -105,6 +106,13 @@ class Agreed(ThresholdRule[AgreedState]):
             return None
         longest = max(stop - start for start, stop in search.spans)
         return Room.after(state.last, search.step.target_count, self.slack, longest, kernels.cuts_for(search.slice))
+
+    def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
+        """Return the gathering of counts by magnitude, and of candidates; at a density of 1 nothing travels."""
+        if count == numel:
+            return ()
+        candidates = 0 if self.slack is None else candidate_bytes(count / world_size, self.slack, longest, world_size)
+        return (("gather_rows", COUNT_BYTES * NUM_BINS + candidates),)
 
 
 @dataclass(frozen=True, slots=True)

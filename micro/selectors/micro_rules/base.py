@@ -12,6 +12,7 @@ from micro.interleaving import DealtBlocks
 from micro.requests import Reduction
 from micro.scales import AnyScales
 from micro.sparse import Step
+from micro.traffic import Calls
 
 S = TypeVar("S")
 
@@ -95,3 +96,12 @@ class ThresholdRule(ABC, Generic[S]):
     @abstractmethod
     def search(self, state: S, search: Search) -> Reduction[Found]:
         """Select from the slice, and update the state by what all ranks found; what it requests of them is yielded."""
+
+    @abstractmethod
+    def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
+        """Return the collectives that ``search`` calls in a step in steady state.
+
+        Args:
+            count: target, of ``numel`` elements.
+            longest: elements of the longest slice.
+        """

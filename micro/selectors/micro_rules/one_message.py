@@ -92,3 +92,14 @@ def width_for(longest: int) -> int:
 def message_bytes(capacity: int, longest: int) -> int:
     """Return the bytes of the candidates in a message; messages are of whole int32."""
     return -(-capacity * width_for(longest) // 4) * 4
+
+
+def candidate_bytes(expected: float, slack: float, longest: int, world_size: int) -> int:
+    """Return the bytes of the candidates in a message of a step in steady state.
+
+    Args:
+        expected: kept by a rank; slices differ by chance alone: the most is about sqrt(2 x ln n) more.
+        longest: elements of the longest slice.
+    """
+    most = expected + math.sqrt(2 * expected * math.log(world_size))
+    return message_bytes(room_for(most, slack, longest), longest)

@@ -9,6 +9,7 @@ from micro.on_device import on_device
 from micro.requests import AllGather, Reduction
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
+from micro.traffic import COUNT_BYTES, Calls
 
 
 @dataclass(slots=True)
@@ -47,6 +48,10 @@ class Published(ThresholdRule[PublishedState]):
         state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
         return Found(indices + search.start, counts, threshold)
+
+    def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
+        """Return the gathering of counts."""
+        return (("gather_rows", COUNT_BYTES),)
 
 
 def _next(state: PublishedState, k: int) -> float:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.exchanges.base import Header, count_of
-from micro.exchanges.moving_regions import OktopkState, RegionStep
-from micro.exchanges.regions import Transport
+from micro.exchanges.base import Transport
+from micro.exchanges.gathering import Header, count_of
 from micro.health import Finite, flag_of
 from micro.index_codecs import Int32
 from micro.on_device import on_device
@@ -22,6 +21,42 @@ HEAD = 4  # numbers ahead: the choice's count, the finite flag, the region's sum
 ROOTS = 1.5  # of the most that a region gave, of room beyond it: a count x differs by chance by about sqrt(2 x)
 FULLEST = 1.75  # times what a region gives in the mean
 LEAST, MOST, LESS = 0.1, 1.6, 0.97  # share of room beyond that; doubled by a row that was too small, then falling
+
+
+@dataclass(slots=True)
+class OktopkState:
+    """What all ranks know before a step.
+
+    Attributes:
+        boundaries: where regions begin and end, world_size + 1 of them, ascending; empty before the first step.
+        threshold: the global threshold, on the magnitude of sums over ranks; None where it must be searched.
+        held: how many of the largest sums each region gave in the last step; empty where boundaries have moved since.
+        room: share by which a region may give more of them than the one that gave most in the last step.
+    """
+
+    boundaries: tuple[int, ...] = ()
+    threshold: float | None = None
+    held: tuple[int, ...] = ()
+    room: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest sums of all regions, the same on all ranks.
+
+    Attributes:
+        sums: ascending by index.
+        header: of the step.
+        smallest: magnitude among them; None where there is no sum.
+        held: how many of them each region gave.
+        overfull: see Exchanged.
+    """
+
+    sums: SparseValues
+    header: Header
+    smallest: float | None = None
+    held: tuple[int, ...] = ()
+    overfull: bool = False
 
 
 def capacity_after(state: OktopkState, k: int, transport: Transport) -> int | None:
@@ -58,21 +93,6 @@ def row_bytes(capacity: int, value_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The k largest sums; all of it the same on all ranks.
-
-    Attributes:
-        smallest: magnitude among them; None where there is no sum.
-        held: how many of them each region gave.
-    """
-
-    sums: SparseValues
-    header: Header
-    smallest: float | None
-    held: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
     """The largest of several lists that lie one after the other.
 
@@ -87,7 +107,9 @@ class Kept:
     counts: tuple[int, ...]
 
 
-def gather_largest(sums: SparseValues, k: int, capacity: int, now: RegionStep) -> Reduction[Found | None]:
+def gather_largest(
+    sums: SparseValues, k: int, capacity: int, mine: SparseValues, transport: Transport
+) -> Reduction[Largest | None]:
     """Return the k largest sums of all regions, ties to the lowest index.
 
     None, on all ranks alike, where a region may have more of them than its row has room for: all of those that it sent
@@ -96,41 +118,35 @@ def gather_largest(sums: SparseValues, k: int, capacity: int, now: RegionStep) -
     Args:
         sums: of this rank's region, ascending.
         capacity: of a row; the same on all ranks.
+        mine: what this rank chose.
     """
-    comm, dtype = now.transport.comm, sums.values.dtype
-    rows = yield AllGather(mine=_row(sums, capacity, count_of(now.mine), now.is_finite), kind="values")
+    comm, dtype = transport.comm, sums.values.dtype
+    rows = yield AllGather(mine=_row(sums, capacity, count_of(mine), transport.step.is_finite), kind="values")
     comm.traffic.move((comm.world_size - 1) * 4 * HEAD, "values", "counts")
     comm.traffic.move((comm.world_size - 1) * 4 * capacity, "values", "indices")
-    found: Found | None = yield Once(work=lambda: _largest_of(rows, k, capacity, dtype))
-    return found
+    largest: Largest | None = yield Once(work=lambda: _largest_of(rows, k, capacity, dtype))
+    return largest
 
 
-def _largest_of(rows: Tensor, k: int, capacity: int, dtype: torch.dtype) -> Found | None:
+def _largest_of(rows: Tensor, k: int, capacity: int, dtype: torch.dtype) -> Largest | None:
     """Return the k largest sums of all ``rows`` (n, length); see `gather_largest`."""
     heads = rows[:, :HEAD].tolist()  # host sync: list lengths
     sizes = [min(head[2], capacity) for head in heads]
     indices = _joined(rows[:, HEAD : HEAD + capacity], sizes)
     values = _joined(rows[:, HEAD + capacity :].view(dtype), sizes)
     kept = kept_of(values.abs(), min(k, sum(sizes)), sizes)
-    return _found(heads, sizes, kept, SparseValues(indices, values))
-
-
-def _found(heads: list[list[int]], sizes: list[int], kept: Kept, entries: SparseValues) -> Found | None:
-    """Return what is kept of ``entries``, or None where a row may have been too short."""
     there = [head[2] for head in heads]
     if any(count == size < number for count, size, number in zip(kept.counts, sizes, there, strict=True)):
-        return None
+        return None  # a row may have been too short
     header = Header(tuple(head[0] for head in heads), all(head[1] for head in heads), [])
-    largest = SparseValues(entries.indices.index_select(0, kept.places), entries.values.index_select(0, kept.places))
-    return Found(largest, header, kept.smallest, kept.counts)
+    return Largest(SparseValues(indices, values).at(kept.places), header, kept.smallest, kept.counts)
 
 
 def _row(sums: SparseValues, capacity: int, count: Tensor, is_finite: Finite) -> Tensor:
     """Return the head, indices and values of the largest of ``sums``, filled up with zeros: int32."""
     entries, words = sums, sums.values.element_size() // 4
     if entries.indices.numel() > capacity:
-        largest = kernels.largest(entries.values, capacity)
-        entries = SparseValues(entries.indices.index_select(0, largest), entries.values.index_select(0, largest))
+        entries = entries.at(kernels.largest(entries.values, capacity))
     row, number = entries.indices.new_zeros(HEAD + capacity * (1 + words)), entries.indices.numel()
     row[: HEAD - 1] = torch.cat([count, flag_of(is_finite, torch.int32, row.device), count_of(sums)])
     row[HEAD : HEAD + number] = entries.indices

@@ -1,0 +1,134 @@
+"""The mean over the ranks of values that all of them have at the same indices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from micro.codecs.base import Codec
+from micro.codecs.messages import Messages, equal_messages
+from micro.exchanges.base import Transport
+from micro.exchanges.traffic import Choice
+from micro.health import Finite, all_finite, is_zero, soonest
+from micro.partition import equal_sizes, equal_slices
+from micro.requests import AllGatherLists, AllReduce, AllToAll, Fill, Reduction
+from micro.traffic import Calls
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """What became of an average of encoded values.
+
+    Attributes:
+        is_finite: whether all ranks' gradients were finite, the same on all ranks.
+        fits: whether the mean is finite, the same on all ranks.
+        first_bad: index of this rank's first sum that is not finite or too large, where a gradient was added.
+    """
+
+    is_finite: Finite
+    fits: Finite
+    first_bad: int | None = None
+
+
+AverageEncoded = Callable[..., Reduction[Averaged]]
+"""A way to average encoded values that all ranks have at the same indices, with the arguments of `mean_encoded_`."""
+
+
+def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Tensor, Finite]]:
+    """Average ``values`` (k,), one entry per shared index, over the ranks.
+
+    Whether each gradient was finite travels along: one more number in an all-reduce, one byte with encoded values.
+
+    Returns:
+        the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
+    """
+    if transport.wire.values.lossless:
+        return (yield from _mean_raw(values, transport))
+    rest, mean = torch.empty_like(values), torch.empty_like(values)
+    averaged = yield from mean_encoded_(values, transport, rest=rest, mean=mean)
+    return mean, values - rest, averaged.is_finite
+
+
+def mean_calls(choice: Choice) -> Calls:
+    """Return what `mean_of` calls for one value at every index of the update."""
+    n = choice.world_size
+    if choice.wire.values.lossless:
+        return (("all_reduce", (round(choice.total) + 1) * choice.dtype.itemsize),)
+    part = choice.values(choice.total / n)
+    return ("scatter", (n - 1) * part), ("gather_lists", part + 1)
+
+
+def _mean_raw(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Tensor, Finite]]:
+    is_finite = transport.step.is_finite
+    flag = values.new_full((1,), 0.0 if is_finite else 1.0) if isinstance(is_finite, bool) else _bad(is_finite, values)
+    mean = (yield AllReduce(mine=torch.cat([values, flag]))) / transport.comm.world_size
+    return mean[:-1], values, is_zero(mean[-1])
+
+
+def _bad(is_finite: Tensor, values: Tensor) -> Tensor:
+    return (~is_finite).view(1).to(values.dtype)
+
+
+def mean_encoded_(
+    values: Tensor,
+    transport: Transport,
+    *,
+    rest: Tensor | None,
+    mean: Tensor,
+    memory: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> Reduction[Averaged]:
+    """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
+
+    An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
+    a part, adds what the others sent of it in rank order to its own values, which need no code, and counts the rounding
+    of the mean as not sent, so that it stays in its residual. The bytes are those of an all-reduce of the encoded
+    values.
+
+    Args:
+        values: (k,) may be the memory of ``mean``.
+        rest: (k,) becomes what this rank did not send of its values, where it is given.
+        mean: (k,) becomes the mean, equal bit for bit on all ranks.
+        memory: (at least `message_bytes`,) uint8 for the messages.
+        grad: (k,) is added to the values while they are encoded, and used up; it may be the memory of ``mean``.
+    """
+    comm, codec, key = transport.comm, transport.wire.values, transport.key
+    n, rank, numel = comm.world_size, comm.rank, values.numel()
+    bare, flagged = (_messages(numel, codec, values.dtype, n, gap=gap) for gap in (0, 1))
+    start, stop = equal_slices(numel, n)[rank]
+    memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
+    leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - bare.sizes[rank], flagged.sizes[rank]])
+    in_others = codec.encode_others_into_(values, key, leaving, bare, rank, rest, grad=grad)
+    own_size = bare.sizes[rank]
+    sizes = [0 if other == rank else size for other, size in enumerate(bare.sizes)]
+    coming = [0 if other == rank else own_size for other in range(n)]
+    arrived = yield AllToAll(mine=leaving, sizes=sizes, received=coming, kind="values")
+    received = arrived.view(n - 1, own_size)
+    mine, own_mean = values[start:stop], mean[start:stop]
+    if mine.data_ptr() == own_mean.data_ptr():
+        mine = mine.clone()
+    own_rest, own_grad = (None if vector is None else vector[start:stop] for vector in (rest, grad))
+    fits, in_own = codec.encode_mean_into_(mine, received, (*key, n), message[:-1], own_mean, own_rest, grad=own_grad)
+    bads = (in_others, None if in_own is None else start + in_own)
+    first_bad = min((bad for bad in bads if bad is not None), default=None)
+    message[-1] = transport.step.is_finite if first_bad is None else False
+    wires = yield AllGatherLists(mine=message, counts=flagged.sizes, kind="values")
+
+    def decode_others() -> tuple[Finite, Finite]:
+        fit = codec.decode_others_into_(wires, flagged, rank, mean)
+        return soonest(flagged.last_bytes(wires).all()), all_finite([fits, fit])
+
+    is_finite, fits = yield Fill(into=mean, work=decode_others)
+    return Averaged(is_finite, fits, first_bad)
+
+
+def _messages(numel: int, codec: Codec, dtype: torch.dtype, world_size: int, *, gap: int) -> Messages:
+    """Return the messages in which all parts of ``numel`` values travel, with so many bytes behind each."""
+    parts = equal_sizes(numel, world_size)
+    return equal_messages(numel, len(parts), *(codec.num_bytes(parts[place], dtype) for place in (0, -1)), gap)
+
+
+def message_bytes(numel: int, transport: Transport, dtype: torch.dtype) -> int:
+    """Return the bytes of the messages that `mean_encoded_` sends of ``numel`` values."""
+    return _messages(numel, transport.wire.values, dtype, transport.comm.world_size, gap=0).num_bytes + 1

@@ -1,0 +1,160 @@
+"""Counts, indices and values of all ranks gathered: what exchanges are made of, each with what it sends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from micro.codecs.base import Codec
+from micro.exchanges.base import Transport
+from micro.exchanges.traffic import Choice
+from micro.health import Finite, flag_of
+from micro.on_device import on_device
+from micro.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction
+from micro.sparse import Overlap, Selection, SparseValues
+from micro.traffic import COUNT_BYTES, Call, Calls
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What all ranks know of each other ahead of indices and values.
+
+    Attributes:
+        counts: how many indices each rank chose.
+        is_finite: whether the gradients of all ranks were finite; unread on an accelerator where counts were known.
+        extras: further integers of each rank.
+    """
+
+    counts: tuple[int, ...]
+    is_finite: Finite
+    extras: list[list[int]]
+
+
+def gather_header(
+    chosen: Tensor, *, is_finite: Finite, extra: Tensor | None = None, counts: tuple[int, ...] | None = None
+) -> Reduction[Header]:
+    """Gather counts of indices, whether gradients were finite, and m extra integers each: 4 (m + 2) (n-1) bytes.
+
+    Args:
+        chosen: (count,) indices, or values, that this rank chose.
+        is_finite: whether this rank's gradient was.
+        extra: (m,) of any integer type, equally long on all ranks.
+        counts: of all ranks, where they are known already: an accelerator is not read then, unless there is an extra.
+    """
+    gathered = yield AllGather(mine=_header_row(chosen, is_finite=is_finite, extra=extra))
+    if counts is not None and extra is None and gathered.device.type != "cpu":
+        return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
+    header: Header = yield Once(work=lambda: _header(gathered.tolist()))  # host sync: list lengths shape what follows
+    return header
+
+
+def header_call(num_extras: int = 0) -> Call:
+    """Return what `gather_header` calls."""
+    return "gather_rows", COUNT_BYTES * (2 + num_extras)
+
+
+def _header_row(chosen: Tensor, *, is_finite: Finite, extra: Tensor | None) -> Tensor:
+    """Return what a rank sends to `gather_header`, (m + 2,) int32."""
+    known = [chosen.numel(), *([] if isinstance(is_finite, Tensor) else [int(is_finite)])]
+    row = on_device(known, torch.int32, chosen.device)
+    if isinstance(is_finite, Tensor):
+        row = torch.cat([row, flag_of(is_finite, torch.int32, chosen.device)])
+    return row if extra is None else torch.cat([row, extra.to(torch.int32)])
+
+
+def _header(rows: list[list[int]]) -> Header:
+    return Header(tuple(row[0] for row in rows), all(row[1] for row in rows), [row[2:] for row in rows])
+
+
+def count_of(entries: SparseValues) -> Tensor:
+    """Return the number of entries as a message (1,) int32."""
+    return on_device([entries.indices.numel()], torch.int32, entries.indices.device)
+
+
+def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
+    """Return how many indices each rank chose, by a collective only where the selection does not say."""
+    if selection.counts is not None:
+        return selection.counts
+    mine = on_device([selection.indices.numel()], torch.int32, selection.indices.device)
+    gathered = yield AllGather(mine=mine)
+    counts: tuple[int, ...] = yield Once(work=lambda: tuple(gathered.view(-1).tolist()))  # host sync: list lengths
+    return counts
+
+
+def counts_calls(choice: Choice) -> Calls:
+    """Return what `gather_counts` calls."""
+    return () if choice.knows_counts else (("gather_rows", COUNT_BYTES),)
+
+
+def gather_indices(
+    selection: Selection, counts: tuple[int, ...], numel: int, transport: Transport
+) -> Reduction[Tensor]:
+    """Return what each rank chose, one list after the other in rank order; one list where all hold, or get, the same.
+
+    Each list is (counts[rank],) long; nothing travels where all ranks know them already.
+    """
+    comm, codec = transport.comm, transport.wire.indices
+    if transport.overlap is Overlap.SAME or comm.world_size == 1:
+        return selection.indices
+    if selection.everyone is not None:
+        return selection.everyone
+    if transport.overlap is Overlap.LEADER:
+        return (yield from _from_leader(selection, counts, numel, transport))
+    spans = (selection.spans if codec.by_range else None) or ((0, numel),) * comm.world_size
+    start, stop = spans[comm.rank]
+    mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
+    sizes = yield Once(
+        work=lambda: [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
+    )
+    received = yield AllGatherLists(mine=mine, counts=sizes, kind="indices")
+    indices: Tensor = yield Once(work=lambda: codec.decode_joined(received, counts, spans))
+    return indices
+
+
+def _from_leader(selection: Selection, counts: Sequence[int], numel: int, transport: Transport) -> Reduction[Tensor]:
+    """Return the one list that was chosen, received from the rank that chose it."""
+    comm, codec = transport.comm, transport.wire.indices
+    leader = max(range(comm.world_size), key=lambda rank: counts[rank])
+    count = counts[leader]
+    if not count:  # the leader chose nothing: there is nothing to broadcast
+        return selection.indices
+    if comm.rank == leader:
+        blob = codec.encode(selection.indices, numel)
+    else:
+        blob = torch.empty(codec.num_bytes(count, numel), dtype=torch.uint8, device=selection.indices.device)
+    received = yield Broadcast(mine=blob, source=leader, kind="indices")
+    return codec.decode(received, count, numel)
+
+
+def indices_calls(choice: Choice) -> Calls:
+    """Return what `gather_indices` calls."""
+    if choice.knows_indices:
+        return ()
+    if choice.overlap is Overlap.LEADER:
+        return (("broadcast", choice.indices(choice.total, choice.numel)),)
+    span = choice.numel / choice.world_size if choice.has_ranges else choice.numel
+    return (("gather_lists", choice.indices(choice.sent, span)),)
+
+
+def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Reduction[Tensor]:
+    """Return every rank's values, of which it gives the ``encoded`` ones, one list after the other in rank order."""
+    sizes = yield Once(work=lambda: [codec.num_bytes(count, dtype) for count in counts])
+    received = yield AllGatherLists(mine=encoded, counts=sizes, kind="values")
+    if codec.lossless:
+        return decode_lists(received, counts, codec, dtype)
+    values: Tensor = yield Once(work=lambda: decode_lists(received, counts, codec, dtype))
+    return values
+
+
+def values_call(choice: Choice) -> Call:
+    """Return what `gather_values` calls."""
+    return "gather_lists", choice.values(choice.sent)
+
+
+def decode_lists(received: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Tensor:
+    """Return the values (sum(counts),) of messages that lie one after the other, each of so many."""
+    if codec.lossless:  # values as they are: what follows each other is one list
+        return codec.decode(received, sum(counts), dtype)
+    wires = received.split([codec.num_bytes(count, dtype) for count in counts])
+    return torch.cat([codec.decode(*part, dtype) for part in zip(wires, counts, strict=True)])

@@ -1,0 +1,125 @@
+"""What an exchange is expected to be given in a step: the choice of all ranks, from which follows what it sends."""
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import torch
+
+from micro.exchanges.base import Wire
+from micro.operations import PADDING
+from micro.sparse import Overlap
+from micro.traffic import Bucket, Choosing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What the ranks choose of a bucket, or of a piece of it that is exchanged by itself.
+
+    Attributes:
+        numel, world_size, dtype: of the bucket or piece and of its accumulator.
+        overlap: how the ranks' index sets relate.
+        wire: the forms of values and indices.
+        k: target number of indices.
+        chosen: by one rank.
+        longest: by the rank that chooses most.
+        distinct: indices that any rank chooses.
+        updated: indices in the update, where that is known; None: what follows from ``distinct``.
+        knows_counts, knows_indices: whether all ranks know how many, and which, each chose.
+        has_ranges: whether each rank searches one range of its own, so that its indices count from where that begins.
+    """
+
+    numel: int
+    world_size: int
+    dtype: torch.dtype
+    overlap: Overlap
+    wire: Wire
+    k: int
+    chosen: float
+    longest: float
+    distinct: float
+    updated: float | None = None
+    knows_counts: bool = False
+    knows_indices: bool = False
+    has_ranges: bool = False
+
+    @classmethod
+    def of(cls, bucket: Bucket, choosing: Choosing, overlap: Overlap, k: int, wire: Wire) -> "Choice":
+        """Return what a selector with this target ``k`` is expected to choose; what the bucket says counts first."""
+        numel, n = bucket.numel, bucket.world_size
+        updated = None if bucket.build_up is None else min(bucket.build_up * k, numel)
+        if overlap is Overlap.ANY:
+            chosen = bucket.local_count or choosing.count or k
+            distinct = _union(numel, chosen, n)
+        else:
+            distinct = min(k, numel) if updated is None else updated
+            chosen = bucket.local_count or (distinct / n if overlap is Overlap.DISJOINT else distinct)
+        has_slices = choosing.searches != "all"
+        return cls(
+            numel=numel,
+            world_size=n,
+            dtype=bucket.dtype,
+            overlap=overlap,
+            wire=wire,
+            k=k,
+            chosen=min(chosen, numel),
+            longest=min(bucket.longest_count or (_longest(chosen, n) if has_slices else chosen), numel),
+            distinct=distinct,
+            updated=updated,
+            knows_counts=choosing.knows_counts,
+            knows_indices=choosing.knows_indices or overlap is Overlap.SAME,
+            has_ranges=choosing.searches == "range",
+        )
+
+    def part(self, share: float) -> "Choice":
+        """Return what lies in a piece of the vector, ``share`` of it, where choices lie evenly."""
+        return replace(
+            self,
+            numel=round(share * self.numel),
+            k=round(share * self.k),
+            chosen=share * self.chosen,
+            longest=share * self.longest,
+            distinct=share * self.distinct,
+            updated=None if self.updated is None else share * self.updated,
+            knows_counts=self.overlap is Overlap.SAME,
+            has_ranges=False,
+        )
+
+    @property
+    def total(self) -> float:
+        """Indices in an update that has all that was chosen."""
+        return self.distinct if self.updated is None else self.updated
+
+    @property
+    def kept(self) -> float:
+        """Indices in an update that has k of those chosen at most."""
+        return min(self.distinct, self.k) if self.updated is None else self.updated
+
+    @property
+    def sent(self) -> float:
+        """How many elements each rank sends of those chosen: as many as the busiest where lists are padded."""
+        is_padded = self.world_size > 2 and self.longest <= PADDING * self.chosen
+        return self.longest if is_padded else self.chosen
+
+    def indices(self, count: float, span: float) -> float:
+        """Return the bytes of ``count`` indices in a range of ``span`` elements."""
+        return self.wire.indices.num_bytes(round(count), max(round(span), 1))
+
+    def values(self, count: float) -> float:
+        """Return the bytes of ``count`` encoded values."""
+        return self.wire.values.num_bytes(round(count), self.dtype)
+
+
+def _longest(chosen: float, world_size: int) -> float:
+    """Return how many the busiest rank is expected to choose, where slices differ by chance: of a multinomial draw."""
+    if world_size == 1:
+        return chosen
+    spread = math.sqrt(chosen * (1 - 1 / world_size))
+    return chosen + spread * NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
+
+
+def _union(numel: int, chosen: float, world_size: int) -> float:
+    """Return how many distinct indices ranks choose that choose independently of each other."""
+    if chosen >= numel:
+        return numel
+    return numel * -math.expm1(world_size * math.log1p(-chosen / numel))  # exact where chosen is little of numel
