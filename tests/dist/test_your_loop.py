@@ -1,0 +1,174 @@
+"""Loops of docs/your_loop.md: a dense reducer changes no bit of their weights, with a sparse one all ranks agree."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import micro
+from tests.dist.ddp_steps import DENSE, MICRO, Net, batch, build
+from tests.dist.processes import ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+STEPS = 4
+Loop = Callable[[nn.Module], nn.Module | None]
+
+
+def loss_of(model: nn.Module, step: int, part: int = 0) -> Tensor:
+    loss: Tensor = model(batch(step, part)).square().sum()
+    return loss
+
+
+def sgd(parameters: Iterable[Tensor], lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+def sam(model: nn.Module) -> None:
+    """Sharpness-aware: the first backward looks for the direction, and its update is not a step."""
+    optimizer, parameters = sgd(model.parameters()), list(model.parameters())
+    for step in range(STEPS):
+        with model.no_sync():  # type: ignore[operator]  # each rank climbs by its own gradient
+            loss_of(model, step).backward()
+        with torch.no_grad():
+            starts = [p.clone() for p in parameters]
+            for p in parameters:
+                assert p.grad is not None
+                p.add_(0.05 * p.grad / p.grad.norm())
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with torch.no_grad():
+            for p, start in zip(parameters, starts, strict=True):
+                p.copy_(start)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def lbfgs(model: nn.Module) -> None:
+    """A step calls its closure several times: each is a backward that reduces."""
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    for step in range(STEPS):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, step)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+
+def two_optimizers(model: nn.Module) -> None:
+    """Matrices by one optimizer, the rest by another, as with Muon."""
+    parts = [[p for p in model.parameters() if (p.ndim > 1) is matrices] for matrices in (True, False)]
+    optimizers = [sgd(parts[0]), torch.optim.AdamW(parts[1], lr=0.01)]
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def gradient_penalty(model: nn.Module) -> None:
+    """The norm of the gradient with respect to the inputs, in the same loss."""
+    optimizer = sgd(model.parameters(), lr=0.01)
+    for step in range(STEPS):
+        inputs = batch(step).requires_grad_(True)
+        loss = model(inputs).square().sum()
+        (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def averaged_weights(model: nn.Module) -> nn.Module:
+    """An exponential moving average of the weights, which is what is evaluated."""
+    optimizer, average = sgd(model.parameters()), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+    return average
+
+
+def accumulated(model: nn.Module) -> None:
+    """Three batches to a step; the first two send nothing."""
+    optimizer = sgd(model.parameters())
+    for step in range(STEPS):
+        with model.no_sync():  # type: ignore[operator]
+            for part in range(2):
+                loss_of(model, step, part).backward()
+        loss_of(model, step, 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+LOOPS = [sam, lbfgs, two_optimizers, gradient_penalty, averaged_weights, accumulated]
+
+
+def weights_after(loop: Loop, reducer: micro.Reducer | None) -> Tensor:
+    """Return the weights (numel,) in the end; with None, of plain DDP."""
+    model = DistributedDataParallel(build(Net))
+    attachment = micro.attach(model, reducer) if reducer is not None else None
+    trained = loop(model) or model
+    if attachment is not None:
+        attachment.close()
+    return torch.cat([p.detach().flatten() for p in trained.parameters()])
+
+
+def compared(loop: Loop) -> tuple[bool, bool]:
+    """Return whether a dense reducer changes no bit, and whether a sparse one leaves the ranks alike."""
+    dense = torch.equal(weights_after(loop, DENSE), weights_after(loop, None))
+    sparse = weights_after(loop, MICRO)
+    rows = [torch.empty_like(sparse) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, sparse)
+    return dense, all(torch.equal(row, rows[0]) and bool(row.isfinite().all()) for row in rows)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_trains_as_with_plain_ddp(loop: Loop) -> None:
+    for dense, sparse in ranks(2).run(compared, loop):
+        assert dense, "a dense reducer changed the weights"
+        assert sparse, "ranks differ"
+
+
+def with_lora() -> tuple[bool, float]:
+    """Adapters beside frozen matrices: they alone are sparsified."""
+    net = build(Net)
+    net.requires_grad_(False)
+    for layer in net.layers:  # type: ignore[union-attr]
+        nn.utils.parametrize.register_parametrization(layer, "weight", Adapter())
+    model = DistributedDataParallel(net)
+    with micro.attach(model, MICRO) as attachment:
+        optimizer = sgd([p for p in model.parameters() if p.requires_grad])
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        numel = sum(stats.numel for stats in attachment.stats)
+    mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, mine)
+    return all(torch.equal(row, rows[0]) for row in rows), numel
+
+
+class Adapter(nn.Module):
+    """A product of two thin matrices, added to a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.full((2, 8), 0.1, dtype=torch.float64))
+        self.up = nn.Parameter(torch.full((8, 2), 0.1, dtype=torch.float64))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.down
+
+
+def test_adapters_alone_are_reduced() -> None:
+    for alike, numel in ranks(2).run(with_lora):
+        assert alike
+        assert numel == 4 * 2 * (2 * 8)
