@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from experiments.checkup.findings import Finding
-from experiments.launching.child_environment import num_cores
+from experiments.config.child_environment import num_cores
 
 PACKAGES = {
     "hydra-core": "configuration: train and sweep",

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-import micro
 import models
 from experiments.profiles.link import measure_op
-from experiments.profiles.select import time_reduction
+from experiments.profiles.select import own_seconds
 from experiments.ranks.group import RankGroup
-from micro import kernels
 from micro.comm import GroupComm
 
 WORLD_SIZE = 2
@@ -50,18 +48,14 @@ def measured_pair() -> Measured:
 
 def measure() -> Measured:
     """Time all-reduces of several sizes, and MiCRO's reduction of a model's gradient; both ranks call this."""
-    kernels.prepare()
-    comm, device = GroupComm(), torch.device("cpu")
-    points = measure_op("all_reduce", SIZES, comm, device, REPEATS, SECONDS)
+    points = measure_op("all_reduce", SIZES, GroupComm(), torch.device("cpu"), REPEATS, SECONDS)
     with torch.device("meta"):  # only the shapes are needed
         numel = sum(p.numel() for p in models.build(MODEL, sizes=SIZES_OF_DATA).parameters())
-    reducer = micro.SparseReducer(micro.Micro(), density=DENSITY)
-    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(comm.rank))
     return Measured(
         model=MODEL,
         numel=numel,
         density=DENSITY,
         sizes=[size for size, _ in points],
         seconds=[seconds for _, seconds in points],
-        select_s=time_reduction(reducer, gradient, STEPS),
+        select_s=own_seconds("micro", numel, DENSITY, STEPS),
     )

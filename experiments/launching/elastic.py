@@ -21,12 +21,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from experiments.config.child_environment import num_cores, with_python_path
 from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError
 from experiments.config.schema import ClusterConfig
 from experiments.config.start_up import LOG_LEVEL, log_level_of_ranks
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
-from experiments.launching.child_environment import num_cores, with_python_path
 from experiments.launching.error_files import failure_of_process, read_failure, write_failure
 from experiments.launching.failures import Failure, Kind, RankFailure, is_timeout, root_cause, short_line
 from experiments.launching.stalls import furthest_behind, place_of, read_notes

@@ -9,29 +9,24 @@ import itertools
 import statistics
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from rich.console import Console
 
-import micro
 from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_density, whole_number
+from experiments.profiles import method_steps
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.on_ranks import device_name
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.figure_parts import save
 from experiments.reports.markdown import table
 from experiments.reports.names import label
-from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods, known_methods, select_names
-from micro import kernels
-from micro.comm import GroupComm
 from micro.planning.tables import Curve, SelectTable
-from micro.randomness import generator
 
 NAME = "select"
-WARMUP = 10  # steps in which thresholds settle
+WARMUP = 8  # steps in which thresholds settle
 METHODS = "dense,topk,topk_gather,micro"
 NUMEL = [2**power for power in range(10, 25, 2)]
 
@@ -61,34 +56,19 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
 
 def work(settings: Settings) -> list[Row]:
     """Time all methods at all lengths; return a row for each method, of lengths and seconds."""
-    kernels.prepare()
-    device, density = own_device(), settings["density"]
-    seconds: dict[str, list[float]] = {method: [] for method in settings["methods"]}
-    for numel in settings["numel"]:
-        draw = torch.randn(numel, generator=generator(0, numel, dist.get_rank()))
-        gradient = (fitting_scale(density, numel) * draw).to(device)
-        for method, reducer in build_methods(settings["methods"], density).items():
-            seconds[method].append(time_reduction(reducer, gradient, settings["steps"]))
-    facts = {"device": device_name(device), "world_size": dist.get_world_size(), "numel": settings["numel"]}
-    return [
-        {"method": method, "seconds": list(itertools.accumulate(found, max)), **facts}
-        for method, found in seconds.items()
-    ]
+    lengths, facts = settings["numel"], {"device": device_name(own_device()), "world_size": dist.get_world_size()}
+    rows = []
+    for method in settings["methods"]:
+        taken = [own_seconds(method, numel, settings["density"], settings["steps"]) for numel in lengths]
+        rows.append({"method": method, "numel": lengths, "seconds": list(itertools.accumulate(taken, max)), **facts})
+    return rows
 
 
-def time_reduction(reducer: micro.Reducer, gradient: torch.Tensor, steps: int) -> float:
-    """Return the median seconds that the slowest rank spends outside collectives in a reduction of (numel,)."""
-    comm, device, numel = GroupComm(), gradient.device, gradient.numel()
-    state = reducer.start(layered(numel), gradient.dtype, device)
-    grad, taken = torch.empty_like(gradient), []
-    for step in range(WARMUP + steps):
-        turn = int(torch.randint(numel, (1,), generator=generator(step)))
-        torch.cat([gradient[turn:], gradient[:turn]], out=grad)  # values that no earlier step had in these places
-        dist.barrier()
-        comm.begin_step()
-        stats = reducer.reduce_(state, grad, comm)
-        taken.append(slowest(stats.select_s + stats.rest_s, device))
-    return statistics.median(taken[WARMUP:])
+def own_seconds(method: str, numel: int, density: float, steps: int) -> float:
+    """Return the median seconds that the slowest rank spends outside collectives in a method's reduction."""
+    method_steps.begin(method, numel, density)
+    method_steps.turn(WARMUP)
+    return statistics.median(slowest(row["own_s"], own_device()) for row in method_steps.turn(steps))
 
 
 def merge(rows: list[Row], density: float) -> SelectTable:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from experiments.config.child_environment import num_cores, with_python_path
 from experiments.config.paths import ROOT
 from experiments.ranks import worker
 
@@ -201,9 +202,8 @@ class RankGroup:
         return Rank(number, process, ours, log)
 
     def _environment(self, number: int) -> dict[str, str]:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         variables = {
-            "OMP_NUM_THREADS": str(max(1, cores // self.world_size)),
+            "OMP_NUM_THREADS": str(max(1, num_cores() // self.world_size)),
             **os.environ,
             **self._env,
             "RANK": str(number),
@@ -211,8 +211,7 @@ class RankGroup:
             "LOCAL_RANK": str(number if self._one_host else 0),
             "LOCAL_WORLD_SIZE": str(self.world_size if self._one_host else 1),
         }
-        paths = [str(self._code), *filter(None, [variables.get("PYTHONPATH")])]
-        return {**variables, "PYTHONPATH": os.pathsep.join(paths)}
+        return with_python_path(variables, self._code)
 
     def _end(self) -> None:
         for rank in self._ranks:

@@ -17,6 +17,7 @@ import torch
 from experiments.config.paths import ROOT
 from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import git_state
+from experiments.runs.run_folder import RunFolder
 
 _PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
 _VARIABLES = (
@@ -82,16 +83,20 @@ def collect_manifest(
     }
 
 
-def code_of_attempts(attempts: Path) -> list[dict[str, Any]]:
+def manifests_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the manifests of earlier attempts at a run, in order, and its own last; empty where there is none."""
+    attempts = (path for path in folder.attempts_path.glob("*") if path.name.isdecimal())
+    paths = [*sorted(attempts, key=lambda path: int(path.name)), folder.path]
+    return [load_json(path / "manifest.json") for path in paths]
+
+
+def code_of_attempts(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the code of the earlier attempts at a run that goes on from their checkpoints, as ``git_state`` has it.
 
-    Args:
-        attempts: the folder of their manifests, numbered from 1; those before the last that began again do not count.
+    Attempts before the last that began again do not count.
     """
-    folders = sorted((path for path in attempts.glob("*") if path.name.isdecimal()), key=lambda path: int(path.name))
     code: list[dict[str, Any]] = []
-    for folder in folders:
-        manifest = load_json(folder / "manifest.json")
+    for manifest in manifests_of(folder)[:-1]:
         if manifest.get("began_at_step") == 0:
             code = []
         if manifest.get("git"):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config.schema import DatasetConfig
-from experiments.runs.atomic_files import load_json
+from experiments.runs.manifest import manifests_of
 from experiments.runs.run_folder import RunFolder
 
 Checksums = Mapping[str, str]  # what is read -> its sha256
@@ -23,14 +23,7 @@ def other_data(folder: RunFolder, now: Checksums) -> str:
     Args:
         now: the checksums of the data that it would go on with.
     """
-    then = _manifest(folder).get("data_checksums") or {}
+    newest = next((manifest for manifest in reversed(manifests_of(folder)) if manifest), dict[str, Any]())
+    then = newest.get("data_checksums") or {}
     changed = [name for name, checksum in now.items() if checksum not in then.values()]
     return ", ".join(changed) if then else ""
-
-
-def _manifest(folder: RunFolder) -> dict[str, Any]:
-    """Return the manifest of the last attempt that has one."""
-    attempts = (path for path in folder.attempts_path.glob("*") if path.name.isdecimal())
-    newest_first = sorted(attempts, key=lambda path: int(path.name), reverse=True)
-    found = (load_json(path / "manifest.json") for path in [folder.path, *newest_first])
-    return next((manifest for manifest in found if manifest), {})

@@ -65,20 +65,8 @@ def _refuse_interpolations(saved: Any) -> None:
         raise YAMLError("it holds ${...}, which no run writes")
 
 
-def code_differences(original: RunFolder) -> list[str]:
-    """Return one line if the current code differs from that of the run, or cannot be compared."""
-    then, now = _code_of(original), git_state(ROOT)
-    if not (then.get("revision") and now["revision"]):
-        return [f"cannot compare the code: no git revision {'here' if then.get('revision') else 'in the manifest'}"]
-    if then["revision"] != now["revision"]:
-        return [f"the code is at git revision {now['revision'][:12]}, the run was made at {then['revision'][:12]}"]
-    if then.get("diff_sha256") != now["diff_sha256"]:
-        return [f"the code has other changes on top of git revision {now['revision'][:12]} than the run's had"]
-    return []
-
-
 def other_code(finished: Sequence[RunFolder]) -> list[str]:
-    """Return a line if some finished runs, which a command skips, were made by other code than the present one."""
+    """Return a line if some finished runs were made by other code than the present one."""
     known = [(state["revision"], state.get("diff_sha256")) for state in map(_code_of, finished) if state]
     now = git_state(ROOT) if known else {"revision": None}
     others = Counter(each for each in known if each != (now["revision"], now.get("diff_sha256")))

@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.config.errors import UserError
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.same_data import checksums_of, other_data
-from experiments.runs.saved_run import code_differences, compare_weights, find_run, saved_config
+from experiments.runs.saved_run import compare_weights, find_run, other_code, saved_config
 from experiments.sweeps.local_sweep import LocalSweep
 from experiments.training.preflight import check_run
 
@@ -29,7 +29,7 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
         raise UserError(f"{original.path} was trained on other data than {config.dataset.root} has: {changed}")
     if not any(override.startswith("output=") for override in overrides):
         config.output = str(original.path.parent)
-    for line in code_differences(original):
+    for line in other_code([original]):
         print(f"warning: {line}", file=sys.stderr)
     folder = free_folder(Path(config.output) / original.path.name)
     code = LocalSweep({folder: config}, at_once=1).run()

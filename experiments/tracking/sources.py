@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.config.child_environment import num_cores
 from experiments.config.errors import UserError, one_line, suggestion
-from experiments.launching.child_environment import num_cores
 from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.frames import Frames, load, tidy
 from experiments.reports.run_configs import Selection

@@ -291,7 +291,7 @@ def _manifest(
             "num_parameters": num_parameters,
             "steps": began.step + steps_left,
             "began_at_step": began.step,
-            "earlier_git": code_of_attempts(folder.attempts_path) if began.step else [],
+            "earlier_git": code_of_attempts(folder) if began.step else [],
             "passed_over": list(trainer.passed_over),
             **({"groups": plain(trainer.groups)} if trainer.groups else {}),
         },

@@ -80,6 +80,12 @@ def test_a_rank_that_stands_still_is_named_and_ended_within_the_limit(tmp_path: 
     assert "in step 7 (pid " in caught.value.message
 
 
+def test_a_step_that_never_ends_ends_the_run_where_no_rank_waits_in_a_collective(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match=r"no step ended within 0:00:01: its log says where it stood") as caught:
+        run(tmp_path, "still", "gloo_worker", env={"OMP_NUM_THREADS": "1"})
+    assert "gloo_worker.py" in caught.value.log.read_text()
+
+
 def test_a_rank_that_nccl_has_waited_for_is_named(tmp_path: Path) -> None:
     """The rank that waits is aborted, and can say nothing itself."""
     with pytest.raises(RankFailure, match=r"^rank 1 failed: .* step 7; rank 0 waited: killed by SIGABRT"):

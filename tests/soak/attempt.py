@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments.config.child_environment import child_environment
 from experiments.config.paths import ROOT
-from experiments.launching.child_environment import child_environment
 from tests.small_disks import MemoryDisk
 from tests.soak import orphans
 from tests.soak.case import TIMEOUT_S, Fault

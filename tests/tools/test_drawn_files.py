@@ -24,7 +24,7 @@ from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_run import code_differences, other_code, saved_config
+from experiments.runs.saved_run import other_code, saved_config
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
 from experiments.studies.simulated_steps.network_files import load_network
 from experiments.sweeps.listing import describe
@@ -95,7 +95,7 @@ def read_study(folder: Path) -> None:
 
 def read_status(folder: Path) -> None:
     run = RunFolder(folder / "runs/run")
-    for read in (state_of, last_step, saved_step, failure_reason, failure_log, code_differences, describe):
+    for read in (state_of, last_step, saved_step, failure_reason, failure_log, describe):
         read(run)
     other_code([run])
 

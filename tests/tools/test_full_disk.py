@@ -125,14 +125,12 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("number", "reported"),
+    ("call", "number", "reported"),
     [
-        (errno.EDQUOT, "disk quota exceeded ("),
-        (errno.EIO, "the disk reports an error (input/output error); check that disk and start the run again"),
-        (errno.EFBIG, "file too large; raise the limit on the size of files (ulimit -f) and start the run again"),
+        ("write", errno.EDQUOT, "disk quota exceeded ("),
+        ("fsync", errno.EIO, "the disk reports an error (input/output error); check that disk and start the run again"),
     ],
 )
-@pytest.mark.parametrize("call", ["write", "fsync"])
 def test_other_errors_of_a_disk(
     tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, reported: str
 ) -> None:

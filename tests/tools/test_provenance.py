@@ -101,10 +101,10 @@ def test_finished_runs_of_other_code_are_told(tmp_path: Path) -> None:
 
 
 def test_a_manifest_names_the_code_of_the_attempts_that_a_run_goes_on_from(tmp_path: Path) -> None:
-    assert code_of_attempts(tmp_path / "attempts") == []
+    assert code_of_attempts(RunFolder(tmp_path)) == []
     for number, (began, name) in enumerate([(0, "a"), (5, "b"), (0, "c"), (7, "d")], start=1):
         folder = tmp_path / "attempts" / str(number)
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text(json.dumps({"began_at_step": began, "git": {"revision": name}}))
     (tmp_path / "attempts" / "10").mkdir()  # rows alone
-    assert [git["revision"] for git in code_of_attempts(tmp_path / "attempts")] == ["c", "d"]
+    assert [git["revision"] for git in code_of_attempts(RunFolder(tmp_path))] == ["c", "d"]

@@ -26,6 +26,7 @@ from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper
 from experiments.sweeps import study
 from experiments.training.runner import execute
+from tests.refusals import refused
 
 TINY = """\
 name: Tiny <b>
@@ -230,6 +231,11 @@ def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
     assert reproduce.main(words) == 0
     assert capsys.readouterr().out.count("nothing to do") == 2
     assert (out / "index.html").read_bytes() == page
+    again: list[str] = []
+    monkeypatch.setattr(parts, "run", lambda part: again.append(part.name) or in_this_process(part))
+    assert reproduce.main([*words, "--again"]) == 0
+    assert "curves" in again, "tables and figures that did not change, too"
+    refused(f"reproduce tiny --root {tmp_path}/nowhere --out {out}", "--root", f"{tmp_path}/nowhere")
 
 
 def in_this_process(part: Part) -> int:

@@ -13,7 +13,7 @@ each host. A line tells each method as it is done. A run that is stopped writes 
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,16 @@ import pandas as pd
 from rich.console import Console
 
 import micro
-from experiments.benchmarks import tables
 from experiments.benchmarks.network import training
-from experiments.benchmarks.network.page import blocks, compared, draw
+from experiments.benchmarks.network.links import (
+    WARMUP,
+    Links,
+    add_link_options,
+    check_words,
+    linked_hosts,
+    report,
+)
+from experiments.benchmarks.network.page import blocks, compared
 from experiments.benchmarks.network.prediction import (
     UNKNOWN,
     Prediction,
@@ -33,19 +40,17 @@ from experiments.benchmarks.network.prediction import (
 )
 from experiments.benchmarks.network.training import DDP, FP16, config_of
 from experiments.config.builders import build_reducer
-from experiments.config.command_line import add_settings, comma_list
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError, suggestion
 from experiments.config.option_types import to_density, to_positive, whole_number
 from experiments.config.schema import TrainConfig
-from experiments.ranks.group import RankGroup
-from experiments.ranks.hosts import Hosts, bits_per_s, burst_s
+from experiments.ranks.hosts import bits_per_s, burst_s
 from experiments.ranks.measures import Row
 from experiments.reports.link_times import FRAME
 from experiments.reports.names import label
 from micro.planning.schedules.base import Schedule
 
 NAME = "network"
-WARMUP = 4  # DDP settles its buckets after the first step
 FEWEST_STEPS = 3
 CHOICES = "ddp,dense:mgwfbp,micro,micro:sparse_exact,cltk,topk,oktopk,gaussiank,powersgd,torch_fp16"
 OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook"}
@@ -61,9 +66,9 @@ PARTS = ("forward_s", "backward_s", "update_s", "cpu_s", "kernel_s", "select_s",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    add, names = parser.add_argument, comma_list(str)
-    add("--rates", type=names, default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)")
-    add("--hosts", type=whole_number(2), default=2, help="with one rank each (%(default)s)")
+    settings = "model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given"
+    add_link_options(parser, hosts=2, settings=settings)
+    add = parser.add_argument
     add("--steps", type=whole_number(), default=12, help="that count, after a warm-up (%(default)s)")
     add(
         "--seconds",
@@ -74,16 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--density", type=to_density, default=0.01, help="target of the sparse methods (%(default)s)")
     add(
         "--methods",
-        type=names,
+        type=comma_list(str),
         default=CHOICES,
         metavar="A,B",
         help=f"names of conf/sparsifier, with :SCHEDULE where DDP shall make its buckets by one, and {DDP}, {FP16}: "
         "torch's own (%(default)s)",
     )
     add("--link-seconds", type=to_positive, default=8.0, help="to measure each rate for (%(default)s)")
-    add_settings(
-        parser, help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +118,10 @@ class Setup:
 
 def setups_of(arguments: argparse.Namespace) -> list[Setup]:
     """Return the ways to train. Raises: UserError: a mistake."""
-    for rate in arguments.rates:
-        bits_per_s(rate)
+    check_words(arguments, SETTLED, "--methods and --density")
     if arguments.link_seconds < 1:
         raise UserError(f"--link-seconds must be at least 1, got {arguments.link_seconds:g}")
-    overrides = arguments.overrides or DEFAULTS
-    for word in overrides:
-        if word.split("=")[0].split(".")[0] in SETTLED:
-            raise UserError(f"'{word}': this benchmark sets it itself; see --methods and --density")
-    words = [*overrides, f"density={arguments.density!r}"]
+    words = [*(arguments.overrides or DEFAULTS), f"density={arguments.density!r}"]
     return [_setup(word, words, arguments.hosts) for word in dict.fromkeys(arguments.methods)]
 
 
@@ -155,53 +152,48 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     config = setups[0].config
     where = f"batch {config.batch_size} on each of {arguments.hosts} hosts"
     title = f"{config.model.name} on {config.dataset.name}, {where}, density {arguments.density:g}"
+    rows = _measured(arguments, setups, console)
+    report(rows, "Training over links of a known rate", title, _page, arguments, console)
 
-    def report(rows: pd.DataFrame) -> None:
-        frame = compared(rows, DDP)
-        page, figure = blocks(frame, title), draw(frame, title)
-        tables.write(frame, "Training over links of a known rate", page, arguments, console, figure)
 
-    tables.report_rows(_measured(arguments, setups, console), report)
+def _page(rows: pd.DataFrame, title: str) -> tuple[pd.DataFrame, Iterable[str]]:
+    frame = compared(rows, DDP)
+    return frame, blocks(frame, title)
 
 
 def _measured(arguments: argparse.Namespace, setups: Sequence[Setup], console: Console) -> Iterator[Row]:
     """Yield the row of each method at each rate, and print a line for it."""
     sparse = [s.method for s in setups if s.method not in OF_TORCH and not s.config.sparsifier.is_dense]
-    started = time.monotonic()
-    with Hosts(arguments.hosts) as hosts, RankGroup(arguments.hosts, prefixes=hosts.prefixes()) as ranks:
-        console.print("profiling the model and the methods")
-        trace = profile_model(ranks, arguments.overrides or DEFAULTS)
-        select = profile_methods(ranks, list(dict.fromkeys(sparse)), trace.numel, arguments.density)
+    with linked_hosts(arguments.hosts, console) as links:
+        links.say("profiling the model and the methods")
+        trace = profile_model(links.ranks, arguments.overrides or DEFAULTS)
+        select = profile_methods(links.ranks, list(dict.fromkeys(sparse)), trace.numel, arguments.density)
         for rate in arguments.rates:
-            hosts.shape(rate)
-            console.print(f"{time.monotonic() - started:.0f} s: {rate}: measuring the link")
-            link = measure_link(ranks, rate, arguments.link_seconds)
+            links.hosts.shape(rate)
+            links.say(f"{rate}: measuring the link")
+            link = measure_link(links.ranks, rate, arguments.link_seconds)
             prediction = Prediction(trace, select, link, ahead_s=burst_s(rate))
             for setup in setups:
-                row = _measure(setup, prediction, hosts, ranks, rate, arguments)
+                row = _measure(setup, prediction, links, rate, arguments)
                 yield row
-                times = f"{row['step_s']:.4g} s a step, {row['predicted_s']:.4g} s predicted"
-                console.print(f"{time.monotonic() - started:.0f} s: {rate}: {setup.title}: {times}")
+                seconds = f"{row['step_s']:.4g} s a step, {row['predicted_s']:.4g} s predicted"
+                links.say(f"{rate}: {setup.title}: {seconds}")
 
 
-def _measure(
-    setup: Setup, prediction: Prediction, hosts: Hosts, ranks: RankGroup, rate: str, arguments: argparse.Namespace
-) -> Row:
+def _measure(setup: Setup, prediction: Prediction, links: Links, rate: str, arguments: argparse.Namespace) -> Row:
     """Train some steps over the links as they are shaped now, and return what was seen."""
     schedule, plan = setup.schedule, None
     if schedule and schedule.is_planned:
         plan = prediction.plan(setup.method, setup.reducer, schedule)
     started = time.monotonic()
-    ranks.call(training.begin, setup.method, setup.overrides, plan)
-    warm = ranks.call(training.take, WARMUP)
+    links.ranks.call(training.begin, setup.method, setup.overrides, plan)
+    warm = links.ranks.call(training.take, WARMUP)
     pair_s = sum(max(answer[kind][-1]["step_s"] for answer in warm) for kind in ("steps", "compute"))
     affordable = int((arguments.seconds - (time.monotonic() - started)) / pair_s)
     num_steps = max(FEWEST_STEPS, min(arguments.steps, affordable))
-    before = hosts.counters()
-    answers = ranks.call(training.take, num_steps)
-    sent = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
+    answers, sent = links.counted(training.take, num_steps)
+    link_bytes = sent / num_steps
     step_s, compute_s = (_slowest([answer[kind] for answer in answers]) for kind in ("steps", "compute"))
-    link_bytes = statistics.fmean(one.payload_bytes for one in sent) / num_steps
     middle_s = statistics.median(compute_s)
     is_hook = setup.method == FP16
     return {

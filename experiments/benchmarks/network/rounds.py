@@ -13,25 +13,30 @@ import argparse
 import math
 import re
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 
-from experiments.benchmarks import tables
-from experiments.benchmarks.network.page import HOSTS, draw, off
+from experiments.benchmarks.network.links import (
+    WARMUP,
+    Links,
+    add_link_options,
+    check_words,
+    linked_hosts,
+    report,
+)
+from experiments.benchmarks.network.page import HOSTS, off
 from experiments.benchmarks.network.rounds_training import begin_rounds, train_rounds
-from experiments.benchmarks.tables import Column, Columns
-from experiments.config.command_line import add_settings, comma_list
+from experiments.benchmarks.tables import Column, Columns, table
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
 from experiments.config.values import Flat, flat
-from experiments.ranks.group import RankGroup
-from experiments.ranks.hosts import Hosts, bits_per_s
+from experiments.ranks.hosts import bits_per_s
 from experiments.ranks.measures import Row
 from experiments.reports.link_times import FRAME, LATENCY_S, exchange_s
 from experiments.reports.names import human, label
@@ -40,7 +45,6 @@ from experiments.training.preflight import prepare_runs
 from experiments.training.runner import num_steps
 
 NAME = "network_rounds"
-WARMUP = 4  # batches: DDP settles its buckets after the first step
 SETTLED = ("sparsifier", "rounds", "accumulate", "cluster", "output")
 BASE = ["experiment=gpt_manuals", "cluster.num_threads=1", "measure_test_every=0", "output=unused", "cluster=local"]
 SPECIAL = {  # what methods train with in the study of equal tokens
@@ -83,12 +87,11 @@ NOTES = f"""\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    add, names = parser.add_argument, comma_list(str)
-    add("--rates", type=names, default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)")
-    add("--hosts", type=whole_number(2), default=4, help="with one rank each (%(default)s)")
+    add_link_options(parser, hosts=4, settings="further settings of every form, as for train")
+    add = parser.add_argument
     add(
         "--ways",
-        type=names,
+        type=comma_list(str),
         default=CHOICES,
         metavar="A,B",
         help="METHOD exchanges at every step, METHOD:H after rounds of H, METHOD:H:nesterov with such an outer "
@@ -96,7 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--rounds", type=whole_number(), default=3, help="that count, at least (%(default)s)")
     add("--batches", type=whole_number(), default=30, help="of each worker that count, at least (%(default)s)")
-    add_settings(parser, help="further settings of every form, as for train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +150,7 @@ class Way:
 
 def ways_of(arguments: argparse.Namespace) -> list[Way]:
     """Return the forms. Raises: UserError: a mistake, or a training that is too short."""
-    for rate in arguments.rates:
-        bits_per_s(rate)
-    for word in arguments.overrides:
-        if word.split("=")[0].split(".")[0] in SETTLED:
-            raise UserError(f"'{word}': this benchmark sets it itself; see --ways and --hosts")
+    check_words(arguments, SETTLED, "--ways and --hosts")
     names = list(dict.fromkeys(arguments.ways))
     words = [[*words_of(name), f"cluster.nproc_per_node={arguments.hosts}", *arguments.overrides] for name in names]
     configs = prepare_runs(words, joined_world_size=arguments.hosts)
@@ -190,36 +188,32 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     config = ways[0].config
     where = f"batch {config.batch_size} on each of {arguments.hosts} hosts"
     title = f"{human(config.model.name)} on {human(config.dataset.name)}, {where}"
+    rows = _measured(arguments, ways, console)
+    report(rows, "Local steps over links of a known rate", title, _page, arguments, console)
 
-    def report(rows: pd.DataFrame) -> None:
-        frame = compared(rows)
-        page, figure = blocks(frame, title), draw(frame, title)
-        tables.write(frame, "Local steps over links of a known rate", page, arguments, console, figure)
 
-    tables.report_rows(_measured(arguments, ways, console), report)
+def _page(rows: pd.DataFrame, title: str) -> tuple[pd.DataFrame, Iterable[str]]:
+    frame = compared(rows)
+    return frame, blocks(frame, title)
 
 
 def _measured(arguments: argparse.Namespace, ways: Sequence[Way], console: Console) -> Iterator[Row]:
     """Yield the row of each form at each rate, and print a line for it."""
-    started = time.monotonic()
-    with Hosts(arguments.hosts) as hosts, RankGroup(arguments.hosts, prefixes=hosts.prefixes()) as ranks:
+    with linked_hosts(arguments.hosts, console) as links:
         for way in ways:
-            hosts.shape(None)
-            ranks.call(begin_rounds, way.words)
+            links.hosts.shape(None)
+            links.ranks.call(begin_rounds, way.words)
             for rate in arguments.rates:
-                hosts.shape(rate)
-                row = _measure(way, way.num_rounds(arguments), hosts, ranks, rate)
+                links.hosts.shape(rate)
+                row = _measure(way, way.num_rounds(arguments), links, rate)
                 yield row
-                numbers = f"{row['step_s']:.4g} s a batch, {row['link_bytes'] / 1e3:.4g} kB"
-                console.print(f"{time.monotonic() - started:.0f} s: {rate}: {way.name}: {numbers}")
+                links.say(f"{rate}: {way.name}: {row['step_s']:.4g} s a batch, {row['link_bytes'] / 1e3:.4g} kB")
 
 
-def _measure(way: Way, num_rounds: int, hosts: Hosts, ranks: RankGroup, rate: str) -> Row:
+def _measure(way: Way, num_rounds: int, links: Links, rate: str) -> Row:
     """Train whole rounds over the links as they are shaped now; return what was seen, for each batch of a worker."""
-    ranks.call(train_rounds, way.warm_rounds, way.round_steps)
-    before = hosts.counters()
-    answers = ranks.call(train_rounds, num_rounds, way.round_steps)
-    sent = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
+    links.ranks.call(train_rounds, way.warm_rounds, way.round_steps)
+    answers, sent = links.counted(train_rounds, num_rounds, way.round_steps)
     num_batches = num_rounds * way.interval
     return {
         "rate": rate,
@@ -229,7 +223,7 @@ def _measure(way: Way, num_rounds: int, hosts: Hosts, ranks: RankGroup, rate: st
         "exchanged": way.exchanged,
         "num_rounds": num_rounds,
         **batch_seconds([answer["seconds"] for answer in answers], way.interval),
-        "link_bytes": statistics.fmean(one.payload_bytes for one in sent) / num_batches,
+        "link_bytes": sent / num_batches,
         **of_steps([answer["steps"] for answer in answers], num_batches, way.config.accumulate, bits_per_s(rate)),
     }
 
@@ -285,5 +279,5 @@ def blocks(frame: pd.DataFrame, title: str) -> Iterator[str]:
     yield NOTES
     for rate, rows in frame.groupby("rate", sort=False):
         share = rows["measured_share"]
-        yield from (f"## {rate}", tables.table(rows, COLUMNS))
+        yield from (f"## {rate}", table(rows, COLUMNS))
         yield f"Measured over simulated: {share.min():.2f} to {share.max():.2f}, {off(rows, 'measured_share')}."

@@ -4,8 +4,7 @@ Methods are those of conf/sparsifier. The floor is what a sparse step has to mov
 ``residual.add_(grad)``, one read of the rank's own slice, ``grad.zero_()``. It is timed beside every single step, so
 that a machine that slows down slows both. *floors* is what a step takes beside the wire, select + rest, by that time:
 its median over steps with the middle half of them. *bytes an element* are those that one more step, which is not timed,
-reads and writes; *in floors* by a floor's: what the step would take at the floor's speed. A goal that is missed with
-more bytes than it allows is marked so.
+reads and writes; *in floors* by a floor's: what the step would take at the floor's speed.
 
 With --against ranks of both revisions are there for the whole comparison. For each method they take turns of a few
 steps, and what is compared is the ratio of a pair of turns, new over old. Loops of the other revision are compiled
@@ -22,8 +21,7 @@ import pandas as pd
 from rich.console import Console
 
 from experiments.benchmarks import tables
-from experiments.benchmarks.step import traffic, turns
-from experiments.benchmarks.step.goals import goal, verdict
+from experiments.benchmarks.step import traffic
 from experiments.benchmarks.step.measure import Case, Sides, Turn, measure
 from experiments.benchmarks.step.older import checked_out
 from experiments.benchmarks.tables import Column, Columns
@@ -31,6 +29,7 @@ from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_density, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
+from experiments.profiles.method_steps import TOPK
 from experiments.ranks.group import RankFailure, RankGroup, measuring_ranks
 from experiments.ranks.measures import Row
 from experiments.studies.methods import build_methods, known_methods, select_names
@@ -53,8 +52,6 @@ STEP: Columns = {
     "floor ms": Column("floor_s", "{:.2f}", 1e3),
     "floors": Column("floors", "{:.2f}"),
     "middle half": Column("floors_half"),
-    "goal": Column("goal_floors", "{:g}"),
-    "met": Column("met"),
     "bytes an element": Column("bytes_per_element", "{:.1f}"),
     "in floors": Column("bytes_in_floors", "{:.2f}"),
     "MB sent": Column("bytes_sent", "{:.3f}", 1e-6),
@@ -107,14 +104,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     build_methods(methods, arguments.density[0])  # a mistake shows here, not on the ranks
     if arguments.against is None:
         columns, title = STEP, "What a step costs"
-        methods = [*methods, turns.TOPK]
+        methods = [*methods, TOPK]
     else:
         columns, title = AGAINST, f"What a step costs: this code over {arguments.against}"
     cases = [Case(method, *place) for *place, method in product(arguments.numel, arguments.density, methods)]
 
     def report(frame: pd.DataFrame) -> None:
         ranks = f"{arguments.nproc} ranks; medians of steps"
-        blocks = [ranks, tables.table(frame, columns), *([] if arguments.against else [_goals(frame)])]
+        blocks = [ranks, tables.table(frame, columns)]
         arguments.benchmark = NAME if arguments.against is None else f"{NAME}-against"
         tables.write(frame, title, blocks, arguments, console)
 
@@ -152,16 +149,14 @@ def _pairs(sides: Sides, case: Case, num_turns: int, settings: dict[str, float])
 
 
 def _row(case: Case, taken: Turn, sides: Sides) -> Row:
-    """Return the medians over steps, with the bytes that a step moves, and whether it meets its goal."""
+    """Return the medians over steps, with the bytes that a step moves."""
     steps = taken[NEW]
     row: Row = {key: statistics.median(step[key] for step in steps) for key in MEDIANS}
     moved = sides[NEW].call(traffic.of_this_rank)
     step_bytes, floor_bytes = (max(each) for each in zip(*moved, strict=True))
     row |= {"bytes_per_element": step_bytes, "bytes_in_floors": step_bytes / floor_bytes}
-    met = verdict(case.method, row["floors"], row["bytes_in_floors"])
-    half = middle_half([step["floors"] for step in steps])
-    own = {"goal_floors": goal(case.method), "met": met, "floors_half": half, "steps": len(steps)}
-    return {"method": case.method, "numel": case.numel, "density": case.density, **row, **own}
+    row |= {"floors_half": middle_half([step["floors"] for step in steps]), "steps": len(steps)}
+    return {"method": case.method, "numel": case.numel, "density": case.density, **row}
 
 
 def compared(case: Case, pairs: list[Turn]) -> Row:
@@ -183,10 +178,3 @@ def middle_half(values: list[float]) -> str:
     """Return the first and the third quartile in words."""
     first, third = pd.Series(values).quantile([0.25, 0.75])
     return f"{first:.2f}-{third:.2f}"
-
-
-def _goals(frame: pd.DataFrame) -> str:
-    """Say how many methods meet their goals, and name the others."""
-    held = frame[frame["goal_floors"].notna()]
-    missed = held.loc[held["met"] != "yes", "method"]
-    return f"{len(held) - len(missed)} of {len(held)} meet their goals; not: {', '.join(missed) or 'none'}."

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from experiments.benchmarks.step import turns
-from experiments.benchmarks.step.turns import Times
+from experiments.profiles import method_steps
+from experiments.profiles.method_steps import Times
 from experiments.ranks.group import RankGroup
 
 WARMUP = 40  # MiCRO's repaired rule searches while residuals fill up, and steers after
@@ -47,14 +47,14 @@ def measure(sides: Sides, case: Case, *, steps: int, limit_s: float, num_turns: 
         steps: of a side in all turns together, after a warm-up.
         limit_s: about the longest that all of them may take.
     """
-    step_s = max(max(ranks.call(turns.begin, case.method, case.numel, case.density)) for ranks in sides.values())
+    step_s = max(max(ranks.call(method_steps.begin, case.method, case.numel, case.density)) for ranks in sides.values())
     warmup, counted = counts(step_s, steps, limit_s / len(sides))
     for ranks in sides.values():
-        ranks.call(turns.turn, warmup - turns.NUM_TRIED)
+        ranks.call(method_steps.turn, warmup - method_steps.NUM_TRIED)
     found, size = [], math.ceil(counted / num_turns)
     for number in range(num_turns):
         order = list(sides) if number % 2 else list(sides)[::-1]
-        found.append({side: slowest(sides[side].call(turns.turn, size)) for side in order})
+        found.append({side: slowest(sides[side].call(method_steps.turn, size)) for side in order})
     return found
 
 

@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments import ranks
-from experiments.benchmarks import step
+from experiments import profiles, ranks
 from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
 
-LIBRARY = Path("experiments/benchmarks/step/library.py")
+LIBRARY = Path("experiments/profiles/library.py")
 COPIED = {  # what that revision takes from this one, by the package in which it is
-    step: ("__init__.py", "turns.py"),
+    profiles: ("__init__.py", "method_steps.py"),
     ranks: ("__init__.py", "worker.py"),
 }
 
 
 @contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
-    """Yield a temporary folder with the code of a revision, whose ranks measure by this revision's `turns`.
+    """Yield a temporary folder with the code of a revision, whose ranks measure by this revision's `method_steps`.
 
     Steps of its methods are made by its own `library`, or by `older_library` where it has none.
 
@@ -50,7 +49,7 @@ def _copy_into(tree: Path) -> None:
         for name in names:
             shutil.copy(source / name, target / name)
     if not (tree / LIBRARY).exists():
-        shutil.copy(ROOT / LIBRARY.with_name("older_library.py"), tree / LIBRARY)
+        shutil.copy(Path(__file__).with_name("older_library.py"), tree / LIBRARY)
 
 
 def _git(*words: str) -> str | None:

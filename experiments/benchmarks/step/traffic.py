@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from experiments.benchmarks.step import turns
+from experiments.profiles import method_steps
 from micro.kernels.threads import moved_bytes
 
 LEAST_SHARE = 0.01  # of a vector: operations on less are left out
@@ -23,7 +23,7 @@ MOVING_NONE = ("aten.empty", "aten.new_empty", "aten.detach", "aten.set_", "aten
 
 def of_this_rank() -> tuple[float, float]:
     """Return the bytes an element of a step that was begun on this rank, and those of its floor."""
-    steps = turns.current
+    steps = method_steps.current
     assert steps
     grad = steps.next_gradient()
     return bytes_per_element(lambda: steps.step(grad), grad.numel()), bytes_per_element(steps.floor, grad.numel())

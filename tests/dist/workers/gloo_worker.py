@@ -1,12 +1,13 @@
 """A worker whose last rank does what the file ``job`` says, while the others wait for it in a collective.
 
 The job may have a second word: early, before the ranks have met; abort: the others end by SIGABRT when the collective
-fails, as C++ libraries do.
+fails, as C++ libraries do. In the job "still" all ranks stand in a step, and none waits in a collective.
 """
 
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from experiments.launching.stalls import notes
 from experiments.runs.run_folder import RunFolder
 
 LIMIT_S = 5.0
+STEP_LIMIT_S = 0.5  # a step that takes twice as long ends its process
 
 
 def end(job: str) -> None:
@@ -39,10 +41,13 @@ def main(run_dir: Path) -> None:
     dist.init_process_group(
         "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=last + 1, timeout=limit
     )
-    with notes.kept(RunFolder(run_dir), dist.PrefixStore("notes", store), LIMIT_S):
+    step_limit_s = STEP_LIMIT_S if job == "still" else LIMIT_S
+    with notes.kept(RunFolder(run_dir), dist.PrefixStore("notes", store), step_limit_s):
         notes.begin("step", 6)
         dist.all_reduce(torch.ones(1))  # all have met
         notes.begin("step", 7)
+        if job == "still":
+            time.sleep(1000)
         if rank == last:
             end(job)
         try:

@@ -1,4 +1,4 @@
-"""What `turns` needs of the library, as it is at this revision: a step of a method, and gradients that suit it."""
+"""What `method_steps` needs of the library, as it is at this revision: steps of a method, gradients that suit it."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,6 @@
 """Steps of a method on a rank, each timed with a floor beside it.
 
+Whatever measures a method takes its steps from here: `profile select`, the doctor, `bench step` and `bench gpu`.
 ``bench step --against`` copies this file into the older revision, so that both are measured alike: of this repository
 it uses only `library`.
 """
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.benchmarks.step import library
+from experiments.profiles import library
 
 TOPK = "(torch.topk alone)"  # stands beside the methods, for scale
 NUM_TRIED = 4  # steps that tell how long one takes; the first of them loads or compiles loops

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from experiments.config.paths import ROOT
 
@@ -11,9 +12,9 @@ def child_environment(**variables: str) -> dict[str, str]:
     return with_python_path({**os.environ, **variables})
 
 
-def with_python_path(environment: Mapping[str, str]) -> dict[str, str]:
+def with_python_path(environment: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
     """Return ``environment`` with the repository before its other import paths, whatever the working directory is."""
-    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
