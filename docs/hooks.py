@@ -16,7 +16,7 @@ from pathlib import Path
 
 import griffe
 
-from experiments.config.descriptions import GROUPS, Key, choices, dataclasses, default_choices, described, train_keys
+from experiments.config.descriptions import GROUPS, Key, about, choices, default_choices, described, train_keys
 
 PAGES = Path(__file__).parent
 _COMMENT = re.compile(r"^<!-- (configuration|api|modules|file)(?:: (.+?))? -->$", re.MULTILINE)
@@ -55,9 +55,8 @@ def configuration() -> str:
 
 
 def _group(group: str) -> Iterator[str]:
-    about = dataclasses().get(f"{group.capitalize()}Config")
-    if about:
-        yield about.about.replace("``", "`")
+    if says := about(group):
+        yield says.replace("``", "`")
         yield ""
     default = default_choices().get(group)
     if default:

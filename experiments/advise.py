@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, comma_list, run_command
-from experiments.config.option_types import to_path, to_positive, whole_number
+from experiments.config.command_line import Parser, run_command
+from experiments.config.option_types import comma_list, to_path, to_positive, whole_number
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
 from experiments.studies.advice.evidence import LEVELS, load_evidence

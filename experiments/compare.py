@@ -20,8 +20,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
-from experiments.config.option_types import to_density, to_path, to_positive, whole_number
+from experiments.config.command_line import Parser, add_settings, run_command
+from experiments.config.option_types import (
+    comma_list,
+    comma_list_or_none,
+    to_density,
+    to_path,
+    to_positive,
+    whole_number,
+)
 from experiments.config.paths import ROOT
 from experiments.config.ranges import LARGEST_SEED
 from experiments.reports.output import check_folder, write_or_rescue

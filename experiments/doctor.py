@@ -15,9 +15,9 @@ from functools import partial
 from experiments.checkup import machine, surroundings
 from experiments.checkup.findings import Finding, Section, section
 from experiments.checkup.rendering import show, to_json
-from experiments.config.command_line import Parser, comma_list, run_command
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
-from experiments.config.option_types import to_path, to_positive, whole_number
+from experiments.config.option_types import comma_list, to_path, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 
 

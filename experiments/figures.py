@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, comma_list, run_command, setting
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import OutputError, UserError, check_choice
-from experiments.config.option_types import to_path
+from experiments.config.option_types import comma_list, setting, to_path
 from experiments.reports.names import KINDS
 from experiments.reports.output import check_folder, write_or_rescue
 

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, comma_list, run_command
-from experiments.config.option_types import to_density, to_path, to_positive, whole_number
+from experiments.config.command_line import Parser, run_command
+from experiments.config.option_types import comma_list, to_density, to_path, to_positive, whole_number
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.studies.simulated_steps.files import write
 from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.config.command_line import Parser, add_settings, comma_list, run_command
-from experiments.config.option_types import to_path, whole_number
+from experiments.config.command_line import Parser, add_settings, run_command
+from experiments.config.option_types import comma_list, to_path, whole_number
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
 from experiments.studies.staleness.files import report, write

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from experiments.config.command_line import Parser, add_settings, comma_list, comma_list_or_none, run_command
-from experiments.config.option_types import to_density, to_path, whole_number
+from experiments.config.command_line import Parser, add_settings, run_command
+from experiments.config.option_types import comma_list, comma_list_or_none, to_density, to_path, whole_number
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
 from experiments.studies.selection_times import REPEATS, wide_spread

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import yaml
 
+from experiments.config.checks import CHOICES, check_values
 from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.config.option_types import to_path
-from experiments.config.tracking_settings import MODES, TrackingConfig, check_tracking
+from experiments.config.schema import TrackingConfig
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import judge
@@ -26,7 +27,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         chosen = [(folder, _tracking(folder, options)) for folder in map(RunFolder, options.folders)]
         for folder, tracking in chosen:
-            check_tracking(tracking)
+            check_values(tracking, "tracking")
             check_wandb(tracking)
             with folder.locked():
                 print(_made(folder, tracking))
@@ -45,7 +46,7 @@ def _parser() -> Parser:
         epilog="example: python -m experiments.track results/runs/* --mode offline",
     )
     parser.add_argument("folders", type=to_path, nargs="+", metavar="RUN_FOLDER", help="what a run left behind")
-    parser.add_argument("--mode", choices=MODES, help="the run's own, else offline")
+    parser.add_argument("--mode", choices=CHOICES["tracking.mode"], help="the run's own, else offline")
     parser.add_argument("--project", help="the run's own, else micro")
     parser.add_argument("--entity", help="the run's own, else the user's")
     return parser

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 LONGEST = 3000  # characters of a line
 NOTHING: Any = object()
 
-Call = Callable[[], object] | str
+Call = Callable[[], object] | str | Sequence[str]
 
 
 def refused(
@@ -20,12 +20,12 @@ def refused(
 
     Args:
         call: what makes the mistake: a function without arguments, which must raise; or a command such as
-            ``train epochs=0``, which must end with exit code 2 and start nothing.
+            ``train epochs=0``, or its words, which must end with exit code 2 and start nothing.
         key: the name of the setting, or another word that the line must have.
         given: the value, in any way in which a line may show it: 0.5, '0.5', 1e+20 or 100000000000000000000.
         error: the exceptions that a function may raise.
     """
-    line = _line_of_command(call) if isinstance(call, str) else _line_of(call, error)
+    line = _line_of(call, error) if callable(call) else _line_of_command(call)
     assert "\n" not in line, line
     assert 0 < len(line) < LONGEST, line
     assert key in line, line
@@ -39,10 +39,10 @@ def _line_of(call: Callable[[], object], error: Any) -> str:
     return str(caught.value)
 
 
-def _line_of_command(command: str) -> str:
+def _line_of_command(command: str | Sequence[str]) -> str:
     from tests.in_process import call  # imports torch and Hydra
 
-    called = call(shlex.split(command))
+    called = call(shlex.split(command) if isinstance(command, str) else command)
     assert called.code == 2, called
     found = re.fullmatch(r"error: ([^\n]+)\n", called.err)
     assert found, called.err

@@ -1,31 +1,118 @@
-"""Check the settings of a run, without building parts; of files only the content is hashed that a run's name says."""
+"""Check the settings of a run and fill in what they leave open, before parts are built.
 
-import hashlib
-import json
-import math
-from collections.abc import Iterator
+``RANGES``, ``CHOICES`` and so on say what each single setting may be; settings that contradict each other are in
+combinations.py. Of files only the content is hashed that a run's name says.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from experiments.config.combinations import check_combinations
 from experiments.config.devices import resolve_device
 from experiments.config.digests import FILES, complete_digests
-from experiments.config.endpoints import host_and_port
-from experiments.config.errors import UserError, check_choice
-from experiments.config.optimizer_settings import check_optimizer
-from experiments.config.ranges import LARGEST_SEED, MOST_ON_A_MACHINE, check_count, check_name, check_path
-from experiments.config.rounds_settings import check_rounds
-from experiments.config.schema import OWN_DATA, TIMEOUT_S, ClusterConfig, DatasetConfig, TrainConfig, WarmupConfig
-from experiments.config.slurm_settings import IN_JOB, check_slurm
-from experiments.config.tracking_settings import check_tracking
+from experiments.config.errors import UserError, check_choice, short
+from experiments.config.ranges import (
+    COUNT,
+    COUNT_OR_NONE,
+    DECAY,
+    LARGEST_SEED,
+    NOT_NEGATIVE,
+    ON_A_MACHINE,
+    PART,
+    POSITIVE,
+    SHARE,
+    Range,
+    check_name,
+    check_path,
+    host_and_port,
+)
+from experiments.config.schema import IN_JOB, ClusterConfig, SlurmConfig, TrainConfig
 
-DEVICES = ("auto", "cpu", "cuda")
-SCALES = ("paper", "small")
-SHAPES = ("steps", "linear", "cosine")
-PRECISIONS = ("float32", "bfloat16")
-RESIZES = ("refuse", "average")
-RESUMES = ("auto", "scratch")
-TIMEOUTS_S = (5.0, 604_800.0)  # a beat every quarter of a second at the least; a week
+RANGES = {
+    "epochs": COUNT,
+    "batch_size": COUNT,
+    "accumulate": COUNT,
+    "seed": Range(0, LARGEST_SEED),
+    "lr": POSITIVE,
+    "lr_decay": POSITIVE,
+    "lr_end": PART,
+    "lr_warmup_epochs": NOT_NEGATIVE,
+    "lr_warmup_start": NOT_NEGATIVE,
+    "peak_tflops": NOT_NEGATIVE,
+    "measure_residual_every": COUNT_OR_NONE,
+    "measure_test_every": COUNT_OR_NONE,
+    "model.num_classes": COUNT,
+    "dataset.sequence_length": COUNT,
+    "dataset.negatives": COUNT,
+    "density_warmup.steps": COUNT_OR_NONE,
+    "density_warmup.start": SHARE,
+    "density_warmup.stages": COUNT_OR_NONE,
+    "checkpoint.every_s": NOT_NEGATIVE,
+    "checkpoint.every_steps": COUNT_OR_NONE,
+    "checkpoint.keep": COUNT,
+    "optimizer.momentum": DECAY,
+    "optimizer.betas": DECAY,
+    "optimizer.weight_decay": NOT_NEGATIVE,
+    "optimizer.clip": POSITIVE,
+    "rounds.every": COUNT_OR_NONE,
+    "rounds.lr": POSITIVE,
+    "rounds.momentum": DECAY,
+    "rounds.delay": COUNT_OR_NONE,
+    "rounds.mix": SHARE,
+    "cluster.nproc_per_node": ON_A_MACHINE,
+    "cluster.nnodes": COUNT,
+    "cluster.world_size": COUNT,
+    "cluster.num_threads": ON_A_MACHINE,
+    "cluster.max_restarts": COUNT_OR_NONE,
+    "cluster.timeout_s": Range(5, 604_800),  # a beat every quarter of a second at the least; a week
+    "cluster.slurm.gpus_per_node": COUNT_OR_NONE,
+    "cluster.slurm.cpus_per_worker": COUNT,
+    "cluster.slurm.throttle": COUNT,
+    "cluster.slurm.signal_s": Range(0, 65_535),  # the largest value of sbatch
+    "tracking.finish_s": NOT_NEGATIVE,
+}
+CHOICES = {
+    "scale": ("paper", "small"),
+    "lr_shape": ("steps", "linear", "cosine"),
+    "precision": ("float32", "bfloat16"),
+    "resize": ("refuse", "average"),
+    "resume": ("auto", "scratch"),
+    "cluster.device": ("auto", "cpu", "cuda"),
+    "optimizer.name": ("sgd", "adam", "adamw", "sign"),
+    "optimizer.nesterov": ("none", "pytorch", "published"),
+    "optimizer.momentum_at": ("update", "gradient"),
+    "optimizer.lr_at": ("update", "gradient"),
+    "optimizer.decay_of": ("all", "weights", "published"),
+    "optimizer.clip_at": ("gradient", "update"),
+    "optimizer.clip_norm": ("rank", "global"),
+    "rounds.buffers": ("mean", "first", "own"),
+    "rounds.lost_workers": ("stop", "go_on"),
+    "tracking.name": ("none", "wandb"),
+    "tracking.mode": ("offline", "online"),
+}
+NAMES = ("model.name", "dataset.name", "sparsifier.name", "schedule.name", "cluster.name")
+PATHS = ("output", "start_from", "dataset.root", *(f"schedule.{key}" for key in FILES))
+TEXTS = {  # what a text must be, and its pattern
+    **dict.fromkeys(
+        [f"cluster.slurm.{key}" for key in ("partition", "account", "qos", "constraint")],
+        ("a name in one line, or null for the site's own", r"[^\n]*\S[^\n]*"),
+    ),
+    "cluster.slurm.setup": ("lines of shell", r"(?s:.*)"),
+    "cluster.slurm.extra": ("settings of sbatch such as --exclusive", r"-[^\n]*"),
+    # Only one of sbatch's formats. sbatch would read 10:00 as minutes; YAML reads 1:00:00 without quotes as 3600.
+    "cluster.slurm.time_limit": (
+        "'hours:minutes:seconds' or 'days-hours:minutes:seconds', in quotes",
+        r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})",
+    ),
+    **dict.fromkeys(  # what W&B refuses
+        ["tracking.project", "tracking.entity"],
+        (r"a name of at most 128 characters without any of /\#?%:", r"(?=.*\S)[^/\\#?%:\x00-\x1f\x7f]{1,128}"),
+    ),
+    "tracking.tags": ("words of 1 to 64 characters", r"(?s:.{1,64})"),
+}
 
 
 def check_settings(config: TrainConfig, *, joined_world_size: int | None = None) -> None:
@@ -37,173 +124,113 @@ def check_settings(config: TrainConfig, *, joined_world_size: int | None = None)
     Raises:
         UserError: a value out of its range, or settings that contradict each other.
     """
+    check_values(config)
+    _expand_home(config)
     _complete_cluster(config.cluster, joined_world_size, may_lack=config.rounds.lost_workers == "go_on")
     if config.sparsifier.sends_everything:
         config.density = 1.0
-    _check_names(config)
-    _check_paths(config)
-    _expand_home(config)
-    _complete_dataset(config.dataset)
     complete_digests(config)
-    _check_numbers(config)
+    check_combinations(config)
 
 
-def _check_names(config: TrainConfig) -> None:
-    for group in ("model", "dataset", "sparsifier", "schedule", "cluster"):
-        check_name(f"{group}.name", getattr(config, group).name)
+def check_values(settings: Any, group: str = "") -> None:
+    """Check each setting by itself, of a run or of one of its groups. Raises: UserError.
+
+    Args:
+        group: the dotted name of ``settings`` in a run, empty for all.
+    """
+
+    def given(keys: Sequence[str] | dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for key in keys:
+            if key.startswith(group):
+                value = _value(settings, key.removeprefix(group).strip("."))
+                yield from ((key, each) for each in (value if isinstance(value, list) else [value]) if each is not None)
+
+    for key, value in given(NAMES):
+        check_name(key, value)
+    for key, value in given(PATHS):
+        check_path(key, value)
+    for key, value in given(RANGES):
+        RANGES[key].check(key, value)
+    for key, value in given(CHOICES):
+        check_choice(key, CHOICES[key], value)
+    for key, value in given(TEXTS):
+        if not (isinstance(value, str) and re.fullmatch(TEXTS[key][1], value)):
+            raise UserError(f"{key} must be {TEXTS[key][0]}, got {short(str(value))!r}")
+    if not group:
+        _check_lists(settings)
 
 
-def _paths(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield each setting that is a path: its dotted name, what holds it, and its name there."""
-    yield from (("output", config, "output"), ("start_from", config, "start_from"))
-    yield "dataset.root", config.dataset, "root"
-    yield from ((f"schedule.{key}", config.schedule, key) for key in FILES)
+def _value(settings: Any, key: str) -> Any:
+    for name in key.split("."):
+        settings = getattr(settings, name)
+    return settings
 
 
-def _check_paths(config: TrainConfig) -> None:
-    for name, holder, key in _paths(config):
-        if getattr(holder, key) is not None:
-            check_path(name, getattr(holder, key))
+def _check_lists(config: TrainConfig) -> None:
+    marks = config.lr_milestones
+    if any(epoch <= 0 for epoch in marks) or any(after <= before for before, after in pairwise(marks)):
+        raise UserError(f"lr_milestones must be epochs above 0 in ascending order, got {marks}")
+    if len(config.optimizer.betas) != 2:
+        raise UserError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
+    slurm = config.cluster.slurm
+    if slurm.time_limit is not None and _seconds(slurm) <= slurm.signal_s:
+        given = f"signal_s {slurm.signal_s} and time_limit {slurm.time_limit}"
+        raise UserError(f"cluster.slurm.signal_s must be shorter than the time limit, got {given}")
+
+
+def _seconds(slurm: SlurmConfig) -> int:
+    found = re.fullmatch(TEXTS["cluster.slurm.time_limit"][1], slurm.time_limit or "")
+    assert found
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _expand_home(config: TrainConfig) -> None:
-    for name, holder, key in _paths(config):
-        given = getattr(holder, key)
+    for key in PATHS:
+        *group, name = key.split(".")
+        holder = _value(config, group[0]) if group else config
+        given = getattr(holder, name)
         if given and given.startswith("~"):
             try:
-                setattr(holder, key, str(Path(given).expanduser()))
+                setattr(holder, name, str(Path(given).expanduser()))
             except RuntimeError:
-                raise UserError(f"{name}: there is no home folder for '{given}': write the path without ~") from None
+                raise UserError(f"{key}: there is no home folder for '{given}': write the path without ~") from None
 
 
-def _complete_dataset(dataset: DatasetConfig) -> None:
-    """Fill in the digest of a user's own data, where it is there; without it, it is missed before a worker starts."""
-    if dataset.name not in OWN_DATA or dataset.root is None or not Path(dataset.root).is_dir():
-        return
-    import data  # imports torch
-
-    try:
-        sums = data.sums(dataset.name, dataset.root, **dataset.settings)
-    except ValueError:
-        return
-    found = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:12]
-    if dataset.digest not in (None, found):
-        raise UserError(
-            f"dataset.digest is {dataset.digest}, the data in {dataset.root} has {found}: "
-            "name the folder of that data as dataset.root, or leave dataset.digest out"
-        )
-    dataset.digest = found
-
-
-def _complete_cluster(cluster: ClusterConfig, joined_world_size: int | None, *, may_lack: bool) -> None:
-    """Check the numbers of the cluster and fill in its world size.
+def _complete_cluster(cluster: ClusterConfig, joined: int | None, *, may_lack: bool) -> None:
+    """Fill in the device and the world size.
 
     Args:
+        joined: the number of ranks, if torchrun or srun started this process as one of them.
         may_lack: whether fewer ranks than the run has in all may have been started.
     """
-    check_count("cluster.nproc_per_node", cluster.nproc_per_node, 1, MOST_ON_A_MACHINE)
-    check_count("cluster.nnodes", cluster.nnodes, 1)
-    if cluster.num_threads is not None:
-        check_count("cluster.num_threads", cluster.num_threads, 1, MOST_ON_A_MACHINE)
-    lowest, highest = TIMEOUTS_S
-    if not lowest <= cluster.timeout_s <= highest:
-        raise UserError(f"cluster.timeout_s must be in [{lowest:g}, {highest:,.0f}] seconds, got {cluster.timeout_s:g}")
-    check_choice("cluster.device", DEVICES, cluster.device)
-    check_slurm(cluster.slurm)
     if cluster.device == "auto":
-        cluster.device = resolve_device(cluster, is_rank=joined_world_size is not None)
+        cluster.device = resolve_device(cluster, is_rank=joined is not None)
+    if cluster.world_size is None and (cluster.simulated or may_lack):
+        which = "workers to simulate" if cluster.simulated else "ranks there are at the most (rounds.lost_workers)"
+        raise UserError(f"cluster.world_size is missing: say how many {which}")
     if cluster.simulated:
-        if joined_world_size:
+        if joined:
             raise UserError(
-                f"cluster=simulated trains in one process, but torchrun or srun started ranks ({joined_world_size}): "
+                f"cluster=simulated trains in one process, but torchrun or srun started ranks ({joined}): "
                 "call it without them"
             )
-        if cluster.timeout_s != TIMEOUT_S:
-            raise UserError("cluster.timeout_s is for real workers, simulated ones wait for no other: leave it out")
-        if cluster.world_size is None:
-            raise UserError("cluster.world_size is missing: say how many workers to simulate")
-        check_count("cluster.world_size", cluster.world_size, 1)
         return
     if cluster.rdzv_endpoint != IN_JOB:
-        nnodes = 1 if joined_world_size else cluster.nnodes  # ranks that were started do not use it
+        nnodes = 1 if joined else cluster.nnodes  # ranks that were started do not use it
         host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=nnodes)
+    started = joined or cluster.nnodes * cluster.nproc_per_node
     if may_lack:
-        _check_joined(cluster.world_size, joined_world_size)
+        if joined and joined > (cluster.world_size or joined):
+            raise UserError(
+                f"cluster.world_size is {cluster.world_size}, but {joined} ranks were started: set it to the number of "
+                "ranks that there are at the most, or start fewer"
+            )
         return
-    started = joined_world_size or cluster.nnodes * cluster.nproc_per_node
     if cluster.world_size not in (None, started):
-        how = "ranks were started" if joined_world_size else "= nnodes x nproc_per_node"
+        how = "ranks were started" if joined else "= nnodes x nproc_per_node"
         raise UserError(
             f"cluster.world_size is {cluster.world_size}, but {started} {how}: leave it out or make them equal"
         )
     cluster.world_size = started
-
-
-def _check_joined(world_size: int | None, joined: int | None) -> None:
-    """Check how many ranks a run has that goes on when some are lost, and how many of them were started."""
-    if world_size is None:
-        raise UserError(
-            "cluster.world_size is missing: with rounds.lost_workers=go_on say how many ranks there are at the most"
-        )
-    check_count("cluster.world_size", world_size, 1)
-    if joined and joined > world_size:
-        raise UserError(
-            f"cluster.world_size is {world_size}, but {joined} ranks were started: set it to the number of ranks that "
-            "there are at the most, or start fewer"
-        )
-
-
-def _check_numbers(config: TrainConfig) -> None:
-    lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1}
-    for key, value in lowest.items():
-        check_count(key, getattr(config, key), value)
-    check_count("seed", config.seed, 0, LARGEST_SEED)
-    _check_warmup(config.density_warmup)
-    if config.model.num_classes is not None:
-        check_count("model.num_classes", config.model.num_classes, 1)
-    check_count("measure_residual_every", config.measure_residual_every, 0)
-    check_count("measure_test_every", config.measure_test_every, 0)
-    check_count("checkpoint.every_steps", config.checkpoint.every_steps, 0)
-    check_count("checkpoint.keep", config.checkpoint.keep, 1)
-    check_count("cluster.max_restarts", config.cluster.max_restarts, 0)
-    if config.cluster.max_restarts and config.cluster.simulated:
-        raise UserError("cluster.max_restarts restarts real workers, simulated ones have none: leave it out")
-    if config.peak_tflops is not None and not 0 <= config.peak_tflops < math.inf:
-        raise UserError(f"peak_tflops must be at least 0, got {config.peak_tflops:g}: 0 has it measured")
-    for key in ("lr_warmup_epochs", "lr_warmup_start"):
-        value = getattr(config, key)
-        if not (math.isfinite(value) and value >= 0):
-            raise UserError(f"{key} must be at least 0, got {value}")
-    for key in ("lr", "lr_decay"):
-        value = getattr(config, key)
-        if not (math.isfinite(value) and value > 0):
-            raise UserError(f"{key} must be positive, got {value}")
-    if not 0 <= config.lr_end <= 1:
-        raise UserError(f"lr_end must be in [0, 1], got {config.lr_end}")
-    if config.lr_shape == "steps" and config.lr_end:
-        raise UserError(f"lr_end is for lr_shape=linear and cosine, got {config.lr_end:g} for steps: leave it out")
-    if not config.checkpoint.every_s >= 0:
-        raise UserError(f"checkpoint.every_s must be at least 0, got {config.checkpoint.every_s}")
-    for key, known in {"scale": SCALES, "lr_shape": SHAPES, "precision": PRECISIONS, "resize": RESIZES}.items():
-        check_choice(key, known, getattr(config, key))
-    check_choice("resume", RESUMES, config.resume)
-    _check_milestones(config.lr_milestones)
-    if config.lr_shape != "steps" and config.lr_milestones:
-        raise UserError(f"lr_milestones are for lr_shape=steps, got {config.lr_milestones} for {config.lr_shape}")
-    if config.resize != "refuse" and config.start_from is None:
-        raise UserError(f"resize={config.resize} needs start_from: name the run to start from")
-    check_optimizer(config.optimizer)
-    check_rounds(config)
-    check_tracking(config.tracking)
-
-
-def _check_warmup(warmup: WarmupConfig) -> None:
-    check_count("density_warmup.steps", warmup.steps, 0)
-    if not 0 < warmup.start <= 1:
-        raise UserError(f"density_warmup.start must be in (0, 1], got {warmup.start}")
-    check_count("density_warmup.stages", warmup.stages, 0)
-
-
-def _check_milestones(milestones: list[float]) -> None:
-    if any(epoch <= 0 for epoch in milestones) or any(after <= before for before, after in pairwise(milestones)):
-        raise UserError(f"lr_milestones must be epochs above 0 in ascending order, got {milestones}")

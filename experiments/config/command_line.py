@@ -1,4 +1,4 @@
-"""What all commands have in common.
+"""What all commands have in common: how they read options, tell errors in one line, and end.
 
 A list is one word, with commas: ``--world-sizes 2,4,8``. Settings of a training are KEY=VALUE words without an option.
 A mistake is one line on standard error and exit code 2.
@@ -6,70 +6,38 @@ A mistake is one line on standard error and exit code 2.
 
 import argparse
 import os
-import re
 import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from io import TextIOWrapper
-from typing import NoReturn, TextIO, TypeVar, cast
+from pathlib import Path
+from typing import Any, NoReturn
 
 from experiments.config import stopping
 from experiments.config.errors import OutputError, RunFailed, UserError
-from experiments.config.start_up import hide_warnings_of_torch
+from experiments.config.option_types import setting, to_path
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 FULL_ERROR = "HYDRA_FULL_ERROR"  # with 1 Hydra shows where an error comes from
-NONE = "none"
 _LONGEST_LINE = 2000  # characters of an error: more is content that the user gave
-T = TypeVar("T")
-# Messages of argparse, and their form in this project.
-_WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"invalid int value: (.*)", r"must be a whole number, got \1"),
-    (r"invalid float value: (.*)", r"must be a number, got \1"),
-    (r"invalid choice: (.*) \(choose from (.*)\)", lambda found: _not_among(found[2], found[1])),
-    (r"^argument (\S+): ", r"\1 "),
-    (r"^unrecognized arguments: (.*)", lambda found: _not_understood(found[1])),
-)
 
 
-def _not_among(allowed: str, given: str) -> str:
-    return f"must be one of {allowed.replace(chr(39), '')}, got {given}"
+class Parser(argparse.ArgumentParser):
+    """Read a command line; a mistake raises UserError instead of printing the usage.
 
+    Args:
+        prog: the name of the command, as in ``experiments.sweep``.
+    """
 
-def _not_understood(words: str) -> str:
-    first = words.split()[0]
-    if first.startswith("-"):
-        return f"no such option: {words}"
-    if "=" in first:
-        return f"settings (KEY=VALUE) stand together, got '{first}' apart from the others"
-    return f"not understood: '{words}'; lists are separated by commas: A,B"
+    def __init__(self, prog: str = "", **settings: Any) -> None:
+        prog = f"python -m {prog}" if prog.startswith("experiments.") else prog
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(prog=prog or None, **settings)
 
-
-def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of an option that holds a list, which is one word: ``--world-sizes 2,4,8``."""
-
-    def read(text: str) -> list[T]:
-        values = [kind(word) for word in text.split(",") if word]
-        if not values:
-            raise argparse.ArgumentTypeError(f"must be values separated by commas, got '{text}'")
-        return values
-
-    return read
-
-
-def comma_list_or_none(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of an option that holds a list as above, or the word ``none`` for an empty one."""
-    read = comma_list(kind)
-    return lambda text: [] if text == NONE else read(text)
-
-
-def setting(word: str) -> str:
-    """Return a word that sets a key of a training, as experiments.train takes it: the type of such arguments."""
-    if "=" not in word and not word.startswith("~"):
-        raise argparse.ArgumentTypeError(f"expected, got '{word}'; lists are separated by commas: A,B")
-    return word
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def add_settings(parser: argparse.ArgumentParser, *, help: str) -> None:
@@ -77,14 +45,9 @@ def add_settings(parser: argparse.ArgumentParser, *, help: str) -> None:
     parser.add_argument("overrides", type=setting, nargs="*", metavar="KEY=VALUE", help=help)
 
 
-class Parser(argparse.ArgumentParser):
-    """Read a command line; a mistake raises UserError instead of printing the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UserError."""
-        for pattern, text in _WORDS:
-            message = re.sub(pattern, text, message)
-        raise UserError(f"{message}; see {self.prog} --help")
+def add_out(parser: argparse.ArgumentParser, default: str) -> None:
+    """Declare ``--out``, the folder of what is written."""
+    parser.add_argument("--out", type=to_path, default=Path(default), help="folder (%(default)s)")
 
 
 def print_error(error: object) -> None:
@@ -100,55 +63,6 @@ def shows_all() -> bool:
     return os.environ.get(FULL_ERROR) == "1"
 
 
-def _print_all(error: Exception) -> None:
-    if shows_all():
-        traceback.print_exception(error)
-    print_error(error)
-
-
-def _print_stopped(number: int, stopped: str) -> None:
-    print(f"stopped by {stopping.name_of(number)}" + (f"; {stopped}" if stopped else ""), file=sys.stderr)
-
-
-def _output_is_broken() -> bool:
-    """Return whether standard output takes no more; what is left for it is then dropped."""
-    try:
-        sys.stdout.flush()
-        if not _reader_has_ended(sys.stdout):  # an output without a buffer has nothing to flush
-            return False
-    except OSError:
-        pass
-    sys.stdout = _nothing("w")  # Python flushes it once more when the process ends
-    return True
-
-
-def _reader_has_ended(output: TextIO) -> bool:
-    """Return whether this is a pipe that nobody reads any more."""
-    try:
-        number = output.fileno()
-    except (OSError, ValueError):  # it is no file
-        return False
-    writing = select.poll()
-    writing.register(number, 0)
-    return any(event & select.POLLERR for _, event in writing.poll(0))
-
-
-def _open_streams() -> None:
-    """Give a process that was started without standard streams (``>&-``) some that lead nowhere.
-
-    What the encoding of standard output does not have is written as a question mark.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, _nothing(mode))
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-
-
-def _nothing(mode: str) -> TextIO:
-    return cast(TextIO, open(os.devnull, mode))  # it is open as long as the process lives
-
-
 def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping.Handler = stopping.raise_stop) -> int:
     """Return the exit code of a command: 2 after a UserError, 1 after an OutputError, and 130 after Ctrl-C.
 
@@ -161,6 +75,7 @@ def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping
         stopped: what a stop signal leaves, to be printed after its name.
         at_stop: the handler of the stop signals, see experiments.config.stopping.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read at torch's import: a lost connection has 40 warnings
     try:
         with stopping.handled(at_stop):
             return _exit_code(work, stopped)
@@ -169,8 +84,6 @@ def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping
 
 
 def _exit_code(work: Callable[[], int], stopped: str) -> int:
-    hide_warnings_of_torch()
-    _open_streams()
     try:
         code = work()
         sys.stdout.flush()
@@ -178,16 +91,18 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
     except stopping.Stopped as stop:
         _print_stopped(stop.number, stopped)
         return stopping.exit_code(stop.number)
+    except KeyboardInterrupt:
+        _print_stopped(signal.SIGINT, stopped)
+        return INTERRUPTED
     except SystemExit as end:  # of --help; of rich, too, where it meets a closed pipe
         if isinstance(end.__context__, BrokenPipeError) or _output_is_broken():
             return PIPE_CLOSED
         raise
-    except UserError as error:
-        _print_all(error)
-        return MISTAKE
-    except (OutputError, RunFailed) as error:
-        _print_all(error)
-        return FAILED
+    except (UserError, OutputError, RunFailed) as error:
+        if shows_all():
+            traceback.print_exception(error)
+        print_error(error)
+        return MISTAKE if isinstance(error, UserError) else FAILED
     except OSError as error:
         if not _output_is_broken():
             raise
@@ -195,6 +110,29 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
             return PIPE_CLOSED
         print_error(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
         return FAILED
-    except KeyboardInterrupt:
-        _print_stopped(signal.SIGINT, stopped)
-        return INTERRUPTED
+
+
+def _print_stopped(number: int, stopped: str) -> None:
+    print(f"stopped by {stopping.name_of(number)}" + (f"; {stopped}" if stopped else ""), file=sys.stderr)
+
+
+def _output_is_broken() -> bool:
+    """Return whether standard output takes no more; what is left for it is then dropped."""
+    try:
+        sys.stdout.flush()
+        if not _reader_has_ended():  # an output without a buffer has nothing to flush
+            return False
+    except OSError:
+        pass
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when the process ends
+    return True
+
+
+def _reader_has_ended() -> bool:
+    """Return whether standard output is a pipe that nobody reads any more."""
+    try:
+        writing = select.poll()
+        writing.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # it is no file
+        return False
+    return any(event & select.POLLERR for _, event in writing.poll(0))

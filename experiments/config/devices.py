@@ -4,8 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from experiments.config.schema import ClusterConfig
-from experiments.config.slurm_settings import IN_JOB, LAUNCH
+from experiments.config.schema import IN_JOB, LAUNCH, ClusterConfig
 
 _GPU_FILES = ("nvidiactl", "dxg", "kfd")  # of NVIDIA's driver, WSL's and AMD's: without them torch finds no GPU
 

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from experiments.config.descriptions import GROUPS, Key, choices, dataclasses, default_choices, described, train_keys
+from experiments.config.descriptions import GROUPS, Key, about, choices, default_choices, described, train_keys
 
 _WIDTH = 118
 _FLAGS = """\
@@ -14,9 +14,9 @@ options:
 """
 
 
-def train_help(about: str) -> str:
+def train_help(opening: str) -> str:
     """Return the help, beginning with what the command is about."""
-    parts = [about.strip(), "", _FLAGS]
+    parts = [opening.strip(), "", _FLAGS]
     parts.append("GROUP=CHOICE takes the settings of a file, conf/GROUP/CHOICE.yaml; KEY=VALUE sets one of them.")
     for group in GROUPS:
         parts += ["", *_group(group)]
@@ -25,10 +25,9 @@ def train_help(about: str) -> str:
 
 
 def _group(group: str) -> Iterator[str]:
-    known = dataclasses().get(f"{group.capitalize()}Config")
     chosen = default_choices().get(group)
-    about = known.about if known else "Settings of a study, one file each: what its paper trains, with which method."
-    yield from _wrapped(f"{group}={chosen or 'NAME'}", about, indent=2)
+    says = about(group) or "Settings of a study, one file each: what its paper trains, with which method."
+    yield from _wrapped(f"{group}={chosen or 'NAME'}", says, indent=2)
     for choice in choices(group).values():
         yield from _wrapped(f"    {choice.name}", choice.comment, indent=6)
     for key in described(group):

@@ -1,6 +1,6 @@
-"""The identity of a run: its settings of version 1 of the schema, and what differs from the defaults of newer ones.
+"""The identity of a run: the settings that change what it computes. A run's name ends in their hash.
 
-So a run keeps its name, and the folder with it, when the schema gets a key.
+A run keeps its name, and the folder with it, when the schema gets a key: see ``ADDED``.
 """
 
 import dataclasses
@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config.method_names import method_of
-from experiments.config.schema import TrainConfig
-from experiments.config.values import MISSING, Flat, defaults_of_schema, flat
+from experiments.config.schema import SIMULATED, Flat, TrainConfig, flat
 
 NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {
@@ -22,21 +21,6 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
         "scale",  # the values that it chooses are in the hash themselves
     }
 )
-
-_DIGESTS = "digests."
-SIMULATED = "simulated"  # the cluster's name
-
-VERSION_1 = {  # the schema's settings when names of runs were fixed, by group; their values are always in the hash
-    "model": "name num_classes settings",
-    "dataset": "name augment sequence_length negatives settings",
-    "sparsifier": "name reducer selector exchange codec indices feedback policy",
-    "schedule": "name settings trace link select",
-    "cluster": "name world_size device",
-    "optimizer": "name momentum nesterov betas momentum_at lr_at weight_decay decay_of clip clip_at",
-    "density_warmup": "steps start stages",
-    "": "scope density seed epochs batch_size lr lr_shape lr_warmup_epochs lr_warmup_start lr_milestones lr_decay "
-    "accumulate precision channels_last compile nonfinite timed start_from resize",
-}
 
 ADDED: Mapping[str, Any] = {
     "dataset.digest": None,
@@ -54,29 +38,26 @@ ADDED: Mapping[str, Any] = {
     "rounds.mix": 1.0,
     "rounds.lost_workers": "stop",
 }
-"""Newer settings, with the values that runs before them had: with these they are not in the hash.
+"""Settings that were added after names of runs were fixed, with what a run without them did.
 
-A test compares them with the schema: a new setting is added here with what a run without it did.
+With these values they are not in the hash. A new setting is added here, or all names change.
 """
+
+_DIGESTS = "digests."
 
 
 def is_neutral(key: str) -> bool:
     """Return whether a dotted key is a neutral setting, or part of one."""
-    return _is_in(key, NEUTRAL)
+    parts = key.split(".")
+    return any(".".join(parts[:length]) in NEUTRAL for length in range(1, len(parts) + 1))
 
 
-def is_of_version_1(key: str) -> bool:
-    """Return whether a dotted key is a setting of version 1, or part of one."""
-    return _is_in(key, _VERSION_1_KEYS)
-
-
-def identity(settings: Mapping[str, Any], kind: type = TrainConfig) -> Flat:
-    """Return what tells a run from others, of its settings by dotted keys: no neutral ones, no newer defaults."""
-    newer = newer_defaults(kind)
+def identity(settings: Mapping[str, Any]) -> Flat:
+    """Return what tells a run from others, of its settings by dotted keys: no neutral ones, no values of ``ADDED``."""
     found = {
         key: value
         for key, value in settings.items()
-        if not is_neutral(key) and (is_of_version_1(key) or newer.get(key, MISSING) != value)
+        if not is_neutral(key) and not (key in ADDED and ADDED[key] == value)
     }
     if found.get("cluster.name", SIMULATED) != SIMULATED:
         found["cluster.name"] = "local"  # real workers compute the same wherever they are
@@ -85,23 +66,9 @@ def identity(settings: Mapping[str, Any], kind: type = TrainConfig) -> Flat:
     return found
 
 
-def newer_defaults(kind: type = TrainConfig) -> Flat:
-    """Return the values with which settings that version 1 has not are left out of names, by dotted keys."""
-    known = flat(defaults_of_schema(kind))
-    return {key: value for key, value in known.items() if not (is_neutral(key) or is_of_version_1(key))} | dict(ADDED)
-
-
 def run_name(config: TrainConfig) -> str:
     """Return the run's folder name: readable, and ending in a hash of its identity."""
-    settings = identity(flat(dataclasses.asdict(config)), type(config))
+    settings = identity(flat(dataclasses.asdict(config)))
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     method = f"{method_of(config)}-d{config.density:g}"
     return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"
-
-
-def _is_in(key: str, known: frozenset[str]) -> bool:
-    parts = key.split(".")
-    return any(".".join(parts[:length]) in known for length in range(1, len(parts) + 1))
-
-
-_VERSION_1_KEYS = frozenset(f"{group}.{key}".lstrip(".") for group, keys in VERSION_1.items() for key in keys.split())

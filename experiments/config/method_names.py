@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from experiments.config.conf_files import read_yaml
 from experiments.config.paths import CONF
-from experiments.config.schema import SparsifierConfig, TrainConfig
-from experiments.config.values import Flat, defaults_of_schema, flat
+from experiments.config.schema import Flat, SparsifierConfig, TrainConfig, defaults_of_schema, flat
 
 METHODS = CONF / "sparsifier"
 PARTS = ("reducer", "selector", "fit", "exchange", "codec", "indices", "feedback", "policy")

@@ -1,44 +1,21 @@
 """Types of options: each reads one word, and says in the project's words what is allowed."""
 
 import argparse
-import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from experiments.config.errors import UserError
-from experiments.config.ranges import MOST, check_path
+from experiments.config.ranges import MOST, POSITIVE, SHARE, Range, check_path
+
+Number = TypeVar("Number", int, float)
+T = TypeVar("T")
+NONE = "none"
 
 
 def whole_number(lowest: int = 1, most: int = MOST) -> Callable[[str], int]:
     """Return the type of a whole number in a range."""
-
-    def read(text: str) -> int:
-        value = int(_number(int, text, "a whole number"))
-        if value < lowest:
-            raise argparse.ArgumentTypeError(f"must be at least {lowest}, got {value}")
-        if value > most:
-            raise argparse.ArgumentTypeError(f"must be at most {most}, got {value}")
-        return value
-
-    return read
-
-
-def to_positive(text: str) -> float:
-    """Return a word as a finite number above 0."""
-    value = _number(float, text, "a number")
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return value
-
-
-def to_density(text: str) -> float:
-    """Return a word as a share in (0, 1]."""
-    value = _number(float, text, "a number")
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be in (0, 1], got {text}")
-    return value
+    return _number(int, "a whole number", Range(lowest, most))
 
 
 def to_path(text: str) -> Path:
@@ -50,10 +27,45 @@ def to_path(text: str) -> Path:
     return Path(text)
 
 
-def _number(kind: type[int] | type[float], text: str, what: str) -> float:
-    try:
-        if text.isascii():
-            return kind(text)
-    except ValueError:  # also a number of thousands of digits
-        pass
-    raise argparse.ArgumentTypeError(f"must be {what}, got '{text[:80]}'")
+def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return the type of an option that holds a list, which is one word: ``--world-sizes 2,4,8``."""
+
+    def read(text: str) -> list[T]:
+        values = [kind(word) for word in text.split(",") if word]
+        if not values:
+            raise argparse.ArgumentTypeError(f"must be values separated by commas, got '{text}'")
+        return values
+
+    return read
+
+
+def comma_list_or_none(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return the type of an option that holds a list as above, or the word ``none`` for an empty one."""
+    read = comma_list(kind)
+    return lambda text: [] if text == NONE else read(text)
+
+
+def setting(word: str) -> str:
+    """Return a word that sets a key of a training, as experiments.train takes it: the type of such arguments."""
+    if "=" not in word and not word.startswith("~"):
+        raise argparse.ArgumentTypeError(f"expected, got '{word}'; lists are separated by commas: A,B")
+    return word
+
+
+def _number(kind: type[Number], what: str, allowed: Range) -> Callable[[str], Number]:
+    def read(text: str) -> Number:
+        try:
+            if not text.isascii():
+                raise ValueError
+            value = kind(text)
+        except ValueError:  # also a number of thousands of digits
+            raise argparse.ArgumentTypeError(f"must be {what}, got '{text[:80]}'") from None
+        if value not in allowed:
+            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
+        return value
+
+    return read
+
+
+to_positive = _number(float, "a number", POSITIVE)
+to_density = _number(float, "a number", SHARE)

@@ -1,17 +1,17 @@
 """The settings of a run as dataclasses: names and types. The values are in conf/."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast, get_type_hints
 
 from omegaconf import OmegaConf
 
-from experiments.config.optimizer_settings import OptimizerConfig
-from experiments.config.rounds_settings import RoundsConfig
-from experiments.config.slurm_settings import SlurmConfig
-from experiments.config.tracking_settings import TrackingConfig
-
+Flat = dict[str, Any]  # settings by dotted keys
 TIMEOUT_S = 300.0  # of cluster.timeout_s
+LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each srun task starts the ranks of its node
+IN_JOB = "slurm"  # a value of cluster.rdzv_endpoint: the nodes meet at the first node of the job
+SIMULATED = "simulated"  # a name of a cluster
 OWN_DATA = ("imagenet", "text")  # data sets whose files a user chooses; those of others are published
 
 
@@ -91,6 +91,38 @@ class SparsifierConfig:
 
 
 @dataclass(kw_only=True)
+class SlurmConfig:
+    """How a study is queued on a site that SLURM runs; it changes nothing of what a run computes.
+
+    Attributes:
+        partition, account, qos, constraint: as sbatch has them; null leaves the choice to the site.
+        time_limit: of one run, hours:minutes:seconds, with days- before it where need be; null for the partition's own.
+        gpus_per_node: GPUs to ask for, 0 for none.
+        cpus_per_worker: cores to ask for, for each worker of a node.
+        throttle: how many runs of the study may run at once, null for all.
+        requeue: whether a run that the time limit stops is queued again and resumes.
+        signal_s: how long before the time limit a run gets the signal to save and stop, in seconds; 0: never.
+        setup: lines of shell before Python starts: modules to load, the environment to activate, ``head=ADDRESS``
+            where the nodes meet elsewhere. With any, ``python`` is the one they make available; without, it is the
+            one that submits.
+        extra: more settings of sbatch, as it has them on its command line.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time_limit: str | None = None
+    gpus_per_node: int = 0
+    cpus_per_worker: int = 1
+    throttle: int | None = None
+    requeue: bool = True
+    signal_s: int = 120
+    setup: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
 class ClusterConfig:
     """Where the workers are: local or nodes (processes), or simulated in one process.
 
@@ -120,7 +152,7 @@ class ClusterConfig:
     @property
     def simulated(self) -> bool:
         """Whether all workers live in one process."""
-        return self.name == "simulated"
+        return self.name == SIMULATED
 
 
 @dataclass(kw_only=True)
@@ -143,6 +175,81 @@ class ScheduleConfig:
 
 
 @dataclass(kw_only=True)
+class OptimizerConfig:
+    """How gradients become an update.
+
+    Attributes:
+        name: sgd, adam, adamw, whose weight decay leaves Adam's moments alone, or sign: every weight moves by the rate.
+        momentum: of sgd.
+        nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
+            ExDyna and SAGE (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
+            so 2 g.
+        betas: of adam and adamw.
+        momentum_at: update: the momentum is that of the average; gradient: each worker's own, before its residual (the
+            momentum correction of DGC, Lin et al., ICLR 2018, arXiv 1712.01887).
+        lr_at: update: residuals hold gradients, and take the learning rate of the step in which they are sent (the
+            public code of MiCRO); gradient: residuals hold lr * gradient.
+        weight_decay: added to the average, after the exchange.
+        decay_of: all parameters; weights: none of one dimension (norms, biases); published: all but norms that are
+            named bn1, bn2 and so on inside a block, as the public code of the MiCRO family finds them.
+        clip: the greatest norm of a gradient, null for none.
+        clip_at: gradient: of each worker's, before its residual is added; update: of the average.
+        clip_norm: rank: each worker's own norm, by which it scales alone; global: the root of the mean over workers of
+            their squared norms, by which all scale alike. For clip_at=gradient.
+    """
+
+    name: str
+    momentum: float = 0.0
+    nesterov: str = "none"
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    momentum_at: str = "update"
+    lr_at: str = "update"
+    weight_decay: float = 0.0
+    decay_of: str = "all"
+    clip: float | None = None
+    clip_at: str = "gradient"
+    clip_norm: str = "rank"
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether gradients are multiplied by the learning rate before they are reduced."""
+        return self.lr_at == "gradient"
+
+
+@dataclass(kw_only=True)
+class RoundsConfig:
+    """Rounds of local steps; see micro.LocalSteps.
+
+    Attributes:
+        every: steps of each worker's own optimizer between two exchanges of weights; 0: gradients are exchanged at
+            every step.
+        lr: of the outer optimizer, which takes the mean difference of weights for a gradient.
+        momentum: of the outer optimizer.
+        nesterov: whether the outer momentum is Nesterov's, as in DiLoCo.
+        buffers: of the model at the end of a round. mean: averaged; first: those of the first worker; own: each keeps
+            its.
+        momentum_with_feedback: allow outer momentum beside a residual, which both add up what was not applied at once.
+        fragments: of the model, each exchanged at a step of its own: a number, or a list of patterns of names for each.
+        delay: steps that an exchange goes on beside training.
+        mix: share of the new global weights in a worker's after an exchange; the rest stays as it is.
+        lost_workers: what becomes of the run when torchrun forms a new group with other ranks than before. stop: it
+            ends; go_on: the ranks that are there go on from the last round that ended. Every round is then saved, in
+            place of what checkpoint.every_s says; cluster.world_size says how many ranks there are at the most.
+    """
+
+    every: int = 0
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+    buffers: str = "mean"
+    momentum_with_feedback: bool = False
+    fragments: Any = 1
+    delay: int = 0
+    mix: float = 1.0
+    lost_workers: str = "stop"
+
+
+@dataclass(kw_only=True)
 class WarmupConfig:
     """A density that starts higher: over how many steps it falls, from where, and in how many stairs."""
 
@@ -158,6 +265,25 @@ class CheckpointConfig:
     every_s: float = 300.0
     every_steps: int = 0
     keep: int = 2
+
+
+@dataclass(kw_only=True)
+class TrackingConfig:
+    """Whether a run is mirrored at Weights & Biases, and where.
+
+    Attributes:
+        name: none or wandb.
+        mode: offline: files in the run's folder, for ``wandb sync``; online: the server as well.
+        project, entity, tags: of Weights & Biases; without an entity it is the user's own.
+        finish_s: seconds that a finished run waits at most for its mirror.
+    """
+
+    name: str = "none"
+    mode: str | None = None
+    project: str | None = None
+    entity: str | None = None
+    tags: list[str] = field(default_factory=list)
+    finish_s: float = 60.0
 
 
 @dataclass(kw_only=True)
@@ -181,7 +307,7 @@ class TrainConfig:
     lr_shape: str
     lr_warmup_epochs: float
     lr_warmup_start: float
-    lr_milestones: list[float]
+    lr_milestones: list[float] = field(default_factory=list)
     lr_decay: float
     accumulate: int
     precision: str
@@ -196,7 +322,7 @@ class TrainConfig:
     peak_tflops: float | None = None
     checkpoint: CheckpointConfig
     start_from: str | None
-    resize: str
+    resize: str = "refuse"
     resume: str = "auto"
     save_weights: bool
     output: str
@@ -213,6 +339,22 @@ class TrainConfig:
 def part_name(spec: Any) -> str | None:
     """Return the name of a part, which is a name or a mapping with a name."""
     return spec.get("name") if isinstance(spec, dict) else spec
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> Flat:
+    """Return nested settings by dotted keys; an empty mapping is a value."""
+    found: Flat = {}
+    for key, value in node.items():
+        inner = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
+
+
+def defaults_of_schema(kind: type = TrainConfig) -> dict[str, Any]:
+    """Return the default of every setting of a dataclass and of its inner dataclasses, MISSING without one."""
+    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(kind)))
+    inner = {name: hint for name, hint in get_type_hints(kind).items() if is_dataclass(hint)}
+    return values | {name: defaults_of_schema(cast(type, hint)) for name, hint in inner.items()}
 
 
 def to_yaml(config: TrainConfig) -> str:

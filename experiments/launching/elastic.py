@@ -22,10 +22,9 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from experiments.config.child_environment import num_cores, with_python_path
-from experiments.config.endpoints import host_and_port
 from experiments.config.errors import UserError
+from experiments.config.ranges import host_and_port
 from experiments.config.schema import ClusterConfig
-from experiments.config.start_up import LOG_LEVEL, log_level_of_ranks
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
 from experiments.launching.error_files import failure_of_process, read_failure, write_failure
 from experiments.launching.failures import Failure, Kind, RankFailure, is_timeout, root_cause, short_line
@@ -139,7 +138,6 @@ def _variables(cluster: ClusterConfig, env: Mapping[str, str]) -> dict[str, str]
         "PYTHONPATH": with_python_path(given)["PYTHONPATH"],  # the caller may have changed its working directory
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "none",  # the agent sets it, and would leave it
         LAUNCHER_PID: str(os.getpid()),
-        LOG_LEVEL: log_level_of_ranks(),
     }
     if cluster.nnodes > 1:  # nodes may count restarts differently: each start of the ranks gets a store of its own
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

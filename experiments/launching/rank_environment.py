@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from experiments.config.endpoints import LAST_PORT
 from experiments.config.errors import UserError
-from experiments.config.slurm_settings import LAUNCH
+from experiments.config.ranges import LAST_PORT
+from experiments.config.schema import LAUNCH
 
 _FIRST_SPECIAL_STEP = (
     0xFFFF_FFF0  # in slurm.h the batch script, the interactive shell and others have numbers from here

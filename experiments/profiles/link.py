@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import to_positive, whole_number
+from experiments.config.option_types import comma_list, to_positive, whole_number
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.figure_parts import save

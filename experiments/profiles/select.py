@@ -12,9 +12,8 @@ from pathlib import Path
 import torch.distributed as dist
 from rich.console import Console
 
-from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import to_density, whole_number
+from experiments.config.option_types import comma_list, to_density, whole_number
 from experiments.profiles import method_steps
 from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.profiles.on_ranks import device_name

@@ -7,7 +7,7 @@ import pandas as pd
 
 from experiments.config.errors import UserError
 from experiments.config.method_names import PARTS
-from experiments.config.values import Flat
+from experiments.config.schema import Flat
 from experiments.reports.changes import Config, changes, in_words
 from experiments.reports.frames import load
 from experiments.reports.page import Page

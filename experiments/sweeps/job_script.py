@@ -14,8 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from experiments.config.errors import UserError
-from experiments.config.schema import TrainConfig
-from experiments.config.slurm_settings import LAUNCH
+from experiments.config.schema import LAUNCH, TrainConfig
 from experiments.config.stopping import EXIT_SAVED
 from experiments.runs.run_folder import folder_of
 from experiments.sweeps.num_jobs import num_processes

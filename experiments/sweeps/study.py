@@ -18,8 +18,7 @@ from experiments.config.errors import UserError, check_choice, suggestion
 from experiments.config.identity import run_name
 from experiments.config.paths import CONF
 from experiments.config.ranges import check_num_runs, check_path
-from experiments.config.schema import TrainConfig
-from experiments.config.values import Flat, flat
+from experiments.config.schema import Flat, TrainConfig, flat
 from experiments.runs.output import distinct
 
 SEVERAL = ("parts", "scales")  # keys under which a file has several grids

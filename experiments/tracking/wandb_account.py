@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from io import StringIO
 
 from experiments.config.errors import UserError, one_line
-from experiments.config.tracking_settings import TrackingConfig
+from experiments.config.schema import TrackingConfig
 
 _MODES = ("online", "offline", "disabled", "dryrun", "shared")  # of wandb's own settings
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from experiments.config.errors import one_line_with_type
-from experiments.config.tracking_settings import TrackingConfig
+from experiments.config.schema import TrackingConfig
 from experiments.runs.atomic_files import load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import micro
-from experiments.config.optimizer_settings import OptimizerConfig
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import OptimizerConfig, TrainConfig
 
 PUBLISHED_NORMS = re.compile(r"\.bn\d")  # norm layers in the public code's sense: it misses those of stem and shortcuts
 

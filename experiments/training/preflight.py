@@ -17,9 +17,7 @@ import data
 from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, one_line
-from experiments.config.rounds_settings import RoundsConfig
-from experiments.config.schema import TrainConfig, from_yaml
-from experiments.config.slurm_settings import IN_JOB, LAUNCH
+from experiments.config.schema import IN_JOB, LAUNCH, RoundsConfig, TrainConfig, from_yaml
 from experiments.launching.elastic import check_cluster
 from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint

@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, comma_list, run_command
+from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError, check_choice
+from experiments.config.option_types import comma_list
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _PER_SETUP = 4  # consecutive seeds that share a run, and so one undisturbed training

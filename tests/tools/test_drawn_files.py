@@ -1,7 +1,7 @@
 """Whatever is in a file that comes from elsewhere, it is read or refused: drawn by hypothesis.
 
-The files are those of a run, a study, a network and profiles, with some of their content replaced. See
-test_drawn_settings.py for MICRO_FUZZ.
+The files are those of a run, a study, a network and profiles, with some of their content replaced. MICRO_FUZZ=20000
+draws that many others.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from micro.planning.documents import BadFile
 from micro.planning.schedules.base import Plan
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
-from tests.drawn_settings import ANYTHING
+from tests.drawn import ANYTHING
 from tests.tools.simulated_runs import IMAGES, configured
 
 NUMBER = int(os.environ.get("MICRO_FUZZ", "0"))

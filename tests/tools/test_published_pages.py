@@ -12,7 +12,7 @@ import yaml
 
 from experiments import pages
 from experiments.config.errors import UserError
-from experiments.config.values import flat
+from experiments.config.schema import flat
 from experiments.reports.changes import changes
 from experiments.reports.form_lines import at_several_lengths, draw_lengths
 from experiments.reports.forms import forms

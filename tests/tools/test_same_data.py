@@ -64,7 +64,7 @@ def test_a_rerun_and_a_job_name_the_data_that_they_are_of(roots: tuple[Path, Pat
     config = configured(tmp_path, *words, f"dataset.root={roots[0]}", f"dataset.digest={digest}", world_size=2)
     assert config.dataset.digest == digest
     refused = train(*words, *SIMULATED, f"dataset.root={roots[1]}", f"dataset.digest={digest}")
-    assert f"dataset.digest is {digest}" in one_line(refused)
+    assert str(digest) in one_line(refused)
 
 
 @pytest.mark.parametrize("manifest", ["manifest.json", "attempts/2/manifest.json"], ids=["begun", "broken off"])

@@ -23,7 +23,7 @@ import wandb
 import micro
 from experiments import figures, track
 from experiments.config.errors import UserError
-from experiments.config.tracking_settings import TrackingConfig
+from experiments.config.schema import TrackingConfig
 from experiments.reports.frames import Frames
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.tracking import wandb_mirror

@@ -8,11 +8,11 @@ import pytest
 
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_run
-from experiments.config.errors import UserError
 from experiments.config.overrides import expand
 from experiments.config.schema import from_yaml, to_yaml
 from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import prepare_runs
+from tests.refusals import refused
 
 
 def compose_one(*words: str, **kwargs: int):
@@ -20,139 +20,103 @@ def compose_one(*words: str, **kwargs: int):
     return config
 
 
+# Words that contradict each other, or parts that do not fit, and what the line must have.
 MISTAKES = {
-    "sede=1": "'sede' is not a key of the configuration.*did you mean 'seed'",
-    "sparsifier=mikro": "sparsifier must be one of .*micro.*got 'mikro'.*did you mean 'micro'",
-    "model=resnet9": "model must be one of .*got 'resnet9'",
-    "experiment=nothing": "experiment must be one of .*got 'nothing'",
-    "sparsifier.selector.rul=published": "'rul' is not a key of sparsifier.selector, .*did you mean 'rule'",
-    "sparsifer.codec=half": "sparsifer",
-    "sparsifier.selector.rule=publishd": "rule of micro must be one of agreed, repaired, published, got 'publishd'",
-    "sparsifier.exchange=unoin": "exchange must be one of .*gather.*, got 'unoin'; did you mean 'union'",
-    "sparsifier.codec=int4": "codec must be one of .*half.*raw",
-    "sparsifier.feedback=some": "feedback must be one of .*none, residual",
-    "density=0": r"density must be in \(0, 1\], got 0",
-    "density=-1": r"density must be in \(0, 1\], got -1",
-    "density=2": r"density must be in \(0, 1\], got 2",
-    "density=nan": "density must be a finite number, got nan",
-    "density=much": "density must be a finite number, got 'much'",
-    "seed=1.5": "seed must be a whole number, got 1.5",
-    "epochs=abc": "epochs must be a whole number, got 'abc'",
-    "epochs=null": "epochs must be a whole number, got null",
-    "compile=perhaps": "compile must be true or false, got 'perhaps'",
-    "lr_milestones=3": r"lr_milestones must be a list, got 3: write 'lr_milestones=\[...\]'",
-    "cluster.nproc_per_node=two": "cluster.nproc_per_node must be a whole number, got 'two'",
-    "density_warmup=1000": r"density_warmup holds several settings \(steps, start, stages\), got 1000: set one",
-    "sparsifier.feedback.name=momentum": "'name' is not a key of sparsifier.feedback, .*set sparsifier.feedback=VALUE",
-    "sparsifier.feedback.momentum=0.9": "together, 'sparsifier.feedback={name: NAME, momentum: VALUE}'",
-    "model=5": "model must be one of .*, got '5'",
-    "epochs": "'epochs' is not KEY=VALUE",
-    "output=a b(": r"cannot read 'output=a b\(': put a value .* in quotes",
-    "network=ideal": "network is not a setting of a training, .*experiments.simulate --network ideal",
-    "sweep=demo": "sweep is not a setting of a training, it lists the runs of a study: .*experiments.sweep demo",
-    "paper=micro": "paper is not a setting of a training, .*python -m experiments.reproduce micro",
-    "seed=${nothing}": "nothing",
-    "seed=-1": "seed must be at least 0",
-    "cluster.timeout_s=0": r"cluster.timeout_s must be in \[5, 604,800\] seconds, got 0",
-    "cluster.timeout_s=-3": r"cluster.timeout_s must be in \[5, 604,800\] seconds, got -3",
-    "cluster.timeout_s=inf": "cluster.timeout_s must be a finite number, got inf",
-    "cluster.timeout_s=nan": "cluster.timeout_s must be a finite number, got nan",
-    "cluster.timeout_s=1e9": r"cluster.timeout_s must be in \[5, 604,800\] seconds, got 1e\+09",
-    "epochs=0": "epochs must be at least 1",
-    "batch_size=0": "batch_size must be at least 1",
-    "lr=0": "lr must be positive",
-    "lr=inf": "lr must be a finite number, got inf",
-    "optimizer.momentum=1": r"optimizer.momentum must be in \[0, 1\)",
-    "nonfinite=ignore": "nonfinite must be one of stop, skip, got 'ignore'",
-    "model.num_classes=5": "model.num_classes is 5, dataset digits has 10 classes",
-    "model.settings.depth=3": "depth",
-    "dataset.augment=flip": "augment must be one of none, crop_flip",
-    "cluster.nproc_per_node=0": "nproc_per_node must be at least 1",
-    "cluster.nproc_per_node=200": r"x accumulate 1 is more than an epoch of dataset digits has \(1437\)",
-    "cluster.world_size=3": "cluster.world_size is 3, but 2 = nnodes x nproc_per_node",
-    "cluster.device=tpu": "cluster.device must be one of auto, cpu, cuda",
-    "+new_key=1": "'new_key' is not a key of the configuration",
-    "++new_key=1": "'new_key' is not a key of the configuration",
-    "++model.sede=1": "'sede' is not a key of model",
-    "~seed": "seed cannot be removed",
-    "~cluster.device": "cluster.device cannot be removed",
-    "seed=0,1": "-m",
-    "density_warmup.steps=-1": "density_warmup.steps must be at least 0",
-    "sparsifier=dgc": "feedback momentum holds the momentum, got optimizer.momentum=0.9 .*: set optimizer.momentum=0$",
+    "sparsifier.selector.rul=published": ("sparsifier.selector", "did you mean 'rule'"),
+    "sparsifier.selector.rule=publishd": ("rule", "publishd"),
+    "sparsifier.exchange=unoin": ("exchange", "did you mean 'union'"),
+    "sparsifier.reducer=null": ("reducer", "None"),
+    "sparsifier.selector=null": ("sparsifier.selector", "sparsifier=dense"),
+    "sparsifier.policy={name:accordion,interval_epochs:a}": ("sparsifier.policy.interval_epochs", "'a'"),
+    "sparsifier.reducer={name:sparse,a:1}": ("reducer", "split"),
+    "sparsifier.reducer={name:split}": ("split", "min_dims"),
+    "sparsifier.reducer={name:split,dense:['*norm*']}": ("dense", "*norm*"),
+    "sparsifier.reducer={name:split,min_dim:2}": ("min_dim", "did you mean 'min_dims'"),
+    "sparsifier.reducer={name:two_level,ranks_per_node:3}": ("ranks_per_node", "got 3"),
+    "sparsifier.reducer={name:two_level,ranks_per_node:1,reducer:powersgd}": ("reducer", "powersgd"),
+    "sparsifier=topk_layers sparsifier.policy={name:by_name,patterns:[['embed*',0.1]]}": ("patterns", "embed*"),
+    "sparsifier=cltk sparsifier.exchange=gather": ("exchange", "union"),
+    "sparsifier=randomk_unbiased sparsifier.feedback=residual": ("feedback", "none"),
+    "sparsifier=threshold sparsifier.selector.value=-1": ("value", "-1"),
+    "sparsifier=topk sparsifier.indices=bitmap density=0.01": ("density", "0.01"),
+    "sparsifier=accordion sparsifier.selector.scope=model": ("accordion", "layer"),
+    "sparsifier=accordion density_warmup.steps=5": ("density_warmup.steps", "5"),
+    "sparsifier=powersgd sparsifier.codec=half": ("sparsifier.codec", "half"),
+    "sparsifier=dense optimizer.momentum_at=gradient": ("optimizer.momentum_at", "dense"),
+    "sparsifier=sparseloco optimizer.momentum_at=gradient": ("optimizer.momentum_at", "0.95"),
+    "sparsifier=dgc": ("optimizer.momentum", "0.9"),
+    "sparsifier=dgc optimizer.nesterov=pytorch": ("optimizer.momentum=0", "optimizer.nesterov=none"),
+    "density=0": ("density", "0"),
+    "density=2": ("density", "2"),
+    "density_warmup.steps=5 density_warmup.stages=6": ("stages", "5"),
+    "nonfinite=ignore": ("nonfinite", "ignore"),
+    "scope=all": ("scope", "all"),
+    "schedule=exact": ("schedule.trace", "experiments.profile"),
+    "schedule.trace=nofile": ("schedule", "auto"),
+    "schedule=capped schedule.settings.cap_mb=-1": ("cap_mb", "-1"),
+    "schedule=exact sparsifier.reducer={name:two_level,ranks_per_node:1}": ("exact", "two_level"),
+    "schedule=layerwise cluster=simulated": ("schedule=layerwise", "auto"),
+    "model.num_classes=5": ("model.num_classes", "5"),
+    "model.settings.depth=3": ("depth", "model.settings"),
+    "model=mlp model.settings.hidden=99999999999999": ("mlp", "99999999999999"),
+    "model=mlp model.settings.hidden=a": ("hidden", "'a'"),
+    "model=mlp peak_tflops=0": ("peak_tflops", "mlp"),
+    "model=lstm_small": ("lstm", "digits"),
+    "model=neumf_small dataset=latent": ("batch_size", "16"),
+    "dataset.augment=flip": ("dataset.augment", "flip"),
+    "dataset.negatives=4": ("dataset.negatives", "4"),
+    "dataset=synthetic dataset.settings.num_samples=99999999999999999": ("num_samples", "numbers"),
+    "dataset=cifar10 model=resnet20 dataset.root=/nowhere": ("/nowhere", "data.prepare"),
+    "model=gpt_small dataset=text": ("root", "None"),
+    "model=lstm_small dataset=manuals channels_last=true": ("channels_last", "lstm"),
+    "model=lstm_small dataset=manuals dataset.augment=crop_flip": ("dataset.augment", "crop_flip"),
+    "cluster.nproc_per_node=200": ("200", "1437"),
+    "cluster.world_size=3": ("cluster.world_size", "3"),
+    "cluster=simulated cluster.world_size=null": ("cluster.world_size", "missing"),
+    "cluster=simulated cluster.max_restarts=1": ("cluster.max_restarts", "1"),
+    "cluster=simulated cluster.timeout_s=20": ("cluster.timeout_s", "20"),
+    "cluster=nodes": ("cluster.nnodes", "missing"),
+    "cluster=nodes cluster.nnodes=2": ("cluster.rdzv_endpoint", "localhost:0"),
+    "cluster.rdzv_endpoint=foo": ("cluster.rdzv_endpoint", "foo"),
+    "cluster.rdzv_endpoint='localhost:99999'": ("cluster.rdzv_endpoint", "99999"),
+    "cluster.slurm.time_limit=0:00:00": ("cluster.slurm.signal_s", "0:00:00"),
+    "lr_milestones=[2,1]": ("lr_milestones", "[2.0, 1.0]"),
+    "lr_shape=cosine lr_milestones=[1]": ("lr_milestones", "[1.0]"),
+    "lr_end=0.1": ("lr_end", "0.1"),
+    "resize=average": ("resize", "start_from"),
+    "tracking.mode=online": ("tracking.mode", "tracking=wandb"),
+    "tracking=wandb tracking.project=null": ("tracking.project", "missing"),
+    "optimizer=adam optimizer.momentum=0.9": ("optimizer.momentum", "0.9"),
+    "optimizer=adam optimizer.lr_at=gradient": ("optimizer.lr_at", "sgd"),
+    "optimizer.nesterov=pytorch optimizer.momentum=0": ("optimizer.nesterov", "momentum"),
+    "optimizer.momentum_at=gradient optimizer.momentum=0": ("optimizer.momentum_at", "momentum"),
+    "optimizer.betas=[0.9]": ("optimizer.betas", "[0.9]"),
+    "optimizer.betas=[0.25,0.5]": ("optimizer.betas", "adam"),
+    "optimizer.clip_at=update": ("optimizer.clip_at", "optimizer.clip"),
+    "optimizer.clip_norm=global": ("optimizer.clip_norm", "optimizer.clip"),
+    "rounds.mix=0.5": ("rounds.mix", "rounds.every"),
+    "rounds.every=100000": ("rounds.every", "100000"),
+    "rounds.every=5 rounds.momentum=0.9": ("rounds.momentum", "micro"),
+    "rounds.every=5 rounds.nesterov=true": ("rounds.nesterov", "momentum"),
+    "rounds.every=5 rounds.fragments=6": ("rounds.fragments", "5"),
+    "rounds.every=5 rounds.fragments=[a*]": ("rounds.fragments", "a*"),
+    "rounds.every=5 rounds.delay=5": ("rounds.delay", "5"),
+    "rounds.every=5 optimizer.lr_at=gradient": ("optimizer.lr_at", "rounds.every"),
+    "rounds.every=5 schedule=layerwise": ("schedule=layerwise", "rounds.every"),
+    "rounds.every=5 sparsifier=dgc optimizer.momentum=0": ("momentum", "gradient"),
+    "rounds.every=5 rounds.lost_workers=go_on": ("cluster.world_size", "rounds.lost_workers"),
+    "rounds.every=5 rounds.lost_workers=go_on cluster.world_size=4": ("rounds.lost_workers", "torchrun"),
+    "rounds.every=5 rounds.lost_workers=go_on cluster=simulated": ("rounds.lost_workers", "simulated"),
+    "rounds.every=5 rounds.lost_workers=go_on cluster.world_size=2 rounds.delay=2": ("rounds.delay", "2"),
+    "rounds.every=5 rounds.lost_workers=go_on cluster.world_size=2 sparsifier=ef21": ("lost", "feedback"),
 }
 
 
-@pytest.mark.parametrize("word", MISTAKES)
-def test_a_mistake_is_one_line(word: str) -> None:
-    with pytest.raises(UserError, match=MISTAKES[word]) as caught:
-        compose_one(word)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("sparsifier=cltk", "sparsifier.exchange=gather"), "one rank chooses for all: use exchange union"),
-        (("sparsifier=randomk_unbiased", "sparsifier.feedback=residual"), "set feedback=none"),
-        (("sparsifier=threshold", "sparsifier.selector.value=-1"), "must be positive"),
-        (("sparsifier=topk", "sparsifier.indices=bitmap", "density=0.01"), "pays from density 1/32 on, got 0.01"),
-        (("sparsifier=topk", "sparsifier.indices=bitmap", "density=0.98"), "up to density 31/32, got 0.98: dense"),
-        (("sparsifier=accordion", "sparsifier.selector.scope=model"), "density accordion differs by layer"),
-        (("sparsifier=accordion", "density_warmup.steps=5"), "density_warmup.steps is 5, but sparsifier.policy"),
-        (("sparsifier=powersgd", "sparsifier.codec=half"), "sparsifier.codec means nothing for powersgd, got 'half'"),
-        (("sparsifier=dense", "sparsifier.codec=half"), "sparsifier.codec means nothing for dense, got 'half'"),
-        (("density_warmup.steps=5", "density_warmup.start=3"), r"must be in \(0, 1\], got 3"),
-        (("density_warmup.steps=5", "density_warmup.stages=6"), r"stages of the warm-up must be in \[0, 5\]"),
-        (("sparsifier=dgc", "optimizer.nesterov=pytorch"), "set optimizer.momentum=0 optimizer.nesterov=none$"),
-        (("cluster=simulated", "cluster.world_size=0"), "cluster.world_size must be at least 1"),
-        (("cluster.num_threads=0",), "cluster.num_threads must be at least 1, got 0"),
-        (("optimizer.nesterov=pytorch", "optimizer.momentum=0"), "nesterov=pytorch needs a momentum"),
-        (("cluster=nodes", "cluster.nproc_per_node=2"), "'cluster.nnodes' is missing"),
-        (("cluster=slurm", "cluster.nproc_per_node=2"), "'cluster.nnodes' is missing"),
-        (("cluster=nodes", "cluster.nnodes=2"), "cluster.rdzv_endpoint must name a port .* got 'localhost:0'"),
-        (
-            ("cluster.rdzv_endpoint=foo",),
-            "cluster.rdzv_endpoint must be HOST:PORT, one of the nodes and a free port of",
-        ),
-        (("cluster.rdzv_endpoint='localhost:99999'",), "must have a port from 1 to 65535, got 'localhost:99999'"),
-        (("cluster.rdzv_endpoint='localhost:ssh'",), "must have a port from 1 to 65535, got 'localhost:ssh'"),
-        (
-            ("sparsifier.reducer={name:split}",),
-            "split reduces nothing densely: set dense, only, min_dims or start_step",
-        ),
-        (("sparsifier.reducer={name:split,dense:['*norm*']}",), r"dense: no trained parameter is called '\*norm\*'"),
-        (("sparsifier.reducer={name:split,min_dim:2}",), "has .* got 'min_dim'; did you mean 'min_dims'"),
-        (
-            ("sparsifier=topk_layers", "sparsifier.policy={name:by_name,patterns:[['embed*',0.1]]}"),
-            r"patterns: no trained parameter is called 'embed\*'",
-        ),
-        (
-            ("sparsifier=dgc", "optimizer.momentum=0", "sparsifier.reducer={name:split,min_dims:2}"),
-            "feedback momentum holds the optimizer's momentum, which dense parameters",
-        ),
-        (
-            ("sparsifier=dgc", "sparsifier.reducer={name:two_level,ranks_per_node:1}", "optimizer.momentum=0.9"),
-            "feedback momentum holds the momentum, got optimizer.momentum=0.9 too",
-        ),
-        (
-            ("sparsifier.reducer={name:split,min_dims:2,reducer:{name:two_level,ranks_per_node:3}}",),
-            "ranks_per_node of sparsifier micro must divide the number of workers, got 3 for",
-        ),
-        (
-            ("sparsifier.reducer={name:two_level,ranks_per_node:1,reducer:powersgd}",),
-            "reducer of a sparsifier's reducer must be sparse, split or two_level, got 'powersgd'",
-        ),
-        (
-            ("schedule=exact", "sparsifier.reducer={name:two_level,ranks_per_node:1}"),
-            "schedule exact plans from a link that was measured in one level, two_level has two: choose schedule=layer",
-        ),
-        (("dataset=cifar10", "model=resnet20", "dataset.root=/nowhere"), "/nowhere"),
-    ],
-)
-def test_parts_that_do_not_go_together_are_refused(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        compose_one(*words)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("words", MISTAKES)
+def test_what_does_not_go_together_is_one_line(words: str) -> None:
+    key, *others = MISTAKES[words]
+    line = refused(lambda: compose_one(*words.split()), key)
+    assert all(part in line for part in others), line
 
 
 def test_reducers_nest_in_a_configuration() -> None:
@@ -167,16 +131,13 @@ def test_torn_data_is_refused(tmp_path: Path) -> None:
     whole = pickle.dumps({"data": [], "labels": []})
     for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]:
         (folder / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="data_batch_1"):
-        compose_one("dataset=cifar10", "model=resnet20", f"dataset.root={tmp_path}")
+    refused(lambda: compose_one("dataset=cifar10", "model=resnet20", f"dataset.root={tmp_path}"), "data_batch_1")
 
 
 def test_joined_ranks_set_the_world_size() -> None:
     assert compose_one("cluster.nproc_per_node=2", joined_world_size=6).world_size == 6
-    with pytest.raises(UserError, match="3, but 6 ranks were started"):
-        compose_one("cluster.world_size=3", joined_world_size=6)
-    with pytest.raises(UserError, match=r"cluster=simulated trains in one process, .* \(6\): call it without them"):
-        compose_one("cluster=simulated", joined_world_size=6)
+    refused(lambda: compose_one("cluster.world_size=3", joined_world_size=6), "cluster.world_size", 6)
+    refused(lambda: compose_one("cluster=simulated", joined_world_size=6), "cluster=simulated", 6)
 
 
 def write_images(root: Path) -> Path:
@@ -197,8 +158,7 @@ def test_a_study_of_conf_experiment_has_the_last_word_but_for_the_command_line(t
 
 
 def test_a_study_that_is_not_there_is_named() -> None:
-    with pytest.raises(UserError, match="did you mean 'demo'"):
-        jobs_of("dmeo", [])
+    refused(lambda: jobs_of("dmeo", []), "dmeo", "did you mean 'demo'")
 
 
 def test_yaml_holds_everything(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from experiments.config.compose import compose_run
 from experiments.config.digests import complete_digests
 from experiments.config.errors import UserError
-from experiments.config.identity import ADDED, VERSION_1, identity, run_name
-from experiments.config.schema import TrainConfig, to_yaml
-from experiments.config.values import defaults_of_schema, flat
+from experiments.config.identity import identity, run_name
+from experiments.config.schema import TrainConfig, flat, to_yaml
 from experiments.runs.finished_requests import check_requests, unmet_request
 from experiments.runs.run_folder import RunFolder, folder_of
 from tests.finished_runs import finished
@@ -24,39 +23,11 @@ def test_the_name_follows_content_and_not_place() -> None:
     assert name != run_name(compose_run(["seed=2"]))
 
 
-@dataclasses.dataclass(kw_only=True)
-class NewGroup:
-    """A group of settings that a later schema has."""
-
-    rate: float = 0.5
-    parts: dict[str, int] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(kw_only=True)
-class LaterConfig(TrainConfig):
-    """A schema with a key and a group more."""
-
-    new_key: int = 3
-    new_group: NewGroup = dataclasses.field(default_factory=NewGroup)
-
-
-def later(**changes: object) -> LaterConfig:
-    config = compose_run(["optimizer.clip=1.0"])
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return LaterConfig(**{**fields, **changes})
-
-
-def test_a_new_key_with_a_default_leaves_names() -> None:
-    name = run_name(compose_run(["optimizer.clip=1.0"]))
-    assert run_name(later()) == name
-    changed = [later(new_key=4), later(new_group=NewGroup(rate=0.6)), later(new_group=NewGroup(parts={"a": 1}))]
-    assert len({name, *map(run_name, changed)}) == 4
-
-
-def test_every_setting_is_neutral_of_version_1_or_recorded_with_what_runs_did_without_it() -> None:
-    old = {f"{group}.{key}".lstrip(".") for group, keys in VERSION_1.items() for key in keys.split()}
-    neutral = {key for key in flat(defaults_of_schema()) if not identity({key: "other"})}
-    assert set(flat(defaults_of_schema())) - neutral == old | set(ADDED)
+def test_a_name_stays() -> None:
+    """Folders of runs and published tables have these names: a new setting belongs into ADDED."""
+    assert run_name(compose_run(["cluster=simulated"])) == "resnet8-digits-micro-d0.01-w4-s0-975fe21f"
+    words = ["experiment=micro_lstm_wikitext2", "scale=small", "rounds.every=4"]
+    assert run_name(compose_run(words)) == "lstm-manuals-micro-d0.01-w4-s0-0e172c3c"
 
 
 FOUR = {

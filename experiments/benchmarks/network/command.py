@@ -40,9 +40,8 @@ from experiments.benchmarks.network.prediction import (
 )
 from experiments.benchmarks.network.training import DDP, FP16, config_of
 from experiments.config.builders import build_reducer
-from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError, suggestion
-from experiments.config.option_types import to_density, to_positive, whole_number
+from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
 from experiments.config.schema import TrainConfig
 from experiments.ranks.hosts import bits_per_s, burst_s
 from experiments.ranks.measures import Row

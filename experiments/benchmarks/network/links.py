@@ -12,9 +12,9 @@ from rich.console import Console
 
 from experiments.benchmarks import tables
 from experiments.benchmarks.network.page import draw
-from experiments.config.command_line import add_settings, comma_list
+from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
-from experiments.config.option_types import whole_number
+from experiments.config.option_types import comma_list, whole_number
 from experiments.ranks.group import RankGroup
 from experiments.ranks.hosts import Hosts, bits_per_s
 from experiments.ranks.measures import Row

@@ -31,11 +31,9 @@ from experiments.benchmarks.network.links import (
 from experiments.benchmarks.network.page import HOSTS, off
 from experiments.benchmarks.network.rounds_training import begin_rounds, train_rounds
 from experiments.benchmarks.tables import Column, Columns, table
-from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import whole_number
-from experiments.config.schema import TrainConfig
-from experiments.config.values import Flat, flat
+from experiments.config.option_types import comma_list, whole_number
+from experiments.config.schema import Flat, TrainConfig, flat
 from experiments.ranks.hosts import bits_per_s
 from experiments.ranks.measures import Row
 from experiments.reports.link_times import FRAME, LATENCY_S, exchange_s

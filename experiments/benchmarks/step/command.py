@@ -25,9 +25,8 @@ from experiments.benchmarks.step import traffic
 from experiments.benchmarks.step.measure import Case, Sides, Turn, measure
 from experiments.benchmarks.step.older import checked_out
 from experiments.benchmarks.tables import Column, Columns
-from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import to_density, to_positive, whole_number
+from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.profiles.method_steps import TOPK
 from experiments.ranks.group import RankFailure, RankGroup, measuring_ranks

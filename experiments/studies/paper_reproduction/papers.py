@@ -10,14 +10,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.checks import SCALES as OF_RUNS
+from experiments.config.checks import CHOICES
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
 
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
 SWEEP = "sweep"
-SCALES = (*OF_RUNS, "medium")  # medium: small models on real data, until dense stops to improve; few papers have it
+SCALES = (
+    *CHOICES["scale"],
+    "medium",
+)  # medium: small models on real data, until dense stops to improve; few papers have it
 KEYS = {"name", "source", "parts"}
 
 
