@@ -46,7 +46,7 @@ from micro.codecs.terngrad import TernGrad
 from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.codecs.two_means import TwoMeans
 from micro.codecs.two_means_published import PublishedTwoMeans
-from micro.comm import Comm, GroupComm, SoloComm, Traffic
+from micro.comm import Comm, Traffic
 from micro.ddp import Attachment, attach, detach
 from micro.density.accordion import Accordion
 from micro.density.accordion_published import PublishedAccordion
@@ -69,8 +69,10 @@ from micro.exchanges.union import Union
 from micro.feedback import EF21, ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
 from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
+from micro.group_comm import GroupComm
 from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.local import LocalSteps, Outer, RoundStats
+from micro.lockstep import SimulatedRanks
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.partition import cyclic_slice, equal_slice
 from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
@@ -103,7 +105,6 @@ from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.staleness import Staleness, Waits
 from micro.stats import StepStats
 from micro.summary import StepSummary
-from micro.thread_ranks import SimulatedGroup
 
 __version__ = "0.1.0"
 
@@ -195,10 +196,9 @@ __all__ = [
     "Shortest",
     "Sign",
     "SignSGD",
-    "SimulatedGroup",
+    "SimulatedRanks",
     "SimulatedStep",
     "Simulation",
-    "SoloComm",
     "SparseReducer",
     "SparseValues",
     "Split",

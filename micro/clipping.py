@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.norms import norm
+from micro.requests import AllReduce, Reduction
 
 ClipNorm = Literal["rank", "global"]
 """The norm that is bounded: each rank's own, or one that all ranks share."""
@@ -28,7 +29,7 @@ def clip_(vectors: Sequence[Tensor], limit: float) -> None:
     _scale_(vectors, limit, _norm(vectors))
 
 
-def clip_together_(vectors: Sequence[Tensor], limit: float, comm: Comm) -> None:
+def clip_together_(vectors: Sequence[Tensor], limit: float, comm: Comm) -> Reduction[None]:
     """Scale ``vectors``, the parts of this rank's gradient, in place by the same factor on all ranks.
 
     What is held to ``limit`` is the root of the mean over ranks of the squared norms. The norm of the mean gradient is
@@ -38,7 +39,8 @@ def clip_together_(vectors: Sequence[Tensor], limit: float, comm: Comm) -> None:
     scales.
     """
     own = _norm(vectors)
-    squares = comm.all_reduce_(torch.tensor([own * own], dtype=torch.float64, device=vectors[0].device), "counts")
+    mine = torch.tensor([own * own], dtype=torch.float64, device=vectors[0].device)
+    squares = yield AllReduce(mine=mine, kind="counts")
     _scale_(vectors, limit, math.sqrt(float(squares) / comm.world_size))  # host sync: whether to scale
 
 
@@ -55,16 +57,17 @@ def clip_shards_(shards: Sequence[Tensor], limit: float, node: Comm, nodes: Comm
         nodes: the ranks that hold this shard, one of each node.
     """
     own = _norm(shards) if shards else 0.0
-    square = node.all_reduce_(torch.tensor([own * own], dtype=torch.float64, device=device), "counts")
+    mine = torch.tensor([own * own], dtype=torch.float64, device=device)
+    square = node.answer(AllReduce(mine=mine, kind="counts"))
     if nodes is not None:
-        square = nodes.all_reduce_(square, "counts") / nodes.world_size
+        square = nodes.answer(AllReduce(mine=square, kind="counts")) / nodes.world_size
     _scale_(shards, limit, math.sqrt(float(square)))  # host sync: whether to scale
 
 
-def clip_to_(vectors: Sequence[Tensor], limit: float, comm: Comm, *, norm: ClipNorm | str) -> None:
+def clip_to_(vectors: Sequence[Tensor], limit: float, comm: Comm, *, norm: ClipNorm | str) -> Reduction[None]:
     """Scale ``vectors``, the parts of this rank's gradient, in place so that the chosen norm is at most ``limit``."""
     if norm == "global":
-        clip_together_(vectors, limit, comm)
+        yield from clip_together_(vectors, limit, comm)
     else:
         clip_(vectors, limit)
 

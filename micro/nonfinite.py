@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 import torch
 
-from micro.comm import Comm
 from micro.flat import Layout
+from micro.requests import AllGather, Reduction
 
 Policy = Literal["stop", "skip"]
 """What to do about NaN or Inf: raise on all ranks, or make that step's update zero."""
@@ -40,7 +40,7 @@ def check_policy(policy: str) -> None:
         raise ValueError(f"nonfinite must be one of {', '.join(get_args(Policy))}, got '{policy}'")
 
 
-def report(findings: Sequence[Finding], step: int, comm: Comm, device: torch.device) -> NonFiniteGradient:
+def report(findings: Sequence[Finding], step: int, device: torch.device) -> Reduction[NonFiniteGradient]:
     """Return the error that names every bad rank's first bad parameter; all ranks call it together.
 
     Where only the update is bad (gradients so large that their sum overflowed, or a dense mean, which does not show
@@ -57,7 +57,8 @@ def report(findings: Sequence[Finding], step: int, comm: Comm, device: torch.dev
         return NonFiniteGradient(f"mean gradient of '{name}' is not finite at step {step}. {REMEDY}")
     mine = torch.tensor([-1 if f.in_gradient is None else f.in_gradient for f in unknown], device=device)
     places = []
-    for rank, found in enumerate(comm.gather_rows(mine).tolist()):  # host sync: the run ends here
+    gathered = yield AllGather(mine=mine)
+    for rank, found in enumerate(gathered.tolist()):  # host sync: the run ends here
         named = [f.layout.name_at(index) for f, index in zip(unknown, found, strict=True) if index >= 0]
         places += [f"'{name}' on rank {rank}" for name in named[:1]]
     return NonFiniteGradient(

@@ -1,21 +1,23 @@
-"""What a reduction can ask of the other ranks, and how requests are carried out one after the other.
+"""What a reduction can request of the other ranks.
 
 A *reduction* is a generator: straight code from the gradient to the update, which yields a request where it needs the
 other ranks and is sent the answer. Selectors, exchanges and reducers are written so and composed by ``yield from``.
-They do not know who carries their requests out. All ranks make the same requests in the same order.
+They do not know who carries their requests out: a process group (micro.group_comm), simulated ranks (micro.lockstep),
+or one rank that answers itself. All ranks make the same requests in the same order.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm, Kind
+from micro.messages import Copies, Message, Parts, Rows, Sum
 from micro.operations import Op, travels_padded
-from micro.shared_messages import Copies, Message, Parts, Rows, Sum
 
 T = TypeVar("T")
 
@@ -30,212 +32,221 @@ class Request(ABC):
 
     comm: Comm | None = None
 
-    @abstractmethod
-    def answer(self, comm: Comm) -> Any:
-        """Carry it out over these ranks and return the answer."""
-
-    @abstractmethod
-    def call(self, comm: Comm) -> "Call":
-        """Return the message that it needs over these ranks, and what makes the answer of it."""
+    @property
+    def is_local(self) -> bool:
+        """Whether each rank of a process group has the answer by itself."""
+        return self.ranks.world_size == 1
 
     @property
-    def joins(self) -> Hashable:
-        """What is equal for requests that one message can carry; None where it travels alone."""
-        return None
+    def ranks(self) -> Comm:
+        """The ranks that it asks, once it is known who they are."""
+        assert self.comm is not None, "who carries it out says so"
+        return self.comm
 
+    @property
+    def device(self) -> torch.device:
+        """Where the answer is, as far as it is known before."""
+        return torch.device("cpu")
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request on its way.
+    @abstractmethod
+    def alone(self) -> Any:
+        """Return the answer where it `is_local`."""
 
-    Attributes:
-        message: None where nothing has to be sent.
-        take: returns the answer, once the message was carried out.
-        op, size, kind: as what it is counted; None: not at all.
-    """
+    @property
+    def alike(self) -> dict[str, Hashable]:
+        """What must be equal on all ranks, by name."""
+        return {}
 
-    message: Message | None
-    take: Callable[[], Any]
-    op: Op | None = None
-    size: int = 0
-    kind: Kind = "counts"
-
-    def count(self, comm: Comm) -> None:
-        """Count what it sends as sent by ``comm``."""
-        if self.op is not None:
-            comm.count(self.kind, self.op, self.size)
-
-
-Reduction = Generator[Request | list[Request], Any, T]
-"""A reduction under way: it yields requests, is sent their answers, and returns its result.
-
-Of a list of requests, those of one kind travel in one message; the answer is the list of answers.
-"""
+    def count(self) -> None:  # noqa: B027 - most send nothing
+        """Count it as sent by its ranks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class AllGather(Request):
-    """Every rank's row, in rank order: (world_size, m).
+class Sending(Request):
+    """A request that is a collective.
 
     Attributes:
-        mine: (m,) as long on all ranks, at least 1.
+        mine: what this rank gives.
         kind: as what its bytes count.
+    """
+
+    op: ClassVar[Op]
+    mine: Tensor
+    kind: Kind = "values"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the answer is."""
+        return self.mine.device
+
+    @property
+    def alike(self) -> dict[str, Hashable]:
+        """What must be equal on all ranks, by name."""
+        return {"kind": self.kind, "dtype": self.mine.dtype, "shape": tuple(self.mine.shape)}
+
+    @property
+    def size(self) -> int:
+        """Bytes, as micro.planning.tables.LinkTable counts the operation."""
+        return self.mine.nbytes
+
+    def count(self) -> None:
+        """Count it as sent by its ranks."""
+        if self.ranks.world_size > 1:
+            self.ranks.count(self.kind, self.op, self.size)
+
+    def alone(self) -> Tensor:
+        """Return the answer where it `is_local`."""
+        return self.mine
+
+    @abstractmethod
+    def message(self) -> Message:
+        """Return the message that it needs in a process group."""
+
+    def answer(self, received: Tensor) -> Tensor:
+        """Make the answer of what the message has received."""
+        return received
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AllGather(Sending):
+    """Every rank's row ``mine`` (m,), as long on all ranks and at least 1, in rank order: (world_size, m).
+
+    Nobody may change the answer, which simulated ranks share.
+
+    Attributes:
         read: whether the answer is needed in the host's memory.
     """
 
-    mine: Tensor
+    op: ClassVar[Op] = "gather_rows"
     kind: Kind = "counts"
     read: bool = False
 
-    @property
-    def joins(self) -> Hashable:
-        """Rows of one kind and dtype are one row."""
-        return ("all_gather", self.kind, self.mine.dtype, self.read)
+    def alone(self) -> Tensor:
+        """Return the row of one rank."""
+        return self.mine[None]
 
-    def answer(self, comm: Comm) -> Tensor:
-        """Return the rows."""
-        rows = comm.gather_rows(self.mine, self.kind)
-        return rows.cpu() if self.read else rows  # host sync: what follows depends on it
-
-    def call(self, comm: Comm) -> Call:
+    def message(self) -> Message:
         """Return the gathering of rows."""
-        if comm.world_size == 1:
-            return Call(None, lambda: self.mine[None])
-        row = self.mine.contiguous()
-        rows = row.new_empty((comm.world_size, row.numel()))
-        message = Rows(comm=comm, rows=rows, row=row)
-        return Call(message, lambda: rows.cpu() if self.read else rows, "gather_rows", row.nbytes, self.kind)
+        return Rows.of(self.mine, self.ranks.world_size)
+
+    def answer(self, received: Tensor) -> Tensor:
+        """Return the rows."""
+        return received.cpu() if self.read else received  # host sync: what follows depends on it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class AllGatherLists(Request):
-    """Every rank's list, one after the other in rank order: (sum(counts),). Nobody may change the answer.
+class AllGatherLists(Sending):
+    """Every rank's list ``mine`` (m,), which may be empty, one after the other in rank order: (sum(counts),).
+
+    Nobody may change the answer, which simulated ranks share. Lists of about one length (`travels_padded`) are filled
+    up to the longest and gathered: each passes every link between two ranks once, and a rank sends the longest to n-1
+    others. Other lists, and those of two ranks, are sent to each other rank as they are.
 
     Attributes:
-        mine: (m,) may be empty.
         counts: the length of each rank's list.
-        kind: as what its bytes count.
     """
 
-    mine: Tensor
+    op: ClassVar[Op] = "gather_lists"
     counts: Sequence[int]
-    kind: Kind
 
-    def answer(self, comm: Comm) -> Tensor:
-        """Return the lists."""
-        return comm.gather_joined(self.mine, self.counts, self.kind)
+    @property
+    def is_local(self) -> bool:
+        """Whether there is one rank, or nothing in any list, which is known everywhere."""
+        return self.ranks.world_size == 1 or not sum(self.counts)
 
-    def call(self, comm: Comm) -> Call:
-        """Return the gathering of lists: of rows filled up to the longest where lengths differ little."""
-        mine, counts, n = self.mine, list(self.counts), comm.world_size
-        if n == 1:
-            return Call(None, lambda: mine)
+    @property
+    def alike(self) -> dict[str, Hashable]:
+        """What must be equal on all ranks, by name."""
+        return {"kind": self.kind, "dtype": self.mine.dtype, "counts": tuple(self.counts)}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the list as it travels."""
+        return max(self.counts) * self.mine.element_size() if travels_padded(self.counts) else self.mine.nbytes
+
+    def message(self) -> Message:
+        """Return the gathering of lists: of rows where lengths differ little."""
+        mine, counts, n = self.mine, list(self.counts), self.ranks.world_size
         if travels_padded(counts):
-            longest = max(counts)
-            row = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
-            rows = mine.new_empty((n, longest))
-            message = Rows(comm=comm, rows=rows, row=row)
-            return Call(message, lambda: without_padding(rows, counts), "gather_lists", row.nbytes, self.kind)
-        received, size = mine.new_empty(sum(counts)), mine.nbytes
-        if not sum(counts):  # known everywhere, so all ranks skip together
-            return Call(None, lambda: received, "gather_lists", size, self.kind)
-        sent, sizes = mine.repeat(n), [mine.numel()] * n
-        parts = Parts(comm=comm, received=received, sent=sent, received_sizes=counts, sent_sizes=sizes)
-        return Call(parts, lambda: received, "gather_lists", size, self.kind)
+            return Rows.of(torch.nn.functional.pad(mine, (0, max(counts) - mine.numel())), n)
+        received, sizes = mine.new_empty(sum(counts)), [mine.numel()] * n
+        return Parts(received=received, sent=mine.repeat(n), received_sizes=counts, sent_sizes=sizes)
+
+    def answer(self, received: Tensor) -> Tensor:
+        """Return the lists."""
+        return received if received.dim() == 1 else without_padding(received, self.counts)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class AllToAll(Request):
+class AllToAll(Sending):
     """What each rank sends to this one, one list after the other in rank order: (sum(received),).
 
-    What a rank sends to itself costs nothing.
+    ``mine`` (sum(sizes),) is one list after the other, one for each rank. What a rank sends to itself costs nothing.
 
     Attributes:
-        mine: (sum(sizes),) one list after the other, one for each rank.
-        sizes: the lengths of these.
+        sizes: the lengths of the lists in ``mine``.
         received: the lengths of what comes from each rank.
-        kind: as what its bytes count.
     """
 
-    mine: Tensor
+    op: ClassVar[Op] = "scatter"
     sizes: Sequence[int]
     received: Sequence[int]
-    kind: Kind
 
-    def answer(self, comm: Comm) -> Tensor:
-        """Return what comes."""
-        return comm.scatter_lists(self.mine, self.sizes, self.received, self.kind)
+    @property
+    def alike(self) -> dict[str, Hashable]:
+        """What must be equal on all ranks, by name."""
+        return {"kind": self.kind, "dtype": self.mine.dtype}
 
-    def call(self, comm: Comm) -> Call:
+    @property
+    def size(self) -> int:
+        """Bytes that go to other ranks."""
+        return (self.mine.numel() - self.sizes[self.ranks.rank]) * self.mine.element_size()
+
+    def message(self) -> Message:
         """Return the sending of parts."""
-        mine, sizes, coming = self.mine, list(self.sizes), list(self.received)
-        if comm.world_size == 1:
-            return Call(None, lambda: mine)
-        received = mine.new_empty(sum(coming))
-        parts = Parts(comm=comm, received=received, sent=mine, received_sizes=coming, sent_sizes=sizes)
-        size = (mine.numel() - sizes[comm.rank]) * mine.element_size()
-        return Call(parts, lambda: received, "scatter", size, self.kind)
+        received, sizes = list(self.received), list(self.sizes)
+        filled = self.mine.new_empty(sum(received))
+        return Parts(received=filled, sent=self.mine, received_sizes=received, sent_sizes=sizes)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class AllReduce(Request):
-    """The sum over all ranks, in the memory of ``mine``.
+class AllReduce(Sending):
+    """The sum over all ranks, in the memory of ``mine``, which has one shape on all of them.
 
     Attributes:
-        mine: of one shape on all ranks.
-        kind: as what its bytes count.
         read: whether the answer is needed in the host's memory.
         last: whether nothing is requested after it: then it travels alone, at once, and no round waits for it.
     """
 
-    mine: Tensor
-    kind: Kind = "values"
+    op: ClassVar[Op] = "all_reduce"
     read: bool = False
     last: bool = False
 
-    @property
-    def joins(self) -> Hashable:
-        """Sums of one kind and dtype are one sum."""
-        return ("all_reduce", self.kind, self.mine.dtype, self.read)
-
-    def answer(self, comm: Comm) -> Tensor:
-        """Return the sum."""
-        total = comm.all_reduce_(self.mine, self.kind)
-        return total.cpu() if self.read else total  # host sync: what follows depends on it
-
-    def call(self, comm: Comm) -> Call:
+    def message(self) -> Message:
         """Return the summing up."""
-        if comm.world_size == 1:
-            return Call(None, lambda: self.mine)
-        mine = self.mine
-        message = Sum(comm=comm, x=mine)
-        return Call(message, lambda: mine.cpu() if self.read else mine, "all_reduce", mine.nbytes, self.kind)
+        return Sum(received=self.mine)
+
+    def answer(self, received: Tensor) -> Tensor:
+        """Return the sum."""
+        return received.cpu() if self.read else received  # host sync: what follows depends on it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Broadcast(Request):
-    """What one rank has, in the memory of ``mine``.
+class Broadcast(Sending):
+    """What rank ``source`` has, in the memory of ``mine``, which has one shape on all ranks."""
 
-    Attributes:
-        mine: of one shape on all ranks.
-        source: the rank.
-        kind: as what its bytes count.
-    """
-
-    mine: Tensor
+    op: ClassVar[Op] = "broadcast"
     source: int
-    kind: Kind
 
-    def answer(self, comm: Comm) -> Tensor:
-        """Return the source's."""
-        return comm.broadcast_(self.mine, self.source, self.kind)
+    @property
+    def alike(self) -> dict[str, Hashable]:
+        """What must be equal on all ranks, by name."""
+        mine = self.mine
+        return {"kind": self.kind, "dtype": mine.dtype, "shape": tuple(mine.shape), "source": self.source}
 
-    def call(self, comm: Comm) -> Call:
+    def message(self) -> Message:
         """Return the copying."""
-        if comm.world_size == 1:
-            return Call(None, lambda: self.mine)
-        message = Copies(comm=comm, x=self.mine, source=self.source)
-        return Call(message, lambda: self.mine, "broadcast", self.mine.nbytes, self.kind)
+        return Copies(received=self.mine, source=self.source)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -248,35 +259,33 @@ class Once(Request):
 
     work: Callable[[], Any]
 
-    def answer(self, comm: Comm) -> Any:
-        """Return it."""
-        return comm.alike(self.work)
+    @property
+    def is_local(self) -> bool:
+        """Whether each rank has the answer by itself: yes."""
+        return True
 
-    def call(self, comm: Comm) -> Call:
-        """Return the work: there is no message."""
-        return Call(None, lambda: self.answer(comm))
+    def alone(self) -> Any:
+        """Return what ``work`` returns."""
+        return self.work()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Fill(Request):
+class Fill(Once):
     """As `Once`, for work that writes into this rank's own memory what all ranks get alike.
 
     Attributes:
-        into: own memory, which ``work`` fills.
-        work: as for `Once`; it may use ``into`` alone of what is this rank's own, and not what is in it, unless that is
-            the same on all ranks.
+        into: own memory, which ``work`` fills. Of what is this rank's own it may use this alone, and not what is in it,
+            unless that is the same on all ranks.
     """
 
     into: Tensor
-    work: Callable[[], Any]
 
-    def answer(self, comm: Comm) -> Any:
-        """Return what ``work`` returns."""
-        return comm.fill_alike_(self.into, self.work)
 
-    def call(self, comm: Comm) -> Call:
-        """Return the work: there is no message."""
-        return Call(None, lambda: self.answer(comm))
+Reduction = Generator[Request | list[Request], Any, T]
+"""A reduction under way: it yields requests, is sent their answers, and returns its result.
+
+Requests of a list travel side by side; the answer is the list of answers.
+"""
 
 
 def without_padding(rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -294,9 +303,36 @@ def over(comm: Comm, reduction: Reduction[T]) -> Reduction[T]:
     try:
         while True:
             request = reduction.send(answer)
-            for each in request if isinstance(request, list) else [request]:
-                each.comm = each.comm or comm
+            named(request, comm)
             answer = yield request
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        reduction.close()
+
+
+def named(request: Request | list[Request], comm: Comm) -> list[Request]:
+    """Return what a reduction of ``comm`` has yielded as a list, each with the ranks that it asks."""
+    requests = request if isinstance(request, list) else [request]
+    for each in requests:
+        each.comm = each.comm or comm
+    return requests
+
+
+def carried_out(reduction: Reduction[T], comm: Comm) -> T:
+    """Return what a reduction returns; its requests are carried out, one after the other, as they come."""
+    answer: Any = None
+    try:
+        while True:
+            request = reduction.send(answer)
+            requests = named(request, comm)
+            try:
+                answers = requests[0].ranks.answers(requests)
+            except BaseException as error:  # it is to know why it ends
+                reduction.throw(error)
+                raise
+            answer = answers if isinstance(request, list) else answers[0]
     except StopIteration as end:
         result: T = end.value
         return result
@@ -320,48 +356,40 @@ def together(reductions: Sequence[Reduction[T]]) -> Reduction[list[T]]:
                 waiting[place] = request
             except StopIteration as end:
                 results[place] = end.value
-        given = (yield list(waiting.values())) if waiting else []
+        given = (yield from _joined(list(waiting.values()))) if waiting else []
         answers = dict(zip(waiting, given, strict=True))
     return [results[place] for place in range(len(reductions))]
 
 
-def carried_out(reduction: Reduction[T], comm: Comm) -> T:
-    """Return what a reduction returns; each request is carried out, by itself, as it comes."""
-    answer: Any = None
-    try:
-        while True:
-            request = reduction.send(answer)
-            answer = _answers(request, comm) if isinstance(request, list) else _answers([request], comm)[0]
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        reduction.close()
-
-
-def _answers(requests: Sequence[Request], comm: Comm) -> list[Any]:
-    """Return the answer to each request, of which some travel together."""
-    joined: dict[Hashable, list[int]] = {}
+def _joined(requests: list[Request]) -> Reduction[list[Any]]:
+    """Return the answers to requests of which rows, and sums, of one kind and dtype are one request."""
+    groups: dict[Hashable, list[int]] = {}
     for place, request in enumerate(requests):
-        key = request.joins
-        joined.setdefault(place if key is None else (key, request.comm), []).append(place)
+        can_join = isinstance(request, AllGather | AllReduce)
+        key = (type(request), request.kind, request.mine.dtype, request.read) if can_join else place  # type: ignore[attr-defined]
+        groups.setdefault((key, id(request.comm)), []).append(place)
+    sent = [_whole([requests[place] for place in places]) for places in groups.values()]
     answers: list[Any] = [None] * len(requests)
-    for places in joined.values():
-        alike = [requests[place] for place in places]
-        given = _joint_answers(alike, comm) if len(alike) > 1 else [alike[0].answer(alike[0].comm or comm)]
-        for place, answer in zip(places, given, strict=True):
-            answers[place] = answer
+    for places, answer in zip(groups.values(), (yield sent), strict=True):
+        parts = [answer] if len(places) == 1 else (yield from _apart(answer, [requests[place] for place in places]))
+        for place, part in zip(places, parts, strict=True):
+            answers[place] = part
     return answers
 
 
-def _joint_answers(requests: Sequence[Any], comm: Comm) -> list[Tensor]:
-    """Return the answers of requests that are one message: rows or sums, one after the other."""
-    first = requests[0]
-    own = first.comm or comm
+def _whole(requests: list[Any]) -> Request:
+    first: Request = requests[0]
+    if len(requests) == 1:
+        return first
+    mine = torch.cat([request.mine for request in requests])
+    return type(first)(mine=mine, kind=first.kind, read=first.read, comm=first.comm)  # type: ignore[call-arg,attr-defined]
+
+
+def _apart(answer: Tensor, requests: list[Any]) -> Reduction[list[Tensor]]:
+    """Return the parts of a sum, or of rows, which simulated ranks share."""
     sizes = [request.mine.numel() for request in requests]
-    joint = type(first)(mine=torch.cat([request.mine for request in requests]), kind=first.kind, read=first.read)
-    answer: Tensor = joint.answer(own)
     if answer.dim() == 1:
         return list(answer.split(sizes))
-    parts: list[Tensor] = own.alike(lambda: [part.contiguous() for part in answer.split(sizes, dim=-1)])
+    split = partial(answer.split, sizes, dim=-1)
+    parts: list[Tensor] = yield Once(work=lambda: [part.contiguous() for part in split()], comm=requests[0].comm)
     return parts

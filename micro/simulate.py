@@ -1,20 +1,21 @@
-"""n ranks in one process: threads stand in for workers, and everything else is the same code."""
+"""n ranks in one process, and the same code as on n processes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
+from micro.lockstep import SimulatedRanks
 from micro.nonfinite import NonFiniteGradient
 from micro.reducers.base import BucketState, Reducer
+from micro.requests import Reduction
 from micro.stats import StepStats
-from micro.thread_ranks import TIMEOUT_S, SimulatedGroup
 
-T = TypeVar("T")
+LONG = 2**16  # elements of a gradient for which several ranks compute at a time: to hand one over costs some 20 us
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ class Simulation:
         layout: names and shapes of the gradient; Layout.flat(numel) where there are none.
         world_size: number of ranks, at least 1.
         dtype, device: of the gradients.
-        timeout_s: how long ranks wait for one that does not come to a collective; see SimulatedGroup.
-        shares: whether one rank computes for all what is alike on all of them; see SimulatedGroup.
+        shares: whether one rank computes for all what is alike on all of them; see SimulatedRanks.
     """
 
     def __init__(
@@ -55,17 +55,13 @@ class Simulation:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        timeout_s: float = TIMEOUT_S,
         shares: bool = True,
     ) -> None:
         self.reducer, self.layout, self.world_size = reducer, layout, world_size
         self.dtype, self.device = dtype, torch.device(device)
-        self._group = SimulatedGroup(world_size, timeout_s=timeout_s, shares=shares)
-        try:
-            self._group.run(lambda comm: reducer.prepare(comm, self.device))
-        except BaseException:
-            self._group.close()
-            raise
+        self._ranks = SimulatedRanks(world_size, shares=shares)
+        for comm in self._ranks.comms:
+            reducer.prepare(comm, self.device)
         self._states = [reducer.start(layout, dtype, self.device) for _ in range(world_size)]
 
     def step(self, gradients: Tensor, *, residuals: bool = False) -> SimulatedStep:
@@ -81,11 +77,11 @@ class Simulation:
         kept = torch.stack(self.residuals()) if residuals else None
         return SimulatedStep(rows[0], stats, kept)
 
-    def step_(self, gradients: Tensor, *, ahead: Callable[[Comm], object] = lambda _: None) -> list[StepStats]:
+    def step_(self, gradients: Tensor, *, ahead: Callable[[Comm], Reduction[None]] | None = None) -> list[StepStats]:
         """Reduce one step in place: every row of ``gradients`` (world_size, numel) becomes the mean update.
 
         Args:
-            ahead: called on each rank's thread before its gradient is reduced; what it sends counts as of the step.
+            ahead: what each rank does before its gradient is reduced; what it sends counts as of the step.
         """
         expected = (self.world_size, self.layout.numel)
         if tuple(gradients.shape) != expected or gradients.dtype != self.dtype:
@@ -94,26 +90,18 @@ class Simulation:
         for state in self._states:
             state.check_whole()
 
-        def reduce(comm: Comm) -> StepStats | NonFiniteGradient:
+        def reduction(comm: Comm) -> Reduction[StepStats]:
             comm.begin_step()
-            ahead(comm)
-            try:
-                return self.reducer.reduce_(self._states[comm.rank], gradients[comm.rank], comm)
-            except NonFiniteGradient as error:  # raised on all ranks: each ends its step before the first is passed on
-                return error
+            if ahead is not None:
+                yield from ahead(comm)
+            return (yield from self.reducer.step(self._states[comm.rank], gradients[comm.rank], comm))
 
-        stats = []
-        for answer in self._run_whole(reduce):
-            if isinstance(answer, NonFiniteGradient):
-                raise answer
-            stats.append(answer)
-        return stats
-
-    def _run_whole(self, work: Callable[[Comm], T]) -> list[T]:
-        """Do a step on all ranks; after an error of one of them, none of the states can go on."""
+        on_cores = self.device.type == "cpu" and self.layout.numel >= LONG
         try:
-            return self._group.run(work)
-        except BaseException as error:
+            return self._ranks.carry_out([reduction(comm) for comm in self._ranks.comms], on_cores=on_cores)
+        except NonFiniteGradient:  # raised on all ranks, after each has ended its step
+            raise
+        except BaseException as error:  # none of the states can go on
             for state in self._states:
                 state.break_off(error)
             raise
@@ -163,5 +151,4 @@ class Simulation:
         return self.reducer.rebuild(self.layout, buckets, self.dtype, self.device)
 
     def close(self) -> None:
-        """End the simulation's threads."""
-        self._group.close()
+        """Nothing is left to close: there for ``contextlib.closing``."""

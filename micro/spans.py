@@ -86,6 +86,23 @@ def now(device: torch.device, *, timed: bool) -> Seconds:
     return time.perf_counter()
 
 
+@dataclass(slots=True)
+class Clock:
+    """The clock of a reduction, which stands still while others run.
+
+    Attributes:
+        away: how long it has stood still.
+        left: what it showed when it was stopped last.
+    """
+
+    away: Seconds = 0.0
+    left: Seconds = 0.0
+
+    def now(self, device: torch.device, *, timed: bool) -> Seconds:
+        """Return a time, without those in which others ran; see `now`."""
+        return now(device, timed=timed) - self.away
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
     """Where the time of a reduction went: choosing, inside collectives (waiting included), and in all else."""

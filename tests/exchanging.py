@@ -8,9 +8,9 @@ from torch import Tensor
 import micro
 from micro.comm import Comm, Traffic
 from micro.exchanges.base import Transport, Wire
+from micro.lockstep import SimulatedRanks
 from micro.requests import carried_out
 from micro.sparse import Exchanged, Overlap, Selection, Step
-from micro.thread_ranks import SimulatedGroup
 
 
 def exchanged(
@@ -37,6 +37,6 @@ def exchanged(
         reduction = part.exchange(part.start(), acc[comm.rank], selection, transport)
         return carried_out(reduction, comm), comm.traffic
 
-    with closing(SimulatedGroup(len(chosen))) as group:
+    with closing(SimulatedRanks(len(chosen))) as group:
         results = group.run(work)
     return [result for result, _ in results], [traffic for _, traffic in results]

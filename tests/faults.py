@@ -1,23 +1,22 @@
-"""Collectives that go wrong: a communicator around any other, in which one call of one rank fails, is late, is lost."""
+"""Requests that go wrong: a reduction around any other, in which one request of one rank fails, or its last answer."""
 
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
+from micro.lockstep import SimulatedRanks
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from micro.reducers.wrapping import WrappingReducer
-from micro.requests import Reduction, over
-from micro.thread_ranks import SimulatedGroup, ThreadComm
+from micro.requests import Reduction, Request, Sending
 
-How = Literal["fails", "fails after", "is late", "is lost", "leaves", "exits"]
+How = Literal["fails", "fails after", "leaves", "exits"]
 
 
 class InjectedError(Exception):
@@ -25,7 +24,7 @@ class InjectedError(Exception):
 
 
 class LeftError(Exception):
-    """Ends a rank's work as if it had returned: the others are told of no error."""
+    """What a rank returns that leaves: the others are told of no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,11 @@ class Fault:
     """What goes wrong, and where.
 
     Attributes:
-        how: "fails" before the call or "fails after" it; "is late": comes when all others wait; "is lost": never
-            comes, until the others give up; "leaves": the rank's work ends there without an error; "exits": its process
-            does.
+        how: "fails" before the request or "fails after" it; "leaves": the rank's work ends there without an error;
+            "exits": its process does.
         rank: that it hits.
-        at: the number of the call among those that the rank makes, from 0.
-        op: counts calls of this kind alone: gather_rows, exchange, all_reduce or broadcast; None counts all.
+        at: the number of the request among those that the rank makes of others, from 0.
+        op: counts requests of this kind alone, by the name of their class; None counts all.
     """
 
     how: How
@@ -47,117 +45,77 @@ class Fault:
     op: str | None = None
 
 
-class FaultyComm(Comm):
-    """A communicator that calls ``inner``, which may be of any kind, and one of whose calls may go wrong.
-
-    Attributes:
-        fault: what goes wrong; None: nothing does.
-        called: the calls of this rank since ``begin``, also those among some of the ranks, by kind.
-    """
-
-    def __init__(self, inner: Comm, whole: "FaultyComm | None" = None) -> None:
-        super().__init__(inner.rank, inner.world_size, timed=inner.timed)
-        self.inner = inner
-        self._whole = whole or self
-        self.begin(None)
-
-    def begin(self, fault: Fault | None) -> None:
-        """Count calls from here on, one of which may go wrong."""
-        self.fault, self.called = fault, []
-
-    def _subgroup(self, ranks: range, device: torch.device) -> Comm:
-        return FaultyComm(self.inner._subgroup(ranks, device), self._whole)
-
-    def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
-        self._call("gather_rows", lambda: self.inner._gather_rows(rows, row))
-
-    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        self._call("exchange", lambda: self.inner._exchange(received, sent, received_sizes, sent_sizes))
-
-    def _all_reduce_(self, x: Tensor) -> None:
-        self._call("all_reduce", lambda: self.inner._all_reduce_(x))
-
-    def _broadcast_(self, x: Tensor, source: int) -> None:
-        self._call("broadcast", lambda: self.inner._broadcast_(x, source))
-
-    def _call(self, op: str, call: Callable[[], None]) -> None:
-        whole = self._whole
-        whole.called.append(op)
-        fault = whole.fault
-        if fault is None or fault.rank != whole.rank or not _is_hit(fault, whole.called):
-            call()
-        elif fault.how == "fails":
-            raise InjectedError(f"in {op}")
-        elif fault.how == "leaves":
-            raise LeftError
-        elif fault.how == "exits":
-            os._exit(0)
-        elif fault.how == "fails after":
-            call()
-            raise InjectedError(f"in {op}")
-        else:
-            others_wait(whole.inner)
-            if fault.how == "is lost":
-                give_up(whole.inner)
-            call()
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the inner communicator has beyond a Comm, such as a process group."""
-        return getattr(self.inner, name)
+def faulty(reduction: Reduction[Any], fault: Fault | None, rank: int, called: list[str]) -> Reduction[Any]:
+    """Carry on a reduction of a rank, whose requests of others are noted in ``called`` and of which one goes wrong."""
+    answer: Any = None
+    try:
+        while True:
+            request = reduction.send(answer)
+            op = _call(request)
+            how = fault.how if op and fault and fault.rank == rank and _is_hit(fault, [*called, op]) else None
+            called += [op] if op else []
+            if how == "fails":
+                _fail(reduction, InjectedError(f"in {op}"))
+            elif how == "leaves":
+                reduction.close()
+                return LeftError()
+            elif how == "exits":
+                os._exit(0)
+            try:
+                answer = yield request
+            except BaseException as error:
+                _fail(reduction, error)
+            if how == "fails after":
+                _fail(reduction, InjectedError(f"in {op}"))
+    except StopIteration as end:
+        return end.value
 
 
-def _is_hit(fault: Fault, called: list[str]) -> bool:
+def _fail(reduction: Reduction[Any], error: BaseException) -> NoReturn:
+    reduction.throw(error)
+    raise error
+
+
+def _call(request: Request | list[Request]) -> str:
+    """Return what a request asks of other ranks; nothing where it needs none."""
+    first = request[0] if isinstance(request, list) else request
+    is_alone = not isinstance(first, Sending) or (first.comm is not None and first.comm.world_size == 1)
+    return "" if is_alone else type(first).__name__
+
+
+def _is_hit(fault: Fault, called: Sequence[str]) -> bool:
     if fault.op is None:
         return len(called) == fault.at + 1
     return called[-1] == fault.op and called.count(fault.op) == fault.at + 1
 
 
-def others_wait(comm: Comm, delay_s: float = 0.5) -> None:
-    """Return when all other ranks wait or have ended; among real ranks, after some time."""
-    if not isinstance(comm, ThreadComm):
-        time.sleep(delay_s)
-        return
-    crew = comm._memory.crew
-    with crew.lock:
-        crew.leave_core(comm.rank)  # as a rank that is no longer at work
-    while sum(len(barrier._places) for barrier in crew.barriers) + len(crew.ended) < comm.world_size - 1:
-        time.sleep(0.0002)
-    with crew.lock:
-        crew.make_ready([comm.rank])
-    crew.wait(comm.rank)
-
-
-def give_up(comm: Comm) -> None:
-    """Let the time be over after which ranks that wait give up those that do not."""
-    assert isinstance(comm, ThreadComm), "real ranks have a clock of their own"
-    comm._memory.crew.give_up(timeout_s=600)
-
-
 class FaultyRanks:
-    """Simulated ranks, one of whose calls may go wrong in each run; they stay up from one run to the next."""
+    """Simulated ranks, one of whose requests may go wrong in each run.
+
+    Attributes:
+        called: the requests of each rank in the last run.
+        raised: the error that ended it, if any.
+    """
 
     def __init__(self, world_size: int) -> None:
-        self.group = SimulatedGroup(world_size)
-        self.comms = [FaultyComm(comm) for comm in self.group.comms]
+        self._ranks = SimulatedRanks(world_size)
 
-    def run(self, work: Callable[[Comm], Any], fault: Fault | None = None) -> list[Any]:
+    def run(self, work: Callable[[Comm], Reduction[Any]], fault: Fault | None = None) -> list[Any]:
         """Return what each rank's ``work`` gave: its result, or the error that ended it."""
-        ended: list[Any] = [None] * len(self.comms)
+        comms = self._ranks.comms
+        ended: list[Any] = [None] * len(comms)
+        self.called: list[list[str]] = [[] for _ in comms]
+        self.raised: BaseException | None = None
 
-        def recorded(inner: Comm) -> None:
-            comm = self.comms[inner.rank]
-            comm.begin(fault)
+        def recorded(comm: Comm) -> Reduction[None]:
             try:
-                ended[inner.rank] = work(comm)
-            except LeftError as error:
-                ended[inner.rank] = error
-            except BaseException as error:
-                ended[inner.rank] = error
+                ended[comm.rank] = yield from faulty(work(comm), fault, comm.rank, self.called[comm.rank])
+            except Exception as error:
+                ended[comm.rank] = error
                 raise
 
-        self.raised: BaseException | None = None
         try:
-            self.group.run(recorded)
+            self._ranks.carry_out([recorded(comm) for comm in comms])
         except Exception as error:
             self.raised = error
         return ended
@@ -165,9 +123,7 @@ class FaultyRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faulty(WrappingReducer):
-    """A reducer that works as another, but for one call of one rank in one step: for real ranks, whose attachments make
-    their communicators themselves.
-    """
+    """A reducer that works as another, but for one request of one rank in one step."""
 
     fault: Fault
     step: int
@@ -177,6 +133,5 @@ class Faulty(WrappingReducer):
         return self.reducer.start(layout, dtype, device)
 
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
-        faulty = FaultyComm(getattr(comm, "whole", comm))
-        faulty.begin(self.fault if state.step == self.step else None)
-        return over(faulty, self.reducer.reduction(state, grad, faulty))
+        fault = self.fault if state.step == self.step else None
+        return faulty(self.reducer.reduction(state, grad, comm), fault, comm.rank, [])

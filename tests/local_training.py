@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import micro
 from micro.comm import Comm
-from micro.thread_ranks import SimulatedGroup
+from micro.lockstep import SimulatedRanks
 
 LR, BATCH = 0.05, 6
 Inner = Callable[[Any], torch.optim.Optimizer]
@@ -41,7 +41,7 @@ def flat(model: nn.Module) -> Tensor:
 
 def on_ranks(world_size: int, work: Callable[[Comm], Any]) -> list[Any]:
     torch.manual_seed(0)
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedRanks(world_size)) as group:
         return group.run(work)
 
 

@@ -1,9 +1,13 @@
 """One rank among many that do as it does: what the rank itself computes in a step, without waiting for anybody."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm import Comm, Started
+from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request, Sending
 
 
 class MirroredComm(Comm):
@@ -17,21 +21,32 @@ class MirroredComm(Comm):
     def __init__(self, world_size: int) -> None:
         super().__init__(0, world_size)
 
-    def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
-        rows.copy_(row.expand_as(rows))
+    def start(self, requests: Sequence[Request]) -> Started:
+        for request in requests:
+            request.count()
+        answers = [mirrored(request, self.world_size) for request in requests]
+        return Started(lambda: answers, lambda: True)
 
-    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        size = next(filter(None, sent_sizes), 0)
-        if not size:
-            received.zero_()
-            return
-        first = sent[:size]
-        whole, rest = divmod(received.numel(), size)
-        torch.cat([*[first] * whole, first[:rest]], out=received)
 
-    def _all_reduce_(self, x: Tensor) -> None:
-        x.mul_(self.world_size)
+def mirrored(request: Request, world_size: int) -> Any:
+    """Return the answer where all ranks give what this one does."""
+    if not isinstance(request, Sending):
+        return request.alone()
+    mine = request.mine
+    if isinstance(request, AllGather):
+        return mine.expand(world_size, -1).contiguous()
+    if isinstance(request, AllReduce):
+        return mine.mul_(world_size)
+    if isinstance(request, Broadcast):
+        return mine if request.source == 0 else mine.zero_()
+    assert isinstance(request, AllGatherLists | AllToAll)
+    lengths = request.counts if isinstance(request, AllGatherLists) else request.received
+    sizes = request.sizes if isinstance(request, AllToAll) else [mine.numel()]
+    return _repeated(mine[: next(filter(None, sizes), 0)], sum(lengths))
 
-    def _broadcast_(self, x: Tensor, source: int) -> None:
-        if source != self.rank:
-            x.zero_()
+
+def _repeated(first: Tensor, numel: int) -> Tensor:
+    if not first.numel():
+        return first.new_zeros(numel)
+    whole, rest = divmod(numel, first.numel())
+    return torch.cat([*[first] * whole, first[:rest]])

@@ -8,7 +8,7 @@ import models
 from experiments.profiles.link import measure_op
 from experiments.profiles.select import own_seconds
 from experiments.ranks.group import RankGroup
-from micro.comm import GroupComm
+from micro.group_comm import GroupComm
 
 WORLD_SIZE = 2
 TIMEOUT_S = 100  # if kernels are not compiled yet, their compilation takes most of this

@@ -29,7 +29,7 @@ from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task, load_task
-from micro.comm import gather_objects
+from micro.objects import gather_objects
 from micro.planning.traces import Layer, Trace
 
 NAME = "backward"

@@ -9,7 +9,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,9 +21,10 @@ from experiments.profiles.drawing import draw_curves, numbers_of
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.figure_parts import save
 from experiments.reports.markdown import table
-from micro.comm import GroupComm
+from micro.group_comm import GroupComm
 from micro.operations import OPS, Op
 from micro.planning.tables import Curve, LinkTable
+from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast
 
 NAME = "link"
 SMALLEST, LARGEST, FACTOR = 64, 64 * 2**20, 4
@@ -133,16 +133,17 @@ def calls(op: Op, num_bytes: int, comm: GroupComm, device: torch.device) -> Call
     n, numel = comm.world_size, num_bytes // ELEMENT_BYTES
     x = torch.zeros(numel, device=device)
     if op == "gather_rows":
-        return partial(comm.gather_rows, x, "values")
+        return lambda: comm.answer(AllGather(mine=x))
     if op == "gather_lists":
-        return partial(comm.gather_lists, x, [numel] * n, "values")
+        return lambda: comm.answer(AllGatherLists(mine=x, counts=[numel] * n))
     if op == "broadcast":
-        return partial(comm.broadcast_, x, 0, "values")
+        return lambda: comm.answer(Broadcast(mine=x, source=0))
     if op == "scatter":
         piece = max(1, round(numel / (n - 1)))
         sizes = [0 if rank == comm.rank else piece for rank in range(n)]
-        return partial(comm.scatter_lists, x.new_zeros(sum(sizes)), sizes, sizes, "values")
-    return partial(comm.all_reduce_, x)
+        pieces = x.new_zeros(sum(sizes))
+        return lambda: comm.answer(AllToAll(mine=pieces, sizes=sizes, received=sizes))
+    return lambda: comm.answer(AllReduce(mine=x))
 
 
 def merge(rows: list[Row], link: str) -> LinkTable:

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from micro.comm import GroupComm
+from micro.group_comm import GroupComm
+from micro.requests import AllGather
 
 Row = dict[str, Any]
 Settings = dict[str, Any]
@@ -21,4 +22,4 @@ def own_device() -> torch.device:
 def slowest(value: float, device: torch.device) -> float:
     """Return the largest value of all ranks: a step lasts until its slowest rank is done."""
     mine = torch.tensor([value], dtype=torch.float64, device=device)
-    return float(GroupComm(timed=False).gather_rows(mine).max())
+    return float(GroupComm(timed=False).answer(AllGather(mine=mine)).max())

@@ -32,7 +32,7 @@ def reference_times(gradient: Tensor, density: float, repeats: int) -> dict[str,
 
 def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> dict[str, float]:
     """Return TIMES of one rank, alone, that chooses indices; 0 where a method chooses none."""
-    comm = micro.SoloComm()
+    comm = micro.Comm()
     numel = gradient.numel()
     state = reducer.start(layered(numel), gradient.dtype, gradient.device)
     grad, seconds = torch.empty_like(gradient), []

@@ -10,7 +10,8 @@ from experiments.config.builders import build_reducer, build_schedule
 from experiments.config.errors import UserError
 from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
-from micro.comm import Comm, gather_objects
+from micro.comm import Comm
+from micro.objects import gather_objects
 from micro.planning.schedules.base import Plan
 from micro.planning.schedules.ddp import Ddp
 from micro.planning.schedules.single import Single

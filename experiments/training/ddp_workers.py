@@ -19,7 +19,9 @@ from experiments.training.gradient_workers import GradientWorkers
 from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, kept_buffers, learnt_buffers, moved_to
-from micro.comm import GroupComm, gather_objects
+from micro.group_comm import GroupComm
+from micro.objects import gather_objects
+from micro.requests import AllReduce, Broadcast
 
 
 class DdpWorkers(GradientWorkers):
@@ -73,8 +75,8 @@ class DdpWorkers(GradientWorkers):
     def evaluate(self) -> Tensor:
         """Evaluate this rank's share of the test set with rank 0's batch-norm statistics, and sum over ranks."""
         for buffer in learnt_buffers(self.task.model):
-            self._comm.broadcast_(buffer, 0, "values")
-        return self._comm.all_reduce_(self.task.evaluate(self.rank, self._comm.world_size))
+            self._comm.answer(Broadcast(mine=buffer, source=0))
+        return self._comm.answer(AllReduce(mine=self.task.evaluate(self.rank, self._comm.world_size)))
 
     def gather_items(self, item: Any) -> list[Any]:
         """Return every rank's item."""

@@ -40,7 +40,7 @@ from experiments.training.groups import in_words, plain, with_ranks_there
 from experiments.training.loop import Trainer
 from experiments.training.tasks import Task, load_task
 from experiments.training.workers import Workers
-from micro.comm import gather_objects
+from micro.objects import gather_objects
 
 RUN = "MICRO_RUN"  # what our launcher gives its ranks: the configuration, and what the user typed
 

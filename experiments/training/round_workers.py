@@ -14,8 +14,10 @@ from experiments.training.replica import Replica
 from experiments.training.round_memory import announce
 from experiments.training.tasks import Task
 from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers
-from micro.comm import GroupComm, gather_objects
-from micro.thread_ranks import SimulatedGroup
+from micro.group_comm import GroupComm
+from micro.lockstep import SimulatedRanks
+from micro.objects import gather_objects
+from micro.requests import AllReduce, Broadcast
 
 
 class RoundWorkers(Workers):
@@ -103,8 +105,8 @@ class RealRoundWorkers(RoundWorkers):
         """Evaluate this worker's share of the test set with the weights of the last round and rank 0's buffers."""
         with self.replicas[0].local.global_weights(), kept_buffers(self.task.model):
             for buffer in learnt_buffers(self.task.model):
-                self._comm.broadcast_(buffer, 0, "values")
-            return self._comm.all_reduce_(self.task.evaluate(self.rank, self._comm.world_size))
+                self._comm.answer(Broadcast(mine=buffer, source=0))
+            return self._comm.answer(AllReduce(mine=self.task.evaluate(self.rank, self._comm.world_size)))
 
     def gather_items(self, item: Any) -> list[Any]:
         """Return every rank's item."""
@@ -127,7 +129,7 @@ class SimulatedRoundWorkers(RoundWorkers):
         models = [task.model, *(copy.deepcopy(task.model) for _ in self.ranks[1:])]
         self.replicas = [Replica(config, task, model, rank) for rank, model in enumerate(models)]
         self._begin()
-        self._group = SimulatedGroup(config.world_size)
+        self._group = SimulatedRanks(config.world_size)
         self._group.run(lambda comm: self.replicas[comm.rank].join(comm))
         for replica in self.replicas:
             replica.local.share_start(self.replicas[0].local)

@@ -25,7 +25,7 @@ from experiments.training.devices import note_of_idle_gpus
 from experiments.training.preflight import check_runs
 from experiments.training.rank_main import is_finished, print_resume, start_group, stopped, take_part, variables_of
 from experiments.training.tasks import steps_per_epoch
-from micro.comm import gather_objects
+from micro.objects import gather_objects
 
 
 def num_steps(config: TrainConfig) -> int:

@@ -33,7 +33,7 @@ class SimulatedWorkers(GradientWorkers):
 
     Attributes:
         layout: names and shapes of a gradient.
-        watch: called with each rank and its gradient (numel,) before the reduction, on the rank's thread.
+        watch: called with each rank and its gradient (numel,) before the reduction.
     """
 
     is_main = True
@@ -122,10 +122,10 @@ class SimulatedWorkers(GradientWorkers):
             losses = [self._backward(rank, batch, self._scale(lr)) for batch in batches]
         return torch.stack(losses).mean()
 
-    def _clip_and_show(self, limit: float | None, comm: micro.Comm) -> None:
-        """Clip the gradient of a rank, on its thread, and show it to the watch."""
+    def _clip_and_show(self, limit: float | None, comm: micro.Comm) -> micro.Reduction[None]:
+        """Clip the gradient of a rank and show it to the watch."""
         if limit is not None:
-            clip_to_([self._rows[comm.rank]], limit, comm, norm=self._config.optimizer.clip_norm)
+            yield from clip_to_([self._rows[comm.rank]], limit, comm, norm=self._config.optimizer.clip_norm)
         self.watch(comm.rank, self._rows[comm.rank])
 
     def _backward(self, rank: int, batch: Batch, scale: float) -> Tensor:

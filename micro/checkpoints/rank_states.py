@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from micro.checkpoints.resizing import average
-from micro.comm import gather_objects, gather_objects_at_first
+from micro.objects import gather_objects, gather_objects_at_first
 
 
 class HasRankState(Protocol):

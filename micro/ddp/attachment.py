@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header, plain_buckets
 from micro.clipping import ClipNorm
-from micro.comm import GroupComm
 from micro.ddp.backward import Backward
 from micro.ddp.bucket import Bucket
 from micro.ddp.bucket_order import replay
@@ -27,6 +26,7 @@ from micro.drivers.lane import CallerLane, ThreadLane
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.step_readings import StepReadings
 from micro.flat import Layout, real
+from micro.group_comm import GroupComm
 from micro.nonfinite import NonFiniteGradient
 from micro.peer_failures import PeerFailures
 from micro.private_comm import PrivateComm

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from micro import flat
 from micro.checkpoints.description import describe, difference
-from micro.comm import gather_objects
 from micro.drivers.lane import LaneChoice
 from micro.flat import real
+from micro.objects import gather_objects
 from micro.reducers.base import Reducer
 
 

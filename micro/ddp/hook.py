@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.comm import mean_async
+from micro.messages import mean_async
 
 BucketFuture = torch.futures.Future[Tensor]
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from micro.clipping import ClipNorm, clip_to_
-from micro.comm import GroupComm
 from micro.ddp.bucket import Bucket, Running
 from micro.ddp.unused_parameters import unused_parameters
 from micro.drivers.bucket_states import BucketStates
@@ -18,9 +17,11 @@ from micro.drivers.last_step_stats import LastStep
 from micro.drivers.loss_scale import LossScale, common_scale
 from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
+from micro.group_comm import GroupComm
 from micro.kernels.threads import one_while
 from micro.reducers.base import Reducer
 from micro.reducers.outcome import Outcome, decide
+from micro.requests import AllGather, carried_out
 from micro.scope import joined
 
 
@@ -205,8 +206,9 @@ class Reduction:
         """
         self._begin_counts()
         mine = torch.tensor([has_inputs, self._loss_scale.current], dtype=torch.float64, device=self._device)
-        rows = self._comm.gather_rows(mine).tolist()  # host sync: once a step, with a scaler or such a join context
-        return {rank: scale for rank, (is_active, scale) in enumerate(rows) if is_active}
+        rows = self._comm.answer(AllGather(mine=mine))
+        scales = enumerate(rows.tolist())  # host sync: once a step, with a scaler or such a join context
+        return {rank: scale for rank, (is_active, scale) in scales if is_active}
 
     def _begin_counts(self) -> None:
         """Begin to count what is sent; all until the first bucket is launched is counted with it."""
@@ -263,7 +265,7 @@ class Reduction:
             return
         gradients, limit = [bucket.grad for bucket in self._waiting], self.clip * self._loss_scale.value
         self._begin_counts()
-        clip_to_(gradients, limit, self._comm, norm=self._clip_norm)
+        carried_out(clip_to_(gradients, limit, self._comm, norm=self._clip_norm), self._comm)
 
     @property
     def _needs_whole_gradient(self) -> bool:
@@ -295,7 +297,7 @@ class Reduction:
         update of a step that was taken back is Inf everywhere.
         """
         policy = "skip" if self._loss_scale.is_used else self._reducer.policy
-        decision = decide([outcome for _, outcome in self._finished], policy, self._comm)
+        decision = carried_out(decide([outcome for _, outcome in self._finished], policy), self._comm)
         finished, self._finished = self._finished, []
         self.last_step.stats += decision.stats
         if decision.error is not None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.reducers.base import BucketState
+from micro.requests import AllReduce
 
 
 def unused_parameters(state: BucketState, gradients: Sequence[Tensor], comm: Comm) -> list[str]:
@@ -18,5 +19,5 @@ def unused_parameters(state: BucketState, gradients: Sequence[Tensor], comm: Com
     if not gradients or not state.pieces():
         return []
     used = torch.stack([gradient.any() for gradient in gradients]).to(torch.int32)
-    flags = comm.all_reduce_(used, "counts").tolist()  # host sync: which are unused
+    flags = comm.answer(AllReduce(mine=used, kind="counts")).tolist()  # host sync: which are unused
     return [name for name, is_used in zip(state.layout.names, flags, strict=True) if not is_used]

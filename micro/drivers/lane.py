@@ -14,10 +14,7 @@ On an accelerator a lane has a stream of its own, and what waits for what is thi
   given away before the lane has passed the place at which they were freed. What a task allocates is of the lane's
   stream and used there alone, but for what the future holds, which PyTorch records, and residuals, which live as long
   as what reduces them.
-- *Simulated ranks* (micro.thread_ranks) are threads of one process that share one device. All work on the stream of
-  the thread that runs them. What one rank writes and another reads, gathered memory and what one computes for all, is
-  queued on that stream by the one before the barrier, by the other behind it: in that order the device carries it out,
-  and no event is needed.
+- *Simulated ranks* (micro.lockstep) share one device and the stream of whoever runs them, so that no event is needed.
 
 `tests/unit/test_lane_streams.py` checks that any two uses of a tensor on two streams have such a path between them.
 """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header, plain_buckets
-from micro.comm import GroupComm, SoloComm
+from micro.comm import Comm
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.copied_attachment import CopiedAttachment
 from micro.drivers.discarded_gradients import DiscardedGradients
@@ -19,8 +19,10 @@ from micro.fsdp.backward_end import BackwardEnd
 from micro.fsdp.exchange import Exchange, Settings
 from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
+from micro.group_comm import GroupComm
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
+from micro.requests import AllReduce
 from micro.summary import StepSummary
 
 
@@ -56,7 +58,7 @@ class ShardedAttachment(StepReadings):
         self._has_begun = False
         node = groups[0].process_group
         is_shared = node is not None and dist.get_world_size(node) > 1
-        self._node = GroupComm(node, timed=False) if is_shared else SoloComm(timed=False)
+        self._node = GroupComm(node, timed=False) if is_shared else Comm(timed=False)
         self._states = BucketStates(
             reducer, {name: shard for group in groups for name, shard in group.shards().items()}
         )
@@ -222,4 +224,4 @@ class DenseMean:
 
     def __call__(self, grad: Tensor) -> None:
         """Replace ``grad`` (numel,) by its mean."""
-        self._comm.all_reduce_(grad).div_(self._comm.world_size)
+        self._comm.answer(AllReduce(mine=grad)).div_(self._comm.world_size)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from micro.clipping import clip_shards_
-from micro.comm import Comm, GroupComm, gather_objects
+from micro.comm import Comm
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.last_step_stats import LastStep
 from micro.drivers.loss_scale import LossScale, common_scale
@@ -17,10 +17,13 @@ from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
+from micro.group_comm import GroupComm
 from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
+from micro.objects import gather_objects
 from micro.peer_failures import PeerError
 from micro.reducers.base import Reducer
 from micro.reducers.outcome import Outcome
+from micro.requests import AllGather, AllReduce
 from micro.rounds import Begun
 from micro.scope import joined
 
@@ -186,7 +189,7 @@ class Exchange:
         if not self._loss_scale.is_used:
             return 1.0
         mine = torch.tensor([self._loss_scale.current], dtype=torch.float64, device=self._device)
-        scales = self._comm.gather_rows(mine)[:, 0].tolist()  # host sync: once a step with a scaler
+        scales = self._comm.answer(AllGather(mine=mine))[:, 0].tolist()  # host sync: once a step with a scaler
         return common_scale(dict(zip(dist.get_process_group_ranks(self._comm.group), scales, strict=True)))
 
     def _vectors(self) -> list[ShardVector]:
@@ -207,7 +210,8 @@ class Exchange:
         """Return what the replicas have used; with scope model all groups as soon as one is: their states are one."""
         flags = [flag for group in self._groups for flag in _flags(group)]
         row = torch.tensor(flags, dtype=torch.uint8, device=self._device)
-        columns = iter(zip(*self._comm.gather_rows(row).tolist(), strict=True))  # host sync: what the replicas have
+        rows = self._comm.answer(AllGather(mine=row))
+        columns = iter(zip(*rows.tolist(), strict=True))  # host sync: what the replicas have
         agreed = [_used(group, columns) for group in self._groups]
         known = {dtype for _, dtypes, _ in agreed for dtype in dtypes}
         for group, dtypes, _ in agreed:
@@ -256,7 +260,8 @@ class Exchange:
     def _anywhere_in_node(self, *flags: bool) -> list[bool]:
         """Return of each flag whether any rank of this node has it; those of other nodes have the same shards."""
         mine = torch.tensor(flags, dtype=torch.int32, device=self._device)
-        return [bool(count) for count in self._node.all_reduce_(mine, "counts").tolist()]  # host sync: acted on here
+        counts = self._node.answer(AllReduce(mine=mine, kind="counts"))
+        return [bool(count) for count in counts.tolist()]  # host sync: acted on here
 
     def _error(self, findings: Sequence[Finding]) -> NonFiniteGradient:
         """Return the error that names the bad parameters of all nodes and shards, the same on all ranks."""

@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from micro.comm import Comm, gather_objects
+from micro.comm import Comm
 from micro.fsdp.groups import ShardGroup
+from micro.objects import gather_objects
+from micro.requests import AllReduce, Broadcast
 
 
 def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Sequence[ShardGroup]) -> dist.ProcessGroup:
@@ -130,10 +132,10 @@ def _first_other(local: dict[str, Tensor], comm: Comm) -> str | None:
         if shard.is_meta:
             return f"parameter '{name}' has no values yet: initialise the weights before attach_fsdp"
         bits = shard.detach().contiguous().view(-1).view(torch.uint8)
-        first = comm.broadcast_(bits.clone(), 0, "values") if bits.numel() else bits
+        first = comm.answer(Broadcast(mine=bits.clone(), source=0)) if bits.numel() else bits
         differ.append(not torch.equal(bits, first))
     mine = torch.tensor(differ, dtype=torch.int32, device=next(iter(local.values())).device)
-    counts = comm.all_reduce_(mine, "counts").tolist()
+    counts = comm.answer(AllReduce(mine=mine, kind="counts")).tolist()
     for name, count in zip(local, counts, strict=True):
         if count:
             return (

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import real
+from micro.requests import AllGather
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def check_same_place(place: Mapping[str, int], comm: Comm, device: torch.device)
 
 def _rows(comm: Comm, device: torch.device, numbers: list[int] | list[bool]) -> list[list[int]]:
     row = torch.tensor([int(number) for number in numbers], dtype=torch.int64, device=device)
-    rows: list[list[int]] = comm.gather_rows(row).tolist()  # host sync: once a round, ranks act on it
+    rows: list[list[int]] = comm.answer(AllGather(mine=row)).tolist()  # host sync: once a round, ranks act on it
     return rows
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from micro.comm import Comm
+from micro.requests import AllReduce, Broadcast
 
 BufferPolicy = Literal["mean", "first", "own"]
 """Numbers with a fraction become their mean and others rank 0's; all become rank 0's; each rank keeps its own."""
@@ -37,7 +38,7 @@ def exchange_(buffers: list[Tensor], policy: str, comm: Comm) -> float:
     comm.begin_step()
     for buffer in buffers:
         if policy == "mean" and (buffer.is_floating_point() or buffer.is_complex()):
-            buffer.copy_(comm.all_reduce_(buffer.clone()) / comm.world_size)
+            buffer.copy_(comm.answer(AllReduce(mine=buffer.clone())) / comm.world_size)
         else:
-            comm.broadcast_(buffer, 0, "values")
+            comm.answer(Broadcast(mine=buffer, source=0))
     return sum(comm.traffic.num_bytes.values())

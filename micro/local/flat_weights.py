@@ -10,6 +10,7 @@ from micro.comm import Comm
 from micro.flat import Layout, real
 from micro.local.outer import MakeOuter
 from micro.reducers.base import BucketState, Reducer
+from micro.requests import Once
 
 
 class FlatWeights:
@@ -47,7 +48,7 @@ class FlatWeights:
         One of the ranks then changes them for all. Between two exchanges no rank may be a step ahead of another.
         """
         self.start, self._weights, self.outer = first.start, first._weights, first.outer
-        self._once = comm.alike
+        self._once = lambda work: comm.answer(Once(work=work))
 
     def _leaves(self) -> list[Tensor]:
         """Return the global weights of each parameter, as an optimizer takes them; memory is shared with ``start``."""

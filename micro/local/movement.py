@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.local.flat_weights import FlatWeights
+from micro.requests import AllGather
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Movement:
             own: each vector's difference of weights; None where the parameters are as they were when it was measured.
         """
         products = torch.stack([_products(vector, moved) for vector, moved in zip(weights, own, strict=True)]).sum(0)
-        rows = comm.gather_rows(products).tolist()  # host sync: once a round, for the record
+        rows = comm.answer(AllGather(mine=products)).tolist()  # host sync: once a round, for the record
         mine, mean, inner = rows[comm.rank]
         apart = sum(max(one - 2 * both + update, 0.0) for one, update, both in rows) / len(rows)
         return cls(

@@ -20,6 +20,7 @@ from micro.local.steps import LocalSteps
 from micro.reducers.base import Reducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import innermost, layers
+from micro.requests import AllGather, Broadcast
 
 PARTS = {"selector", "exchange", "density"}  # states that depend on how many ranks there are, and start from nothing
 WRAPPED = "sparse"  # where reducer split saves the state of the one inside it
@@ -101,7 +102,7 @@ def take_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[
     comm, device = local.comm, local.device
     comm.begin_step()
     saved = (-1, 0) if own is None else (own["local"]["num_rounds"], _sum_of_weights(own["local"]))
-    rows: list[list[int]] = comm.gather_rows(torch.tensor(saved, device=device)).tolist()  # host sync: once
+    rows: list[list[int]] = comm.answer(AllGather(mine=torch.tensor(saved, device=device))).tolist()  # host sync: once
     newest = max(rounds for rounds, _ in rows)
     if newest < 0:
         return None
@@ -176,11 +177,11 @@ def _broadcast(state: dict[str, Any] | None, source: int, comm: Comm, device: to
         written = io.BytesIO()
         torch.save(state, written)
         content = written.getvalue()
-    length = int(comm.gather_rows(torch.tensor([len(content)], device=device)).max())  # host sync: once
+    length = int(comm.answer(AllGather(mine=torch.tensor([len(content)], device=device))).max())  # host sync: once
     sent = torch.zeros(length, dtype=torch.uint8, device=device)
     if content:
         sent.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    received: Tensor = comm.broadcast_(sent, source, "values").cpu()
+    received: Tensor = comm.answer(Broadcast(mine=sent, source=source)).cpu()
     found: dict[str, Any] = torch.load(
         io.BytesIO(ctypes.string_at(received.data_ptr(), length)), map_location=device, weights_only=True
     )

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
-from micro.comm import Comm, GroupComm
+from micro.comm import Comm
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.flat import real
+from micro.group_comm import GroupComm
 from micro.local.agreement import check_equal, check_same_weights, refused_together
 from micro.local.buffers import BufferPolicy, copies, learnt_buffers
 from micro.local.checks import check_method, check_outer, check_settings, check_unchanged, trained_parameters
@@ -67,7 +68,7 @@ class LocalSteps:
         mix: share of the new global weights in the parameters after an exchange, in (0, 1]; the rest is what they were.
         replicas: the process group between which rounds are exchanged; by default all ranks. Where each of several
             nodes trains a replica by DDP, it is this rank's peers in the other nodes.
-        comm: the ranks, in place of a process group: those of micro.SimulatedGroup are threads.
+        comm: the ranks, in place of a process group: those of micro.SimulatedRanks are threads.
         momentum_with_feedback: let the outer optimizer have momentum though the reducer keeps what it has not sent.
         on_round: called with the statistics at the end of each exchange.
 

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, GroupComm
+from micro.comm import Comm
 from micro.feedback import Memory, keep_in_residual_
 from micro.flat import Layout, regroup
+from micro.group_comm import GroupComm
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part
 from micro.peer_failures import first_line
@@ -207,9 +208,13 @@ class Reducer(Part, ABC):
             RuntimeError: an error ended an earlier step in its middle; see BucketState.check_whole. Every other error,
                 of this rank or of one that it waits for, does that.
         """
+        return carried_out(self.step(state, grad, comm), comm)
+
+    def step(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[StepStats]:
+        """Do what `reduce_` does, as a reduction."""
         with _whole_or_broken([state]):
-            outcome = carried_out(self.reduction(state, grad, comm), comm)
-            return _stats_of(decide([outcome], self.policy, comm))[0]
+            outcome = yield from self.reduction(state, grad, comm)
+            return _stats_of((yield from decide([outcome], self.policy)))[0]
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
@@ -227,7 +232,7 @@ class Reducer(Part, ABC):
         buckets = [partial(self.reduction, state, grad) for state, grad in zip(states, grads, strict=True)]
         with _whole_or_broken(states):
             outcomes = all_together(buckets, _each_counted(comm), shares=self.shares_rounds)
-            return _stats_of(decide(outcomes, self.policy, comm))
+            return _stats_of(carried_out(decide(outcomes, self.policy), comm))
 
     def begin(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Begun[Outcome]:
         """Begin to reduce a bucket: up to its first message. It goes on in rounds that it shares with others.

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
 from micro.flat import Layout
 from micro.health import Finite, FirstBad, index_of, is_number, read
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, NonFiniteGradient, Policy, report
+from micro.requests import Reduction
 from micro.stats import StepStats
 
 
@@ -60,7 +60,7 @@ class Decision:
     error: NonFiniteGradient | None = None
 
 
-def decide(outcomes: Sequence[Outcome], policy: Policy, comm: Comm) -> Decision:
+def decide(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[Decision]:
     """Deliver all buckets of a step, or drop all of them where one is not finite.
 
     Whether a bucket is finite travelled with its own exchange, so that all ranks know it of all buckets and decide
@@ -75,7 +75,8 @@ def decide(outcomes: Sequence[Outcome], policy: Policy, comm: Comm) -> Decision:
     stats = tuple(outcome.drop() for outcome in outcomes)
     if policy == "skip":
         return Decision(stats)
-    return Decision(stats, report(findings, stats[0].step, comm, outcomes[0].grad.device))
+    error = yield from report(findings, stats[0].step, outcomes[0].grad.device)
+    return Decision(stats, error)
 
 
 def cut_(acc: Tensor, indices: Tensor | slice, num_summands: int) -> None:

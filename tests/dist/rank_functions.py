@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from experiments.runs.stop_signals import stop_signals
-from micro.comm import GroupComm
+from micro.group_comm import GroupComm
+from micro.requests import AllReduce
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def join_where_the_folder_fails(*words: str) -> str:
 
 def add(value: float) -> float:
     print("this is no answer")
-    return float(GroupComm().all_reduce_(torch.tensor(value)))
+    return float(GroupComm().answer(AllReduce(mine=torch.tensor(value))))
 
 
 def add_but_one(failing: int, how: str) -> float:

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from micro.comm import GroupComm
+from micro.group_comm import GroupComm
 from micro.peer_failures import PeerError
 from micro.private_comm import PrivateComm
+from micro.requests import AllGather, AllReduce
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 def wait_in_vain(comm: GroupComm) -> tuple[str, float]:
     started = time.monotonic()
     with pytest.raises(PeerError) as caught:
-        comm.all_reduce_(torch.ones(3))
+        comm.answer(AllReduce(mine=torch.ones(3)))
     return str(caught.value), time.monotonic() - started
 
 
@@ -40,8 +41,8 @@ def stay_away(absent: int, *, stands_still: bool) -> tuple[list[float], str, flo
     within = comm.levels(2, CPU).within
     assert isinstance(within, GroupComm)
     timeouts = [timeout_s(comm), timeout_s(within)]
-    comm.all_reduce_(torch.ones(3))
-    pids = comm.gather_rows(torch.tensor([os.getpid()])).flatten().tolist()
+    comm.answer(AllReduce(mine=torch.ones(3)))
+    pids = comm.answer(AllGather(mine=torch.tensor([os.getpid()]))).flatten().tolist()
     if dist.get_rank() != absent:
         try:
             return timeouts, *wait_in_vain(comm)

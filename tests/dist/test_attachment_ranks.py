@@ -123,7 +123,7 @@ def fail_in_the_reducer(kind: str, group: dist.ProcessGroup | None) -> tuple[str
 
 def fail_between_collectives(kind: str, group: dist.ProcessGroup | None) -> tuple[str, float]:
     """Fail in the middle of a step of a sparse method: what is kept is then neither gone on from nor saved."""
-    reducer = Faulty(reducer=MICRO, fault=Fault("fails", rank=1, at=0, op="exchange"), step=1)
+    reducer = Faulty(reducer=MICRO, fault=Fault("fails", rank=1, at=0, op="AllGatherLists"), step=1)
     model, attachment = attach_over(kind, group, Net, reducer)
     ddp_gradients(model, one_loss, 0)
     failed = how_it_ends(lambda: ddp_gradients(model, one_loss, 1))
@@ -260,7 +260,7 @@ def test_a_closed_attachment_leaves_models_that_train_as_plain_ddp() -> None:
     ("fails", "words"),
     [
         (fail_in_the_reducer, "LookupError: words of its own"),
-        (fail_between_collectives, "InjectedError: in exchange"),
+        (fail_between_collectives, "InjectedError: in AllGatherLists"),
         (fail_in_backward, "LookupError: backward fails"),
     ],
 )

@@ -13,7 +13,7 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import agreed_plan, check_buckets, gradient_bytes
 from experiments.training.preflight import prepare_runs
-from micro.comm import GroupComm
+from micro.group_comm import GroupComm
 from micro.planning.schedules.base import Plan
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace

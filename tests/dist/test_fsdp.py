@@ -185,7 +185,7 @@ def one_reducer_fails() -> tuple[str, float, bool]:
 
 def fails_between_collectives() -> tuple[str, str]:
     """Return what each rank raises where those of the second node do in the middle of a step, and when it saves."""
-    net, attachment = attached(Faulty(reducer=TOPK, fault=Fault("fails", rank=1, at=0, op="exchange"), step=1))
+    net, attachment = attached(Faulty(reducer=TOPK, fault=Fault("fails", rank=1, at=0, op="AllGatherLists"), step=1))
     train(net, range(1))
     kind: type[Exception] = InjectedError if dist.get_rank() >= 2 else micro.PeerError
     words = words_of(kind, lambda: backward(net, 1)), words_of(RuntimeError, attachment.state_dict)
@@ -308,8 +308,8 @@ def test_a_reducer_that_fails_on_one_rank_ends_the_backward_of_all() -> None:
 
 def test_a_reducer_that_fails_in_the_middle_of_a_step_leaves_nothing_to_go_on_from() -> None:
     raised, refused = zip(*ranks(4).run(fails_between_collectives), strict=True)
-    assert list(raised[2:]) == ["in exchange"] * 2
-    assert list(raised[:2]) == [f"rank {rank} failed: InjectedError: in exchange" for rank in (2, 3)]
+    assert list(raised[2:]) == ["in AllGatherLists"] * 2
+    assert list(raised[:2]) == [f"rank {rank} failed: InjectedError: in AllGatherLists" for rank in (2, 3)]
     assert all(re.match(r"step [12] broke off \(", words) for words in refused)
 
 

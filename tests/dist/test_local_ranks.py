@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.comm import Comm
-from micro.thread_ranks import SimulatedGroup
+from micro.lockstep import SimulatedRanks
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
@@ -57,7 +57,7 @@ def on_this_rank(streaming: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
 @pytest.mark.parametrize("streaming", [{}, STREAMING], ids=["at once", "streaming"])
 def test_real_ranks_take_the_steps_of_threads_bit_for_bit(streaming: dict[str, Any]) -> None:
     models = [network(), network()]
-    with closing(SimulatedGroup(2)) as group:
+    with closing(SimulatedRanks(2)) as group:
         expected = group.run(lambda comm: rounds(comm, models[comm.rank], comm.rank, streaming))
     found = ranks(2).run(on_this_rank, streaming)
     for (within, after, sent), (own_within, own_after, own_sent) in zip(found, expected, strict=True):

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.comm import GroupComm
 from micro.ddp.bucket import Bucket
 from micro.ddp.reduction import Reduction
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.lane import ThreadLane
 from micro.drivers.loss_scale import LossScale
+from micro.group_comm import GroupComm
 from tests.products import grid
 
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -1,7 +1,6 @@
 """Clipping a gradient before it is reduced: each rank's own norm, or one norm for all."""
 
 import math
-from contextlib import closing
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.clipping import clip_, clip_together_
-from micro.thread_ranks import SimulatedGroup
+from micro.lockstep import SimulatedRanks
 from tests.products import grid
 from tests.small_models import flat_gradient
 
@@ -32,15 +31,13 @@ def test_parts_of_several_dtypes_have_one_norm() -> None:
 
 def clipped_together(grads: Tensor, limit: float) -> tuple[Tensor, float]:
     """Clip the rows (world_size, numel), each in two parts; return them and the bytes that rank 0 sent."""
-    rows, group = grads.clone(), SimulatedGroup(len(grads))
+    rows, ranks = grads.clone(), SimulatedRanks(len(grads))
 
-    def clip(comm: micro.Comm) -> float:
-        comm.begin_step()
-        clip_together_([rows[comm.rank, :3], rows[comm.rank, 3:]], limit, comm)
+    def clip(comm: micro.Comm) -> micro.Reduction[float]:
+        yield from clip_together_([rows[comm.rank, :3], rows[comm.rank, 3:]], limit, comm)
         return comm.traffic.num_bytes["counts"]
 
-    with closing(group):
-        return rows, group.run(clip)[0]
+    return rows, ranks.carry_out([clip(comm) for comm in ranks.comms])[0]
 
 
 @grid(world_size=[1, 2, 5], dtype=[torch.bfloat16, torch.float32, torch.float64])

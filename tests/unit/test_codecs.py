@@ -400,7 +400,7 @@ def test_everything_goes_with_a_density_of_one(density: float | micro.WarmUp) ->
 
 
 def test_everything_is_every_index_and_saves_none() -> None:
-    selector, comm = Everything(), micro.SoloComm()
+    selector, comm = Everything(), micro.Comm()
     state = selector.start()
     step = micro.sparse.Step(0, 5, 0, micro.Layout.flat(5))
     for numel in (5, 5, 3):

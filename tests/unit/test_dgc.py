@@ -221,7 +221,7 @@ def test_the_published_rule_ends_after_ten_rounds() -> None:
 
 
 def choose(selector: DGC, acc: Tensor, k: int, *, seed: int = 0, step: int = 0) -> list[int]:
-    comm = micro.SoloComm()
+    comm = micro.Comm()
     asked = micro.sparse.Step(step, k, seed, micro.Layout.flat(acc.numel()))
     indices: list[int] = carried_out(selector.select(selector.start(), acc, asked, comm), comm).indices.tolist()
     return indices

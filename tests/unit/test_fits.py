@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 import micro
-from micro.comm import SoloComm
+from micro.comm import Comm
 from micro.kernels import largest
 from micro.requests import carried_out
 from micro.selectors.fits.correction import Correction, select_near, strictly_above
@@ -48,9 +48,7 @@ every_stream = pytest.mark.parametrize("stream", STREAMS)
 
 
 def select(selector: micro.Selector[Any], state: Any, acc: Tensor, k: int, index: int = 0) -> Selection:
-    return carried_out(
-        selector.select(state, acc, Step(index, k, 0, micro.Layout.flat(acc.numel())), SoloComm()), SoloComm()
-    )
+    return carried_out(selector.select(state, acc, Step(index, k, 0, micro.Layout.flat(acc.numel())), Comm()), Comm())
 
 
 def run(selector: micro.Selector[Any], stream: str, *, numel: int, k: int, steps: int) -> list[tuple[Array, Selection]]:

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import GroupComm
 from micro.ddp.bucket import Bucket
 from micro.ddp.reduction import Reduction
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
+from micro.group_comm import GroupComm
+from micro.lockstep import SimulatedRanks
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
-from micro.thread_ranks import SimulatedGroup
+from micro.requests import AllGather
 from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -158,11 +159,11 @@ def test_without_a_wait_uses_race(lane: Callable[[torch.device], Lane]) -> None:
 @pytest.mark.parametrize("shares", [True, False])
 def test_simulated_ranks_work_on_the_stream_of_their_caller(shares: bool) -> None:
     with recorded_streams() as record:
-        group = SimulatedGroup(3, shares=shares)
+        group = SimulatedRanks(3, shares=shares)
 
         def work(comm: micro.Comm) -> None:
             use(record, "gathered")
-            comm.gather_rows(torch.ones(2))
+            comm.answer(AllGather(mine=torch.ones(2)))
             use(record, "gathered")
 
         with torch.cuda.stream(torch.cuda.Stream()):

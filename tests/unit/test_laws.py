@@ -13,8 +13,8 @@ from torch import Tensor
 
 import micro
 from micro.density.base import target_count
+from micro.lockstep import SimulatedRanks
 from micro.spans import Spans
-from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 from tests.saving import through_a_file
 from tests.sparsifiers import TABLE, Outcome, Row
@@ -413,7 +413,7 @@ def test_stop_raises_on_all_ranks_and_keeps_nothing_of_it(row: Row, value: float
             return str(error)
         return None
 
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedRanks(world_size)) as group:
         grads = gradients(LAYOUT, world_size, 0, torch.float64)
         assert group.run(reduce) == [None] * world_size
         grads = spoiled(gradients(LAYOUT, world_size, 1, torch.float64), value)
@@ -538,7 +538,7 @@ def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> Non
     world_size, draws = 2, 500
     layout = micro.Layout.flat(40)
     grads = gradients(layout, world_size, 0, torch.float64)
-    group, drawn = SimulatedGroup(world_size), torch.empty(draws, layout.numel, dtype=torch.float64)
+    group, drawn = SimulatedRanks(world_size), torch.empty(draws, layout.numel, dtype=torch.float64)
     with closing(group):
 
         def reduce(comm: micro.Comm) -> None:

@@ -21,16 +21,17 @@ from micro.comm import Comm
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.gathering import gather_header
 from micro.flat import MAX_NUMEL
+from micro.lockstep import SimulatedRanks
 from micro.norms import norm, norms_of
 from micro.partition import cyclic_slice, equal_slice
 from micro.planning.volumes import volume_of
 from micro.reducers.node_shards import NodeShards
-from micro.requests import carried_out
+from micro.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
 from micro.selectors.randomk import draw
 from micro.sparse import Exchanged, Overlap, Selection, Step
-from micro.thread_ranks import SimulatedGroup
 from micro.zoo import exdyna
 from micro.zoo.deft import layer_pieces
+from tests.mirrored_ranks import MirroredComm
 from tests.products import TIER, grid
 
 MANY = 2048
@@ -67,7 +68,7 @@ def exchange(part: micro.Exchange, indices: micro.IndexCodec, world_size: int) -
         reduction = part.exchange(part.start(), seen_everywhere(1.0 + comm.rank), selection, transport)
         return carried_out(reduction, comm)
 
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedRanks(world_size)) as group:
         return group.run(work)
 
 
@@ -95,38 +96,26 @@ def test_exchanges_keep_every_index_of_the_longest_vector(
         assert min(found.sent.indices.tolist(), default=0) >= 0
 
 
-class SilentComm(Comm):
-    """One of many ranks that all send the same rows; lists are only counted."""
-
-    def _gather_rows(self, rows: Tensor, row: Tensor) -> None:
-        rows.copy_(row.expand_as(rows))
-
-    def _exchange(self, received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> None:
-        assert received.numel() == sum(received_sizes)
-        assert sent.numel() == sum(sent_sizes)
-
-    def _all_reduce_(self, x: Tensor) -> None:
-        return
-
-    def _broadcast_(self, x: Tensor, source: int) -> None:
-        return
+def sent(request: Request, comm: Comm) -> float:
+    """Return the bytes that a request counts as sent, carried out or not."""
+    request.comm = comm
+    comm.begin_step()
+    request.count()
+    return sum(comm.traffic.num_bytes.values())
 
 
 def test_bytes_of_many_ranks_that_send_everything_are_exact() -> None:
-    comm, d = SilentComm(MANY - 1, MANY), MAX_NUMEL
+    comm, d = MirroredComm(MANY), MAX_NUMEL
     mine = torch.empty(d, dtype=torch.int32, device="meta")
-    assert sum(part.numel() for part in comm.gather_lists(mine, [d] * MANY, "indices")) == MANY * d
-    assert comm.traffic.num_bytes["indices"] == 4 * d * (MANY - 1)
-    comm.all_reduce_(torch.empty(d, dtype=torch.float64, device="meta"))
-    assert comm.traffic.num_bytes["values"] == 2 * 8 * d * (MANY - 1) / MANY
+    assert sent(AllGatherLists(mine=mine, counts=[d] * MANY), comm) == 4 * d * (MANY - 1)
+    assert sent(AllReduce(mine=mine.double()), comm) == 2 * 8 * d * (MANY - 1) / MANY
     sizes = [stop - start for start, stop in (equal_slice(d, MANY, part) for part in range(MANY))]
-    assert comm.scatter_parts(mine, sizes, "counts").shape == (MANY, sizes[-1])
-    assert comm.traffic.num_bytes["counts"] == 4 * (d - sizes[-1])
+    assert sent(AllToAll(mine=mine, sizes=sizes, received=sizes), comm) == 4 * (d - sizes[0])
 
 
 def test_counts_of_many_ranks_are_added_up_beyond_int32() -> None:
     indices = torch.zeros(1, dtype=torch.int32).expand(MAX_NUMEL)
-    header = carried_out(gather_header(indices, is_finite=True, extra=torch.tensor([MAX_NUMEL])), SilentComm(0, MANY))
+    header = carried_out(gather_header(indices, is_finite=True, extra=torch.tensor([MAX_NUMEL])), MirroredComm(MANY))
     assert sum(header.counts) == MANY * MAX_NUMEL
     assert [row[0] for row in header.extras] == [MAX_NUMEL] * MANY
 

@@ -360,7 +360,7 @@ def test_without_ranks_there_is_nothing_to_exchange_with() -> None:
 def test_weights_that_change_within_a_round_are_found() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.SoloComm()) as local:
+    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm()) as local:
         backward(model, 0, 0)
         optimizer.step()
         model.load_state_dict(network().state_dict())
@@ -376,10 +376,10 @@ def test_weights_that_change_within_a_round_are_found() -> None:
 def test_a_state_of_other_settings_is_refused() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.SoloComm()) as local:
+    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm()) as local:
         saved = local.state_dict()
     with (
-        micro.LocalSteps(model, optimizer, SPARSE, every=3, comm=micro.SoloComm()) as other,
+        micro.LocalSteps(model, optimizer, SPARSE, every=3, comm=micro.Comm()) as other,
         pytest.raises(ValueError, match="saved with every=2"),
     ):
         other.load_state_dict(saved)
@@ -388,7 +388,7 @@ def test_a_state_of_other_settings_is_refused() -> None:
 def test_closed_local_steps_leave_the_optimizer_alone() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    local = micro.LocalSteps(model, optimizer, SPARSE, every=1, comm=micro.SoloComm())
+    local = micro.LocalSteps(model, optimizer, SPARSE, every=1, comm=micro.Comm())
     local.close()
     backward(model, 0, 0)
     optimizer.step()

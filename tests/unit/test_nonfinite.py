@@ -7,8 +7,9 @@ import torch
 
 import micro
 from micro.kernels.reference import first_nonfinite
+from micro.lockstep import SimulatedRanks
 from micro.nonfinite import Finding, check_policy, report
-from micro.thread_ranks import SimulatedGroup
+from micro.requests import carried_out
 
 LAYOUT = micro.Layout(("a", "b"), ((4,), (6,)))
 
@@ -54,16 +55,12 @@ def test_unknown_policies(policy: str) -> None:
 def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
     bad = [None, 3, 4, None]
     other = micro.Layout.flat(4, "c")
-    group = SimulatedGroup(4)
-    errors = group.run(
-        lambda comm: report(
-            [Finding(LAYOUT, bad[comm.rank]), Finding(other, 1 if comm.rank > 1 else None)],
-            12,
-            comm,
-            torch.device("cpu"),
-        )
+    errors = SimulatedRanks(4).carry_out(
+        [
+            report([Finding(LAYOUT, bad[rank]), Finding(other, 1 if rank > 1 else None)], 12, torch.device("cpu"))
+            for rank in range(4)
+        ]
     )
-    group.close()
     messages = {str(error) for error in errors}
     assert len(messages) == 1
     words = "gradient of 'a' on rank 1, 'b' on rank 2, 'c' on rank 3 is not finite at step 12,"
@@ -72,7 +69,7 @@ def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
 
 def test_errors_are_one_line_and_say_what_to_do() -> None:
     for finding in (Finding(LAYOUT, 9), Finding(LAYOUT, None, 9)):
-        error = report([finding], 3, micro.SoloComm(), torch.device("cpu"))
+        error = carried_out(report([finding], 3, torch.device("cpu")), micro.Comm())
         assert "'b'" in str(error)
         assert "step 3" in str(error)
         assert "nonfinite=skip" in str(error)

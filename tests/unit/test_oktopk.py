@@ -16,11 +16,11 @@ from micro.exchanges.largest_sums import OktopkState
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
+from micro.lockstep import SimulatedRanks
 from micro.operations import PADDING
 from micro.requests import carried_out
 from micro.selectors.fits.reused import ReusedState
 from micro.sparse import Exchanged, Overlap, Selection, Step
-from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 from tests.sparsifiers.base import gathered
 
@@ -305,7 +305,7 @@ def exchanged(
         reduction = made.exchange(state, accs[comm.rank], selection, transport)
         return state, carried_out(reduction, comm)
 
-    with closing(SimulatedGroup(n)) as group:
+    with closing(SimulatedRanks(n)) as group:
         return group.run(work)
 
 
@@ -397,7 +397,7 @@ def test_a_run_goes_on_from_its_middle(rule: str) -> None:
 
 
 def select(selector: micro.Selector[Any], state: ReusedState, acc: Tensor, k: int, step: int) -> list[int]:
-    solo = micro.SoloComm()
+    solo = micro.Comm()
     found = carried_out(selector.select(state, acc, Step(step, k, 0, micro.Layout.flat(acc.numel())), solo), solo)
     assert found.indices.dtype == torch.int32
     return found.indices.tolist()

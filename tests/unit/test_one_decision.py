@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.lockstep import SimulatedRanks
 from micro.reducers.base import BucketState
-from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 from tests.sparsifiers import TABLE, Row
 
@@ -52,7 +52,7 @@ def spoiled(step: int, world_size: int) -> list[list[Tensor]]:
 
 
 def take(
-    group: SimulatedGroup, reducer: micro.Reducer, states: States, grads: list[list[Tensor]]
+    group: SimulatedRanks, reducer: micro.Reducer, states: States, grads: list[list[Tensor]]
 ) -> list[tuple[micro.StepStats, ...] | str]:
     """Reduce a step in place; return every rank's statistics, or its error's words."""
 
@@ -103,7 +103,7 @@ def test_one_bad_bucket_takes_all_of_them_back_bit_for_bit(row: Row, policy: str
     reducer = reducer_of(row, policy)
     world_size, size = row.world_size(WORLD_SIZE), row.ranks_per_node
     states = start(reducer, world_size)
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedRanks(world_size)) as group:
         for step in range(2):
             take(group, reducer, states, gradients(step, world_size))
         grads = spoiled(2, world_size)
@@ -144,7 +144,7 @@ def test_a_state_saved_after_a_skipped_step_goes_on_bit_for_bit(row: Row) -> Non
     reducer = reducer_of(row, "skip")
     world_size = row.world_size(WORLD_SIZE)
     states = start(reducer, world_size)
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedRanks(world_size)) as group:
         take(group, reducer, states, gradients(0, world_size))
         take(group, reducer, states, spoiled(1, world_size))
         stored = saved(reducer, states)
@@ -162,7 +162,7 @@ def test_whichever_bucket_is_bad_the_step_is_left_out(bad: int) -> None:
     reducer = micro.SparseReducer(micro.Micro(), 0.2, nonfinite="skip")
     states, grads = start(reducer), gradients(0)
     grads[2][bad][0] = float("inf")
-    with closing(SimulatedGroup(WORLD_SIZE)) as group:
+    with closing(SimulatedRanks(WORLD_SIZE)) as group:
         answers = take(group, reducer, states, grads)
     assert all(stats.skipped for mine in answers for stats in mine)  # type: ignore[union-attr]
     assert not any(grad.any() for mine in grads for grad in mine)

@@ -9,12 +9,12 @@ from torch import Tensor
 import micro
 from micro.comm import Comm
 from micro.kernels import cuts_reference
+from micro.lockstep import SimulatedRanks
 from micro.operations import Op
 from micro.partition import cyclic_slice
 from micro.requests import carried_out
 from micro.selectors.micro_rules.one_message import Room, width_for
 from micro.sparse import Overlap, Step
-from micro.thread_ranks import SimulatedGroup
 from tests.products import grid
 
 NUMEL = 12_000
@@ -119,7 +119,7 @@ def test_counts_of_another_number_of_ranks_are_no_use() -> None:
         assert len(state.last) == 2
         return comm.traffic.calls
 
-    with closing(SimulatedGroup(2)) as group:
+    with closing(SimulatedRanks(2)) as group:
         for calls in group.run(work):
             assert calls[-1] == ("gather_rows", 128)
 

@@ -147,7 +147,7 @@ def test_steps_that_send_all_count_too() -> None:
     step = Step(0, 20, 0, LAYOUT)
     selector.observe(state, torch.ones(LAYOUT.numel), step, None)
     assert state.by_name == {}, "nothing was selected yet"
-    carried_out(selector.select(state, gradients(1, 0)[0], step, micro.SoloComm()), micro.SoloComm())
+    carried_out(selector.select(state, gradients(1, 0)[0], step, micro.Comm()), micro.Comm())
     loaded = selector.load(through_a_file(selector.save(state)))
     for each in (state, loaded):
         selector.observe(each, torch.full((LAYOUT.numel,), 2.0), step, None)
@@ -186,7 +186,7 @@ def test_a_parameter_that_joins_others_begins_with_its_own_scale() -> None:
     known = torch.rand(100, dtype=torch.float64)
     state = ScaledElementsState(selector.selector.start(), {"small": known})
     acc = gradients(1, 0)[0]
-    carried_out(selector.select(state, acc, Step(0, 20, 0, LAYOUT), micro.SoloComm()), micro.SoloComm())
+    carried_out(selector.select(state, acc, Step(0, 20, 0, LAYOUT), micro.Comm()), micro.Comm())
     assert torch.equal(state.by_name["small"], known)
     torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().sqrt().expand(100))
 
@@ -205,7 +205,7 @@ def test_a_step_that_does_not_count_is_an_update_of_zeros(bad: float) -> None:
 
 @grid(density=[DENSITY, 1.0])
 def test_an_update_that_another_bucket_makes_void_counts_as_zeros(density: float) -> None:
-    reducer, comm = reducer_of(micro.Micro(), memory=0.5), micro.SoloComm()
+    reducer, comm = reducer_of(micro.Micro(), memory=0.5), micro.Comm()
     state = reducer.start(LAYOUT, torch.float64, CPU)
     carried_out(reducer.reduction(state, gradients(1, 0)[0], comm), comm).deliver()
     roots, factor = state.selector.roots.clone(), state.selector.factor

@@ -15,12 +15,12 @@ from micro.density.accordion import AccordionState
 from micro.density.base import target_count
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.in_pieces import InPieces
+from micro.lockstep import SimulatedRanks
 from micro.randomness import seed_for
 from micro.reducers.base import BucketState
 from micro.requests import carried_out
 from micro.selectors.per_tensor import PerTensor, PerTensorState
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
-from micro.thread_ranks import SimulatedGroup
 from micro.zoo.deft import Deft
 from tests.products import grid
 
@@ -53,7 +53,7 @@ def start(reducer: micro.Reducer, layout: micro.Layout, world_size: int) -> list
 
 
 def reduced(
-    group: SimulatedGroup, reducer: micro.Reducer, states: list[BucketState]
+    group: SimulatedRanks, reducer: micro.Reducer, states: list[BucketState]
 ) -> tuple[dict[str, Tensor], micro.StepStats]:
     """Take a step; return the update by parameter name, and what rank 0 says of it."""
     grads = gradients(states[0].layout, len(states), states[0].step)
@@ -73,8 +73,8 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.fixture
-def three() -> Iterator[SimulatedGroup]:
-    with closing(SimulatedGroup(3)) as group:
+def three() -> Iterator[SimulatedRanks]:
+    with closing(SimulatedRanks(3)) as group:
         yield group
 
 
@@ -89,7 +89,7 @@ def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int)
     parameters = [part_of(LAYOUT, name) for name, numel in zip(LAYOUT.names, LAYOUT.numels, strict=True) if numel]
     apart = [micro.SparseReducer(selector, DENSITY, seed=seed_for(5, layout.names[0])) for layout in parameters]
     alone = [start(one, layout, world_size) for one, layout in zip(apart, parameters, strict=True)]
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedRanks(world_size)) as group:
         for _ in range(5):
             update, stats = reduced(group, reducer, together)
             each = [reduced(group, *pair) for pair in zip(apart, alone, strict=True)]
@@ -102,7 +102,7 @@ def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int)
 
 
 @pytest.mark.parametrize("name", ["micro", "exdyna", "estimated", "leader"])
-def test_buckets_change_nothing_when_each_parameter_is_chosen_from_by_itself(three: SimulatedGroup, name: str) -> None:
+def test_buckets_change_nothing_when_each_parameter_is_chosen_from_by_itself(three: SimulatedRanks, name: str) -> None:
     settings = {"micro": {"rule": "repaired"}, "estimated": {"fit": "sidco"}}.get(name, {})
     reducer = micro.SparseReducer(PerTensor(selector={"name": name, **settings}), DENSITY)  # type: ignore[arg-type]
     whole, moved = start(reducer, LAYOUT, 3), [start(reducer, LAYOUT, 3)]
@@ -119,7 +119,7 @@ def test_buckets_change_nothing_when_each_parameter_is_chosen_from_by_itself(thr
         assert_same({name: found[name] for name in LAYOUT.names}, expected)
 
 
-def test_states_follow_their_parameters_by_name(three: SimulatedGroup) -> None:
+def test_states_follow_their_parameters_by_name(three: SimulatedRanks) -> None:
     reducer = micro.SparseReducer(PerTensor(selector=micro.Micro(rule="repaired")), DENSITY)
     states = start(reducer, LAYOUT, 3)
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_states_follow_their_parameters_by_name(three: SimulatedGroup) -> None:
     assert reducer.selector.save(moved.selector) == {name: before[name] for name in ("c", "a")}
 
 
-def test_every_parameter_is_served_whatever_its_scale(three: SimulatedGroup) -> None:
+def test_every_parameter_is_served_whatever_its_scale(three: SimulatedRanks) -> None:
     whole, each = (
         micro.SparseReducer(selector, DENSITY) for selector in (micro.Micro(), PerTensor(selector=micro.Micro()))
     )
@@ -146,7 +146,7 @@ def test_every_parameter_is_served_whatever_its_scale(three: SimulatedGroup) -> 
     assert stats.density_error == 0.0
 
 
-def test_one_exchange_serves_all_parameters(three: SimulatedGroup) -> None:
+def test_one_exchange_serves_all_parameters(three: SimulatedRanks) -> None:
     reducer = micro.SparseReducer(PerTensor(selector=micro.TopK()), DENSITY, exchange=micro.Gather())
     _, stats = reduced(three, reducer, start(reducer, LAYOUT, 3))
     assert [op for op, _ in stats.calls] == ["gather_rows", "gather_lists", "gather_lists"]
@@ -163,7 +163,7 @@ def test_one_exchange_serves_all_parameters(three: SimulatedGroup) -> None:
     ],
 )
 def test_all_ways_to_the_same_density_choose_as_many(
-    selector: micro.Selector, density: Any, three: SimulatedGroup
+    selector: micro.Selector, density: Any, three: SimulatedRanks
 ) -> None:
     """0.29 * 100 is a little below 29 in floating point."""
     layout = micro.Layout(("a", "b"), ((100,), (100,)))
@@ -173,7 +173,7 @@ def test_all_ways_to_the_same_density_choose_as_many(
     assert stats.counts == (58, 58, 58)
 
 
-def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedGroup) -> None:
+def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedRanks) -> None:
     layout = part_of(LAYOUT, "a", "b", "c")
     policy = micro.Accordion(density=0.05, high=0.5, interval=100)
     reducer = micro.SparseReducer(PerTensor(selector=micro.Leader()), policy)
@@ -233,7 +233,7 @@ def test_accordion_knows_its_parameters_in_other_buckets() -> None:
 def test_a_parameter_without_elements_has_no_state() -> None:
     state = PerTensorState()
     step = Step(0, 1, 0, micro.Layout(("none", "some"), ((0, 3), (4,))))
-    solo = micro.SoloComm()
+    solo = micro.Comm()
     chosen = carried_out(PerTensor(selector=micro.Micro()).select(state, torch.arange(4.0), step, solo), solo)
     assert list(state.by_name) == ["some"]
     assert chosen.indices.tolist() == [3]
@@ -273,7 +273,7 @@ def exchanged(
         reduction = kind.exchange(kind.start(), acc[comm.rank], selection, transport)
         return carried_out(reduction, comm), comm.traffic.calls
 
-    with closing(SimulatedGroup(world_size)) as group:
+    with closing(SimulatedRanks(world_size)) as group:
         return group.run(work)
 
 
@@ -340,7 +340,7 @@ def test_what_a_codec_rounds_is_booked_as_not_sent(codec: micro.Codec, each: mic
 def test_rounding_is_drawn_anew_in_every_piece() -> None:
     codec, acc = micro.QSGD(), torch.linspace(0.001, 1.0, 1000, dtype=DTYPE).repeat(2)
     chosen = Selection(torch.arange(2000, dtype=torch.int32), counts=(2000,))
-    step, comm, kind = Step(0, 2000, 0, micro.Layout.flat(2000)), micro.SoloComm(), InPieces(ends=(1000, 2000))
+    step, comm, kind = Step(0, 2000, 0, micro.Layout.flat(2000)), micro.Comm(), InPieces(ends=(1000, 2000))
     transport = Transport(comm=comm, step=step, overlap=Overlap.SAME, wire=Wire(codec))
     found = carried_out(kind.exchange(kind.start(), acc, chosen, transport), comm)
     first, second = found.sent.values.split(1000)

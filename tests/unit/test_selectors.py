@@ -89,7 +89,7 @@ def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
     step, acc = Step(index=0, target_count=K, seed=0, layout=micro.Layout.flat(NUMEL)), torch.zeros(NUMEL)
 
     def select(selector: micro.RandomK) -> Selection:
-        return carried_out(selector.select(selector.start(), acc, step, micro.SoloComm()), micro.SoloComm())
+        return carried_out(selector.select(selector.start(), acc, step, micro.Comm()), micro.Comm())
 
     assert select(micro.RandomK()).scale == 1.0
     assert select(micro.RandomK(unbiased=True)).scale == NUMEL / K

@@ -125,7 +125,8 @@ def test_a_simulation_goes_on_after_a_bad_gradient(simulation: micro.Simulation)
 
 
 def test_a_step_that_an_error_broke_off_is_not_gone_on_from(simulation: micro.Simulation) -> None:
-    def fail(comm: micro.Comm) -> None:
+    def fail(comm: micro.Comm) -> micro.Reduction[None]:
+        yield from ()
         if comm.rank == 1:
             raise LookupError("words of its own")
 

@@ -8,10 +8,10 @@ import torch
 import micro
 from micro.comm import Comm
 from micro.flat import Layout
+from micro.lockstep import SimulatedRanks
 from micro.reducers.outcome import Outcome
 from micro.rounds import all_together
 from micro.spans import now
-from micro.thread_ranks import SimulatedGroup
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.recorded_streams import Record, recorded_streams
 
@@ -53,9 +53,10 @@ def test_the_clock_of_the_host_is_used_where_nothing_is_timed(record: Record) ->
     assert not record.calls
 
 
-def step(reducer: micro.Reducer, comm: Comm) -> micro.StepStats:
+def step(reducer: micro.Reducer, comm: Comm) -> micro.Reduction[micro.StepStats]:
+    comm.begin_step()
     state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)
-    return reducer.reduce_(state, drawn(comm.rank), comm)
+    return reducer.step(state, drawn(comm.rank), comm)
 
 
 def drawn(rank: int) -> DeviceTensor:
@@ -64,19 +65,16 @@ def drawn(rank: int) -> DeviceTensor:
 
 @pytest.mark.parametrize("reducer", [micro.SparseReducer(micro.TopK(), 0.1), micro.DenseReducer()])
 def test_a_timed_step_waits_as_often_as_one_that_is_not(reducer: micro.Reducer, record: Record) -> None:
-    def steps(comm: Comm) -> tuple[list[dict[object, int]], int, micro.StepStats]:
-        found = []
-        with torch.no_grad(), fake_device() as counted:
-            for comm.timed in (False, True):
-                counted.seen.clear()
-                comm.begin_step()
-                stats = step(reducer, comm)
-                found.append(dict(counted.seen))
-        return found, waits(record), stats
-
-    (untimed, timed), waited, stats = SimulatedGroup(2, shares=False).run(steps)[0]
-    assert untimed == timed
-    assert waited == 0
+    ranks, found = SimulatedRanks(2, shares=False), []
+    with torch.no_grad(), fake_device() as counted:
+        for timed in (False, True):
+            counted.seen.clear()
+            for comm in ranks.comms:
+                comm.timed = timed
+            stats = ranks.carry_out([step(reducer, comm) for comm in ranks.comms])[0]
+            found.append(dict(counted.seen))
+    assert found[0] == found[1]
+    assert waits(record) == 0
     assert stats.exchange_s > 0
     assert stats.rest_s > 0
     assert waits(record) > 0
@@ -96,7 +94,8 @@ def test_reductions_that_share_rounds_are_timed_without_each_other(record: Recor
             stats = [outcome.stats for outcome in outcomes]
             return stats, waits(record), comm.now(DEVICE) - began
 
-    stats, waited, whole = SimulatedGroup(2, shares=False).run(steps)[0]
+    with fake_device():
+        stats, waited, whole = SimulatedRanks(2, shares=False).run(steps)[0]
     assert waited == 0
     parts = [read(each.select_s + each.exchange_s + each.rest_s) for each in stats]
     assert all(part > 0 for part in parts)

@@ -20,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def chosen(selector: micro.Selector, acc: Tensor, count: int) -> list[int]:
     step = micro.Step(0, count, 0, micro.Layout.flat(acc.numel()))
-    solo = micro.SoloComm()
+    solo = micro.Comm()
     return carried_out(selector.select(selector.start(), acc, step, solo), solo).indices.tolist()
 
 

@@ -63,7 +63,7 @@ def test_a_bucket_of_one_kind_is_reduced_in_place() -> None:
         state = reducer.start(layout, torch.float64, torch.device("cpu"))
         grad = gradients(0, 1, layout)[0]
         place = grad.data_ptr()
-        stats = reducer.reduce_(state, grad, micro.SoloComm())
+        stats = reducer.reduce_(state, grad, micro.Comm())
         assert grad.data_ptr() == place
         assert stats.dense_numel == (0 if "a" in layout.names else 16)
 
@@ -71,7 +71,7 @@ def test_a_bucket_of_one_kind_is_reduced_in_place() -> None:
 def test_buckets_can_be_cut_and_joined_without_losing_a_residual() -> None:
     reducer, device = micro.Split(reducer=TOPK, dense=("*.bias",)), torch.device("cpu")
     whole = reducer.start(LAYOUT, torch.float64, device)
-    reducer.reduce_(whole, gradients(0, 1)[0], micro.SoloComm())
+    reducer.reduce_(whole, gradients(0, 1)[0], micro.Comm())
     before = {name: piece.clone() for name, piece in LAYOUT.split(whole.residual).items()}
     first, second = (
         micro.Layout(LAYOUT.names[places], LAYOUT.shapes[places]) for places in (slice(0, 3), slice(3, None))

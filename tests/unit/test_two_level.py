@@ -13,6 +13,7 @@ from torch import Tensor
 import micro
 from micro.reducers.node_shards import NodeShards
 from micro.reducers.shares import share_of
+from micro.requests import AllReduce
 from micro.sparse import SparseValues
 from tests.products import grid
 from tests.saving import through_a_file
@@ -402,15 +403,16 @@ def test_parameters_that_are_dense_leave_two_levels_for_the_others() -> None:
 def test_a_rank_that_fails_ends_the_collectives_of_its_node() -> None:
     with closing(Nodes(METHODS["micro"], (2, 2))) as both:
 
-        def fail(comm: micro.Comm) -> None:
+        def fail(comm: micro.Comm) -> micro.Reduction[None]:
             levels = comm.levels(2, torch.device("cpu"))
             if comm.rank == 3:
                 raise RuntimeError("this rank fails")
-            levels.within.all_reduce_(torch.ones(1))
-            levels.between.all_reduce_(torch.ones(1))
+            yield AllReduce(mine=torch.ones(1), comm=levels.within)
+            yield AllReduce(mine=torch.ones(1), comm=levels.between)
 
+        ranks = both.simulation._ranks
         with pytest.raises(RuntimeError, match="this rank fails"):
-            both.simulation._group.run(fail)
+            ranks.carry_out([fail(comm) for comm in ranks.comms])
         first, second = (both.step(of_nodes(2, index)) for index in range(2))
     for one, other in pairwise((first, second)):
         assert other.stats[0].step == one.stats[0].step + 1

@@ -34,7 +34,7 @@ def test_the_update_is_that_of_dense_training_bit_for_bit(dtype: torch.dtype) ->
 
 
 def reduce(reducer: micro.Reducer, state: BucketState, step: int) -> Outcome:
-    comm = micro.SoloComm()
+    comm = micro.Comm()
     comm.begin_step()
     return carried_out(reducer.reduction(state, drawn(step, 1)[0], comm), comm)
 

@@ -102,7 +102,12 @@ class _Ledger:
     def _reduce(self, gradients: Tensor) -> list[micro.StepStats]:
         """Reduce copies of the gradients; each rank makes its own, and has it in the core's caches when it begins."""
         sources, copies = gradients.unbind(), self._rows.unbind()
-        return self._simulation.step_(self._rows, ahead=lambda comm: copies[comm.rank].copy_(sources[comm.rank]))
+
+        def copy(comm: micro.Comm) -> micro.Reduction[None]:
+            yield from ()
+            copies[comm.rank].copy_(sources[comm.rank])
+
+        return self._simulation.step_(self._rows, ahead=copy)
 
     def _mass_kept(self, num_ranks: int, update: Tensor) -> float:
         """Return the share of what was to be sent that is in the update or kept; uses up the accumulators' sum."""

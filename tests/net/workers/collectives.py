@@ -6,7 +6,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from micro.comm import GroupComm
+from micro.group_comm import GroupComm
+from micro.requests import AllGather, AllGatherLists, AllReduce
 
 dist.init_process_group("gloo")
 comm = GroupComm()
@@ -14,12 +15,13 @@ vector = torch.ones(int(sys.argv[1]))
 seconds = []
 for _ in range(3):
     started = time.perf_counter()
-    comm.all_reduce_(vector)
+    comm.answer(AllReduce(mine=vector))
     seconds.append(time.perf_counter() - started)
 assert float(vector[-1]) == dist.get_world_size() ** 3
-rows = comm.gather_rows(vector[: vector.numel() // 8])
-pieces = comm.gather_lists(vector[: vector.numel() // 8], [vector.numel() // 8] * comm.world_size, "values")
-assert torch.equal(rows.view(-1), torch.cat(pieces))
+part = vector[: vector.numel() // 8]
+rows = comm.answer(AllGather(mine=part))
+lists = comm.answer(AllGatherLists(mine=part, counts=[part.numel()] * comm.world_size))
+assert torch.equal(rows.view(-1), lists)
 dist.barrier()
 print(min(seconds), flush=True)
 dist.destroy_process_group()

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import micro
+from micro.requests import AllGather, AllGatherLists
 
 numel, num_steps = int(sys.argv[1]), int(sys.argv[2])
 reducer = micro.TwoLevel(reducer=micro.SparseReducer(micro.Micro(), density=0.01), ranks_per_node=2)
@@ -22,13 +23,14 @@ for step in range(num_steps):
     grad = torch.randn(numel, generator=torch.Generator().manual_seed(10 * step + comm.rank))
     comm.begin_step()
     sent += reducer.reduce_(state, grad, comm).between_bytes
-everyone = comm.gather_rows(grad[:1000])
+everyone = comm.answer(AllGather(mine=grad[:1000]))
 assert all(torch.equal(everyone[0], row) for row in everyone), "replicas drift apart"
 dist.barrier()
 
 counts = [int(word) for word in sys.argv[3:]]
 comm.begin_step()
-lists = comm.gather_lists(torch.full((counts[comm.rank],), comm.rank, dtype=torch.int32), counts, "indices")
+mine = torch.full((counts[comm.rank],), comm.rank, dtype=torch.int32)
+lists = comm.answer(AllGatherLists(mine=mine, counts=counts, kind="indices")).split(counts)
 assert [part.unique().tolist() for part in lists] == [[rank] for rank in range(len(counts))]
 assert [part.numel() for part in lists] == counts
 leaves = comm.rank % 2 == 1  # of a ring in the order of ranks

@@ -1,0 +1,127 @@
+"""The ranks of a process group, and how what reductions request travels between them."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from micro.comm import Comm, Started
+from micro.messages import Message
+from micro.peer_failures import PeerFailures
+from micro.requests import Request, Sending
+from micro.rounds import Rounds
+
+
+class GroupComm(Comm):
+    """The ranks of a torch.distributed process group (gloo or NCCL); the default group when none is given.
+
+    With ``failures``, a collective on the CPU ends with an error soon after another rank has reported one there.
+
+    Attributes:
+        rounds: the reductions of several buckets that are under way.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, *, timed: bool = True, failures: PeerFailures | None = None
+    ) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), timed=timed)
+        self._group = group
+        self._is_closed = False
+        self._failures = failures
+        self.rounds = Rounds()
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group; None is the default one.
+
+        Raises:
+            RuntimeError: it was given up.
+        """
+        if self._is_closed:
+            raise RuntimeError("the process group was given up: its attachment is closed, or a rank of it failed")
+        return self._group
+
+    def close(self) -> None:
+        """Forget the process group, which is somebody else's; a collective raises from now on."""
+        self._group, self._is_closed = None, True
+        self.rounds.abandon()
+        for part in self._parts():
+            part.close()
+
+    def abort(self, error: BaseException) -> None:
+        """Close after an error on this rank, and have the other ranks fail too where it is known how."""
+        self.report(error)
+        for part in self._parts():
+            part.abort(error)
+        self.close()
+
+    def report(self, error: BaseException) -> None:
+        """Tell the ranks that wait for this one, where it is known how, that it has failed."""
+        if self._failures is not None:
+            self._failures.report(error)
+
+    def _parts(self) -> Iterator["GroupComm"]:
+        both = (part for levels in self._levels.values() for part in (levels.within, levels.between))
+        return (part for part in both if isinstance(part, GroupComm))
+
+    def _subgroup(self, ranks: range, device: torch.device) -> Comm:
+        from micro.private_comm import PrivateComm  # which extends this class
+
+        return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
+
+    def start(self, requests: Sequence[Request]) -> Started:
+        """Start the messages that these requests need, those of one kind as one, and count them; see Comm."""
+        for request in requests:
+            request.count()
+        sendings = {place: r for place, r in enumerate(requests) if isinstance(r, Sending) and not r.is_local}
+        messages = {place: request.message() for place, request in sendings.items()}
+        under_way = [self._started([messages[place] for place in places]) for places in _joining(messages, sendings)]
+
+        def answers() -> list[Any]:
+            for each in under_way:
+                self._wait(each.work, each.whole.received)
+                if len(each.carried) > 1:
+                    each.whole.deal(each.carried)
+            return [
+                sendings[place].answer(messages[place].received) if place in messages else request.alone()
+                for place, request in enumerate(requests)
+            ]
+
+        return Started(answers, lambda: all(each.work.is_completed() for each in under_way))
+
+    def _started(self, messages: Sequence[Message]) -> "_UnderWay":
+        whole = messages[0] if len(messages) == 1 else type(messages[0]).joined(messages)
+        return _UnderWay(messages, whole, whole.start(self.group))
+
+    def wait_for_all(self) -> None:
+        """Return once all ranks of the group have called this, or raise what one has reported."""
+        self._wait(dist.barrier(self.group, async_op=True))
+
+    def _wait(self, work: dist.Work, x: torch.Tensor | None = None) -> None:
+        """Wait for a collective; on an accelerator its stream does, and the host goes on."""
+        if self._failures is None or (x is not None and x.is_cuda):
+            work.wait()
+        else:
+            self._failures.wait(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A collective under way: the messages that it carries, and the one that it is."""
+
+    carried: Sequence[Message]
+    whole: Message
+    work: dist.Work
+
+
+def _joining(messages: dict[int, Message], sendings: dict[int, Sending]) -> list[list[int]]:
+    """Return the places of the messages that are to travel as one; all but the first of them count as shared."""
+    kinds: dict[Hashable, list[int]] = {}
+    for place, message in messages.items():
+        kinds.setdefault(message.joins, []).append(place)
+    for places in kinds.values():
+        for place in places[1:]:
+            sendings[place].ranks.traffic.num_shared += 1
+    return list(kinds.values())

@@ -1,0 +1,354 @@
+"""What ranks request of each other is answered as promised, counted as promised, and an error names who differs."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from micro.comm import Comm, Kind, Traffic
+from micro.lockstep import SimulatedRanks
+from micro.objects import gather_objects, gather_objects_at_first
+from micro.peer_failures import PeerError
+from micro.requests import (
+    AllGather,
+    AllGatherLists,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Fill,
+    Once,
+    Reduction,
+    Request,
+    carried_out,
+    together,
+)
+
+WORLDS = [1, 2, 3, 5, 8]
+Row = list[float]
+
+
+def own(rank: int, numel: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return (numel,) numbers that tell rank and place."""
+    return (100 * rank + torch.arange(numel)).to(dtype)
+
+
+def size_between(source: int, target: int) -> int:
+    """How many numbers ``source`` sends to ``target`` in these tests: from 0 to 3, another number the other way."""
+    return (2 * source + 3 * target + 1) % 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, what each of n ranks is to get, and the bytes that rank r is to send."""
+
+    request: Callable[[int, int], Request]
+    answer: Callable[[int, int], Row]
+    sent: Callable[[int, int], float]
+
+
+def lists(counts: Callable[[int], list[int]]) -> Case:
+    return Case(
+        lambda rank, n: AllGatherLists(mine=own(rank, counts(n)[rank]), counts=counts(n)),
+        lambda _, n: [v for rank in range(n) for v in own(rank, counts(n)[rank]).tolist()],
+        lambda rank, n: 8.0 * (n - 1) * _longest(counts(n), rank),
+    )
+
+
+def _longest(counts: list[int], rank: int) -> int:
+    """Lists of about one length travel as long as the longest; see travels_padded."""
+    padded = len(counts) > 2 and 0 < len(counts) * max(counts) <= 1.25 * sum(counts)
+    return max(counts) if padded else counts[rank]
+
+
+def to_each(rank: int, n: int) -> AllToAll:
+    pieces = [1000 * target + own(rank, size_between(rank, target)) for target in range(n)]
+    received = [size_between(source, rank) for source in range(n)]
+    return AllToAll(mine=torch.cat(pieces), sizes=[p.numel() for p in pieces], received=received)
+
+
+CASES = {
+    "rows": Case(
+        lambda rank, _: AllGather(mine=own(rank, 3), kind="values"),
+        lambda _, n: [v for rank in range(n) for v in own(rank, 3).tolist()],
+        lambda _, n: 24.0 * (n - 1),
+    ),
+    "lists": lists(lambda n: [(3 * rank) % 4 for rank in range(n)]),  # rank 0 has nothing
+    "lists of one length": lists(lambda n: [9] * n),
+    "lists of about one length": lists(lambda n: [9 + rank % 3 for rank in range(n)]),
+    "empty lists": lists(lambda n: [0] * n),
+    "one to each": Case(
+        to_each,
+        lambda rank, n: [v for s in range(n) for v in (1000 * rank + own(s, size_between(s, rank))).tolist()],
+        lambda rank, n: 8.0 * sum(size_between(rank, target) for target in range(n) if target != rank),
+    ),
+    "sum": Case(
+        lambda rank, _: AllReduce(mine=own(rank, 5)),
+        lambda _, n: (n * (torch.arange(5.0) + 50 * (n - 1))).tolist(),
+        lambda _, n: 2 * 40 * (n - 1) / n,
+    ),
+    "copies": Case(
+        lambda rank, n: Broadcast(mine=own(rank, 5), source=n - 1),
+        lambda _, n: own(n - 1, 5).tolist(),
+        lambda _, n: 40 * (n - 1) / n,
+    ),
+}
+
+
+def one(request: Request) -> Reduction[Any]:
+    answer = yield request
+    return answer
+
+
+def asked_in_code(request: Callable[[int, int], Request], n: int, *, shares: bool) -> tuple[list[Any], list[Traffic]]:
+    """Have synchronous code of each rank make a request."""
+    ranks = SimulatedRanks(n, shares=shares)
+    return ranks.run(lambda comm: comm.answer(request(comm.rank, n))), [comm.traffic for comm in ranks.comms]
+
+
+def asked_in_lockstep(
+    request: Callable[[int, int], Request], n: int, *, shares: bool
+) -> tuple[list[Any], list[Traffic]]:
+    ranks = SimulatedRanks(n, shares=shares)
+    answers = ranks.carry_out([one(request(rank, n)) for rank in range(n)])
+    return answers, [comm.traffic for comm in ranks.comms]
+
+
+@pytest.mark.parametrize("ask", [asked_in_lockstep, asked_in_code])
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("n", WORLDS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_request_is_answered_and_counted(case: Case, n: int, shares: bool, ask: Callable[..., Any]) -> None:
+    answers, traffic = ask(case.request, n, shares=shares)
+    assert [answer.view(-1).tolist() for answer in answers] == [case.answer(rank, n) for rank in range(n)]
+    assert [t.num_bytes["values"] for t in traffic] == pytest.approx([case.sent(rank, n) for rank in range(n)])
+    assert [sum(t.num_bytes.values()) for t in traffic] == pytest.approx([case.sent(rank, n) for rank in range(n)])
+    assert [t.num_collectives for t in traffic] == [int(n > 1)] * n
+    assert all(float(t.elapsed) > 0 for t in traffic if sum(t.num_bytes.values()))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_one_rank_answers_itself(case: Case) -> None:
+    comm = Comm()
+    assert carried_out(one(case.request(0, 1)), comm).view(-1).tolist() == case.answer(0, 1)
+    assert comm.traffic == Traffic()
+
+
+@pytest.mark.parametrize("numel", [1001, 2**17 + 3])
+def test_a_sum_is_in_place_and_the_same_bits_on_all_ranks(numel: int) -> None:
+    given = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) * 10.0 ** (3 * r) for r in range(7)]
+    expected = given[0].clone()
+    for vector in given[1:]:
+        expected += vector
+    mine = [vector.clone() for vector in given]
+    answers = SimulatedRanks(7).carry_out([one(AllReduce(mine=vector)) for vector in mine], on_cores=True)
+    assert all(answer is vector for answer, vector in zip(answers, mine, strict=True))
+    assert all(torch.equal(vector, expected) for vector in mine)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "sum" and name != "copies"])
+def test_an_answer_does_not_see_what_changes_later(case: str) -> None:
+    def work(rank: int) -> Reduction[Row]:
+        request: Any = CASES[case].request(rank, 3)
+        answer = yield request
+        request.mine.fill_(-1.0)
+        yield AllReduce(mine=torch.zeros(1))  # all have overwritten theirs
+        return answer.view(-1).tolist()
+
+    assert SimulatedRanks(3).carry_out([work(rank) for rank in range(3)]) == [
+        CASES[case].answer(r, 3) for r in range(3)
+    ]
+
+
+@pytest.mark.parametrize(("shares", "num_made"), [(True, 1), (False, 4)])
+def test_what_follows_from_what_all_know_is_made_once_in_shared_memory(shares: bool, num_made: int) -> None:
+    made: list[int] = []
+
+    def fill(into: Tensor) -> str:
+        made.append(0)
+        into.fill_(7.0)
+        return "filled"
+
+    def work() -> Reduction[tuple[str, Row]]:
+        into = torch.zeros(3)
+        word = yield Fill(into=into, work=lambda: fill(into))
+        yield Once(work=lambda: made.append(1))
+        return word, into.tolist()
+
+    assert SimulatedRanks(4, shares=shares).carry_out([work() for _ in range(4)]) == [("filled", [7.0] * 3)] * 4
+    assert made == [0] * num_made + [1] * num_made
+
+
+def test_reductions_side_by_side_join_their_rows_and_sums() -> None:
+    def part(rank: int, numel: int) -> Reduction[Row]:
+        rows = yield AllGather(mine=own(rank, numel))
+        if numel == 1:
+            return rows.view(-1).tolist()
+        total = yield AllReduce(mine=rows.sum(0), kind="counts")
+        return total.tolist()
+
+    ranks = SimulatedRanks(2)
+    answers = ranks.carry_out([together([part(rank, numel) for numel in (1, 2, 3)]) for rank in range(2)])
+    assert answers == [[[0.0, 100.0], [200.0, 204.0], [200.0, 204.0, 208.0]]] * 2
+    assert [comm.traffic.num_collectives for comm in ranks.comms] == [2, 2]
+
+
+def test_traffic_adds_up_by_kind_until_a_new_step_begins() -> None:
+    def work(comm: Comm) -> Reduction[list[tuple[dict[Kind, float], int]]]:
+        seen = []
+        for _ in range(2):
+            comm.begin_step()
+            yield AllGather(mine=own(0, 1))
+            yield AllGather(mine=own(0, 2))
+            yield AllReduce(mine=own(0, 4), kind="indices")
+            seen.append((dict(comm.traffic.num_bytes), comm.traffic.num_collectives))
+        return seen
+
+    ranks = SimulatedRanks(2)
+    results = ranks.carry_out([work(comm) for comm in ranks.comms])
+    assert results == [[({"counts": 24.0, "indices": 32.0, "values": 0.0}, 3)] * 2] * 2
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class FailedError(Exception):
+    """What a rank of these tests dies of."""
+
+
+def fails() -> Reduction[None]:
+    yield from ()
+    raise FailedError("of its own\nand more")
+
+
+def ends() -> Reduction[None]:
+    yield from ()
+
+
+LEFT = {
+    "an end": (ends, "rank 1 ended without coming to AllReduce, where rank 0 waits"),
+    "another call": (lambda: one(AllGather(mine=torch.ones(2))), "rank 0 calls AllReduce, rank 1 AllGather at"),
+    "another shape": (lambda: one(AllReduce(mine=torch.ones(3))), r"with shape \(2,\), rank 1 with shape \(3,\)"),
+    "another dtype": (lambda: one(AllReduce(mine=torch.ones(2).half())), "dtype torch.float32, rank 1 with dtype"),
+    "another kind": (lambda: one(AllReduce(mine=torch.ones(2), kind="counts")), "kind values, rank 1 with kind counts"),
+}
+
+
+def in_lockstep(ranks: SimulatedRanks, work: Callable[[int], Reduction[Any]]) -> None:
+    ranks.carry_out([work(comm.rank) for comm in ranks.comms])
+
+
+def in_code(ranks: SimulatedRanks, work: Callable[[int], Reduction[Any]]) -> None:
+    ranks.run(lambda comm: carried_out(work(comm.rank), comm))
+
+
+@pytest.mark.parametrize("ask", [in_lockstep, in_code])
+@pytest.mark.parametrize(("other", "words"), LEFT.values(), ids=LEFT)
+def test_ranks_that_differ_are_named(other: Callable[[], Reduction[Any]], words: str, ask: Callable[..., None]) -> None:
+    def work(rank: int) -> Reduction[Any]:
+        return other() if rank == 1 else one(AllReduce(mine=torch.ones(2)))
+
+    ranks = SimulatedRanks(3)
+    for _ in range(2):  # and nothing is left of it
+        with pytest.raises(PeerError, match=words):
+            ask(ranks, work)
+        assert ranks.run(lambda comm: comm.answer(AllReduce(mine=torch.ones(2))).tolist()) == [[3.0, 3.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("request_of", "words"),
+    [
+        (lambda rank: Broadcast(mine=torch.ones(2), source=rank), "source 0, rank 1 with source 1"),
+        (lambda rank: AllGatherLists(mine=torch.ones(2), counts=[2, 1 + rank]), r"counts \(2, 1\), rank 1"),
+        (lambda rank: AllGatherLists(mine=torch.ones(2), counts=[2, 1]), "rank 1 has 2 elements to gather, not 1"),
+        (lambda rank: AllToAll(mine=torch.ones(2), sizes=[1, 1], received=[1, rank]), r"expects \[1, 0\]"),
+    ],
+)
+def test_ranks_that_differ_in_what_they_expect_are_named(request_of: Callable[[int], Request], words: str) -> None:
+    with pytest.raises(PeerError, match=words):
+        SimulatedRanks(2).carry_out([one(request_of(rank)) for rank in range(2)])
+
+
+def test_an_error_of_one_rank_is_raised_and_those_that_wait_are_told_whose_it_was() -> None:
+    told: dict[int, str] = {}
+
+    def waits(rank: int) -> Reduction[None]:
+        try:
+            yield AllReduce(mine=torch.ones(2))
+        except PeerError as error:
+            told[rank] = str(error)
+            raise
+
+    with pytest.raises(FailedError, match="of its own"):
+        SimulatedRanks(3).carry_out([waits(0), fails(), waits(2)])
+    assert told == dict.fromkeys([0, 2], "rank 1 failed: FailedError: of its own")
+    told.clear()
+    with pytest.raises(FailedError, match="of its own"):
+        SimulatedRanks(3).run(lambda comm: carried_out(fails() if comm.rank == 1 else waits(comm.rank), comm))
+    assert told == dict.fromkeys([0, 2], "rank 1 failed: FailedError: of its own")
+
+
+def test_no_thread_of_synchronous_code_is_left_after_an_error() -> None:
+    def work(comm: Comm) -> None:
+        while True:
+            try:
+                comm.answer(AllReduce(mine=torch.ones(2)))
+                if comm.rank == 1:
+                    raise FailedError
+            except PeerError:
+                if comm.rank == 2:
+                    raise  # the others go on asking, and are refused until they end
+
+    before = threading.active_count()
+    with pytest.raises(FailedError):
+        SimulatedRanks(3).run(lambda comm: work(comm) if comm.rank else comm.answer(AllReduce(mine=torch.ones(2))))
+    assert threading.active_count() <= before + torch.get_num_threads()  # the pool's
+
+
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_there_is_a_rank(world_size: int) -> None:
+    with pytest.raises(ValueError, match=f"world_size must be at least 1, got {world_size}"):
+        SimulatedRanks(world_size)
+
+
+def test_simulated_ranks_leave_the_number_of_torch_threads_alone() -> None:
+    """Each computes on one thread; the caller, and threads begun later, have as many as before."""
+    seen: list[int] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    def work() -> Reduction[int]:
+        yield AllReduce(mine=torch.ones(1))
+        return torch.get_num_threads()
+
+    try:
+        assert SimulatedRanks(6).carry_out([work() for _ in range(6)], on_cores=True) == [1] * 6
+        assert SimulatedRanks(6).run(lambda _: torch.get_num_threads()) == [1] * 6
+        assert torch.get_num_threads() == 3
+        newcomer = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        newcomer.start()
+        newcomer.join()
+        assert seen == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- picklable items over torch.distributed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gather", [gather_objects, gather_objects_at_first])
+def test_items_are_gathered_without_numpy(
+    one_rank: None, gather: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an installation that has torch alone: there, a tensor has no numpy()."""
+
+    def unavailable(_tensor: Tensor, **_settings: bool) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(Tensor, "numpy", unavailable)
+    (item,) = gather({"rank": 0, "residual": torch.arange(5.0)})  # type: ignore[misc]
+    assert item["rank"] == 0
+    assert item["residual"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
