@@ -23,7 +23,7 @@ def pack(codes: Tensor, width: int) -> Tensor:
         ValueError: width outside 1 to 32.
     """
     _check(width)
-    loops = kernels.codes_on(codes.device)
+    loops = kernels.packing_on(codes.device)
     if loops is not None:
         packed = torch.empty(num_packed_bytes(codes.numel(), width), dtype=torch.uint8)
         loops.pack(codes, width, packed)
@@ -48,7 +48,7 @@ def _pack_in_torch(codes: Tensor, width: int) -> Tensor:
 def unpack(packed: Tensor, count: int, width: int) -> Tensor:
     """Return the (count,) codes of ``width`` bits that ``pack`` packed: int32, and int64 with 32 bits."""
     _check(width)
-    dtype, loops = torch.int64 if width == BITS_OF_INT else torch.int32, kernels.codes_on(packed.device)
+    dtype, loops = torch.int64 if width == BITS_OF_INT else torch.int32, kernels.packing_on(packed.device)
     if loops is not None:
         codes = torch.empty(count, dtype=dtype)
         loops.unpack(packed, width, codes)
@@ -75,7 +75,7 @@ def _unpack_in_torch(packed: Tensor, count: int, width: int) -> Tensor:
 
 def put_places(places: Tensor, low: int, gap: int, length: int) -> Tensor:
     """Return the ``low`` low bits of ascending ``places`` (m,), then ``length`` bits: set at every high + gap * i."""
-    count, loops = places.numel(), kernels.codes_on(places.device)
+    count, loops = places.numel(), kernels.packing_on(places.device)
     if loops is not None:
         packed = torch.empty(num_packed_bytes(count, low) + num_packed_bytes(length, 1), dtype=torch.uint8)
         loops.put_places(places, low, gap, *packed.split([num_packed_bytes(count, low), num_packed_bytes(length, 1)]))
@@ -89,7 +89,7 @@ def put_places(places: Tensor, low: int, gap: int, length: int) -> Tensor:
 def get_places(packed: Tensor, count: int, low: int, gap: int, length: int) -> Tensor:
     """Return the ascending places (count,) int32 that ``put_places`` put down."""
     lows, highs = packed.split([num_packed_bytes(count, low), num_packed_bytes(length, 1)])
-    loops = kernels.codes_on(packed.device)
+    loops = kernels.packing_on(packed.device)
     if loops is not None:
         places = torch.empty(count, dtype=torch.int32)
         loops.get_places(lows, highs, low, gap, places)

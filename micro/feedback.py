@@ -12,7 +12,7 @@ from torch import Tensor
 from micro import kernels
 from micro.health import FirstBad
 from micro.kernels.reference import is_ordinary, too_large
-from micro.kernels.sums import Sums, absorb_and_square_, absorb_and_sum_, squares_by_piece, sums_of
+from micro.kernels.sums import Sums
 from micro.norms import norm
 from micro.parts import Part
 from micro.sparse import SparseValues
@@ -51,14 +51,7 @@ class Feedback(Part, ABC):
     def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
         """Return what `accumulate_` does, and the sums of the accumulator, in the same pass where that can be."""
         acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
-        return acc, first_bad, sums_of(acc)
-
-    def accumulate_and_square_(
-        self, memory: Memory, grad: Tensor, *, lengths: Sequence[int], world_size: int
-    ) -> tuple[Tensor, FirstBad, Tensor]:
-        """Return what `accumulate_` does, and the sums of squares (L,) float64 of the accumulator's pieces (L,)."""
-        acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
-        return acc, first_bad, squares_by_piece(acc, lengths)
+        return acc, first_bad, kernels.sums_of(acc)
 
     def without_grad_(self, memory: Memory) -> Tensor | None:
         """Return the accumulator (numel,) of a step but for the gradient, which the caller adds as `absorb_` does.
@@ -144,8 +137,8 @@ class ErrorFeedback(Feedback):
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Add the gradient to the residual, after its decay, in place and return it: one pass, no second vector."""
-        acc = memory["residual"]
-        return acc, kernels.absorb_unread_(acc, grad, decay=self.decay)
+        acc = self.without_grad_(memory)
+        return acc, kernels.absorb_(acc, grad)
 
     def without_grad_(self, memory: Memory) -> Tensor:
         """Return the residual, after its decay."""
@@ -156,14 +149,7 @@ class ErrorFeedback(Feedback):
     def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
         """Add the gradient to the residual in place, and the sums up in the same pass."""
         acc = self.without_grad_(memory)
-        return acc, *absorb_and_sum_(acc, grad)
-
-    def accumulate_and_square_(
-        self, memory: Memory, grad: Tensor, *, lengths: Sequence[int], world_size: int
-    ) -> tuple[Tensor, FirstBad, Tensor]:
-        """Add the gradient to the residual in place, and the squares up in the same pass."""
-        acc = self.without_grad_(memory)
-        return acc, *absorb_and_square_(acc, grad, lengths)
+        return acc, *kernels.absorb_and_sum_(acc, grad)
 
     def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
         """Take what was sent out of the accumulator, which is the residual."""
@@ -238,9 +224,9 @@ class MomentumCorrection(Feedback):
         Without clipping, compiled, it is one pass over the three.
         """
         residual, momentum = memory["residual"], memory["momentum"]
-        loops = kernels.momentum_for(residual, momentum, grad) if self.clip is None else None
-        if loops is not None:
-            return residual, loops.absorb_(residual, momentum, grad, self.momentum, is_nesterov=self.nesterov)
+        absorb_ = kernels.momentum_form(residual, momentum, grad) if self.clip is None else None
+        if absorb_ is not None:
+            return residual, absorb_(residual, momentum, grad, self.momentum, self.nesterov)
         wide = grad.to(residual.dtype)  # what is too large is so for the residual: float16 ends before that
         ordinary = _is_known_ordinary(wide, residual.dtype)
         first_bad = None if ordinary else _drop_too_large_(wide)

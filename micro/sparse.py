@@ -10,7 +10,6 @@ from torch import Tensor
 from micro import kernels
 from micro.flat import Layout
 from micro.health import Finite, is_number, read
-from micro.kernels import places
 from micro.kernels.sums import Sums
 from micro.requests import Once, Reduction
 from micro.scales import AnyScales
@@ -37,7 +36,6 @@ class Step:
         layer_densities: the target density of each parameter, where the policy sets one for each; else None.
         sums: of this rank's accumulator, which ranks do not share, for a selector that wants them; else None.
         is_finite: whether this rank's gradient was finite, which ranks do not share either.
-        squares: (L,) float64, sums of squares of this rank's parameters, for a selector that wants them; else None.
         scales: of what a selector that takes them compares, the same on ranks that share a threshold; else None.
     """
 
@@ -48,7 +46,6 @@ class Step:
     layer_densities: tuple[float, ...] | None = None
     sums: Sums | None = None
     is_finite: Finite = True
-    squares: Tensor | None = None
     scales: AnyScales | None = None
 
 
@@ -97,11 +94,11 @@ class SparseValues:
 
     def add_to_(self, vector: Tensor, *, alpha: float = 1.0) -> None:
         """Add ``alpha`` times the values to ``vector`` (numel,) in place."""
-        places.add_(vector, self.indices, self.values, alpha=alpha)
+        kernels.add_at_(vector, self.indices, self.values, alpha=alpha)
 
     def take_from_(self, vector: Tensor) -> None:
         """Subtract the values from ``vector`` (numel,) in place."""
-        places.take_(vector, self.indices, self.values)
+        kernels.take_(vector, self.indices, self.values)
 
     def clear_in_(self, vector: Tensor) -> None:
         """Set ``vector`` (numel,) to zero at the indices."""
@@ -186,15 +183,7 @@ def summed_lists(together: SparseValues, counts: list[int]) -> SparseValues:
     """Return the sum of one part or more, which are neighbouring entries of ``together``, as `summed` does."""
     if len(counts) == 1:
         return together
-    merged = kernels.added(together.indices, together.values, counts)
-    if merged is not None:
-        return SparseValues(*merged)
-    indices = torch.unique(together.indices)
-    values = together.values.new_zeros(indices.numel())
-    places = torch.searchsorted(indices, together.indices).split(counts)
-    for place, part in zip(places, together.values.split(counts), strict=True):  # in turn: the same bits everywhere
-        values.index_add_(0, place, part)  # each part has an index only once
-    return SparseValues(indices, values)
+    return SparseValues(*kernels.added(together.indices, together.values, counts))
 
 
 def overflown(

@@ -17,13 +17,10 @@ if find_spec("triton") is None:
 
 from triton.runtime.interpreter import GridExecutor
 
-from micro import kernels as dispatch
-from micro.kernels import triton as kernels
-from micro.kernels.triton import codes as _codes  # noqa: F401  # which are imported later else, as compiled kernels
+from micro.kernels import table
+from micro.kernels.triton import checking, codes  # noqa: F401  # with all others: later they would be compiled
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "import this before any test runs"
-
-__all__ = ["kernels", "serving_the_cpu"]
 
 
 @contextmanager
@@ -35,13 +32,13 @@ def serving_the_cpu() -> Iterator[None]:
         with one_at_a_time:  # the interpreter knows one program at a time, simulated ranks are threads
             return run(self, *arguments, **more)
 
-    dispatch._runs.cache_clear()
+    table._runs.cache_clear()
     with (
         patch.object(GridExecutor, "__call__", locked),
         patch.dict(os.environ, TRITON_INTERPRET="1"),  # Triton imports more of itself when it first runs a kernel
-        patch.object(kernels, "check", lambda device: None),
-        patch.object(dispatch, "_is_gpu", lambda device: True),
-        patch.object(dispatch, "_with_numba", lambda: None),
+        patch.object(checking, "check", lambda device: None),
+        patch.object(table, "_is_gpu", lambda device: True),
+        patch.object(table, "TRIED", ("triton",)),
     ):
         yield
-    dispatch._runs.cache_clear()
+    table._runs.cache_clear()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs.messages import Messages
-from micro.health import Finite, all_finite
+from micro.health import Finite, all_finite, index_of
 from micro.kernels.reference import first_nonfinite
 from micro.parts import Part
 
@@ -56,7 +56,7 @@ class Codec(Part, ABC):
         Returns:
             the index of the first sum with the gradient that is not finite or too large, None where there is none.
         """
-        first_bad = None if grad is None else kernels.absorb_(values, grad)
+        first_bad = None if grad is None else index_of(kernels.absorb_(values, grad), values.numel())
         wire.copy_(self.encode(values, key))
         if rest is not None:
             torch.sub(values, self.decode(wire, values.numel(), values.dtype), out=rest)
@@ -143,7 +143,7 @@ class Codec(Part, ABC):
         Returns:
             whether ``mean`` is finite, and what ``encode_into_`` returns.
         """
-        first_bad = None if grad is None else kernels.absorb_(values, grad)
+        first_bad = None if grad is None else index_of(kernels.absorb_(values, grad), values.numel())
         if len(wires):
             self.decode_mean_into_(wires, mean)
             mean.add_(values).div_(len(wires) + 1)

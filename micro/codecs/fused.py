@@ -11,7 +11,7 @@ from micro import kernels
 from micro.codecs.agreeing import serving
 from micro.codecs.base import Codec, Key
 from micro.codecs.messages import Messages
-from micro.health import Finite
+from micro.health import Finite, index_of
 from micro.randomness import words_of_each
 
 
@@ -45,7 +45,7 @@ class FusedCodec(Codec):
         """Return the Decoding of ``loops`` that reads the sum of R messages, divided; None where they have none."""
 
     def part_code(self, loops: ModuleType) -> Any:
-        """Return the PartCode of ``loops``, what `micro.kernels.part_codes_for` returned; None where they have none."""
+        """Return the PartCode of ``loops``, the family "part_codes" of `micro.kernels`; None where they have none."""
         return None
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
@@ -86,7 +86,7 @@ class FusedCodec(Codec):
         grad: Tensor | None = None,
     ) -> int | None:
         """Encode all parts of the values but ``own``; see Codec. Compiled loops of a CPU do it in one call."""
-        loops = kernels.part_codes_for(*(vector for vector in (values, rest, grad) if vector is not None))
+        loops = kernels.family("part_codes", *(vector for vector in (values, rest, grad) if vector is not None))
         code = self.part_code(loops) if loops is not None and loops.serves(messages) else None
         if loops is None or code is None:
             return super().encode_others_into_(values, key, wire, messages, own, rest, grad=grad)
@@ -96,7 +96,7 @@ class FusedCodec(Codec):
 
     def decode_others_into_(self, wires: Tensor, messages: Messages, own: int, values: Tensor) -> Finite:
         """Fill all parts of ``values`` but ``own``; see Codec. Compiled loops of a CPU do it in one call."""
-        loops = kernels.part_codes_for(values)
+        loops = kernels.family("part_codes", values)
         code = self.part_code(loops) if loops is not None and loops.serves(messages) else None
         if loops is None or code is None:
             return super().decode_others_into_(wires, messages, own, values)
@@ -107,7 +107,7 @@ class FusedCodec(Codec):
         """Return what `micro.kernels.absorb_` does of a gradient that no code adds on its way, and one to be added."""
         if grad is None or serving(self, grad) is not None:
             return None, grad
-        return kernels.absorb_(values, grad), None
+        return index_of(kernels.absorb_(values, grad), values.numel()), None
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the values that were sent; see Codec."""

@@ -19,7 +19,6 @@ from micro.exchanges.gathering import (
     values_call,
 )
 from micro.exchanges.traffic import Choice
-from micro.kernels import places
 from micro.requests import AllGatherLists, Fill, Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues
 from micro.traffic import Calls
@@ -47,7 +46,7 @@ class Gather(Exchange[NoState]):
         is_finite = transport.step.is_finite
         header = yield from gather_header(selection.indices, is_finite=is_finite, counts=selection.counts)
         counts = header.counts
-        encoded = codec.encode(places.gather(acc, selection.indices), transport.key)
+        encoded = codec.encode(kernels.gather(acc, selection.indices), transport.key)
         indices = yield from gather_indices(selection, counts, acc.numel(), transport)
         values = yield from gather_values(encoded, counts, codec, acc.dtype)
         if overlap is Overlap.SAME or n == 1:  # the values of all ranks are of one list

@@ -107,7 +107,7 @@ class Oktopk(Exchange[OktopkState]):
         total = largest.sums
         return Exchanged(
             update=(SparseValues(total.indices, total.values / transport.comm.world_size),),
-            sent=_common(mine, total.indices),
+            sent=SparseValues(*kernels.common(mine.indices, mine.values, total.indices)),
             counts=largest.header.counts,
             num_updated=total.indices.numel(),
             is_finite=largest.header.is_finite,
@@ -233,14 +233,3 @@ def _cut(histogram: list[list[int]], k: int) -> tuple[int, int]:
         wanted -= totals[cut]
         cut -= 1
     return cut, wanted
-
-
-def _common(mine: SparseValues, indices: Tensor) -> SparseValues:
-    """Return the entries of ``mine`` at ``indices`` (K,), which ascend."""
-    if not indices.numel():
-        return SparseValues(indices, mine.values[:0])
-    walked = kernels.common(mine.indices, mine.values, indices)
-    if walked is not None:
-        return SparseValues(*walked)
-    places = torch.searchsorted(indices, mine.indices).clamp_(max=indices.numel() - 1)
-    return mine.where(indices.index_select(0, places) == mine.indices)

@@ -10,7 +10,6 @@ from micro.exchanges.averaging import AverageEncoded, mean_calls, mean_encoded_,
 from micro.exchanges.base import Exchange, NoState, Transport
 from micro.exchanges.gathering import counts_calls, gather_counts, gather_indices, indices_calls
 from micro.exchanges.traffic import Choice
-from micro.kernels import places
 from micro.requests import Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues
 from micro.traffic import Calls
@@ -42,7 +41,7 @@ class Union(Exchange[NoState]):
         if transport.overlap is Overlap.ANY and transport.comm.world_size > 1:
             gathered = indices
             indices = yield Once(work=lambda: kernels.distinct(gathered, numel))
-        mean, sent, is_finite = yield from mean_of(places.gather(acc, indices), transport)
+        mean, sent, is_finite = yield from mean_of(kernels.gather(acc, indices), transport)
         return Exchanged(
             update=(SparseValues(indices, mean),),
             sent=SparseValues(indices, sent),

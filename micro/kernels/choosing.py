@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels.cpu import array_of, bits_of
-from micro.kernels.jit import MAGNITUDE_BITS, jitted, lowest_bit, lowest_bit_or_64
+from micro.kernels import reference
+from micro.kernels.jit import MAGNITUDE_BITS, array_of, bits_of, jitted, lowest_bit, lowest_bit_or_64
+from micro.kernels.reference import is_sampled, sampled_rank
+from micro.kernels.scanning import above
 
 DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of a magnitude's bits, highest first: 31 in all
 WORD = 64
@@ -55,8 +57,24 @@ def _largest(bits: Any, k: Any) -> Any:
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the ascending (k,) int32 indices of the k largest magnitudes of contiguous float32 ``x`` (numel,).
 
-    Ties go to the lowest index. It costs about six reads of ``x``, which is to be short; 1 <= k <= numel, no NaN.
+    Ties go to the lowest index; 1 <= k < numel, no NaN. Where too few are above the estimate of a sample, the scan is
+    repeated with a lower one.
     """
+    numel = x.numel()
+    if not is_sampled(numel, k):
+        return _of_few(x, k)
+    sample = x[:: numel // reference.SAMPLE].abs()
+    rank = sampled_rank(sample.numel(), numel, k)
+    while rank < sample.numel():
+        candidates, magnitudes = above(x, float(torch.topk(sample, rank, sorted=False).values.min()))
+        if candidates.numel() >= k:
+            return candidates.index_select(0, _of_few(magnitudes, k))
+        rank *= 2
+    return _of_few(x, k)
+
+
+def _of_few(x: Tensor, k: int) -> Tensor:
+    """Do the same; it costs about six reads of ``x``."""
     return torch.from_numpy(_largest(bits_of(x), k))
 
 
@@ -83,21 +101,6 @@ def falling(bits: Any) -> Any:
     for i in range(keys.size):
         places[i] = keys[i] & np.uint64(0xFFFFFFFF)
     return places
-
-
-@jitted
-def _largest_first(bits: Any, count: Any) -> Any:
-    size = bits.size
-    while size > 0 and not bits[size - 1] & np.int32(MAGNITUDE_BITS):  # zeros at the end are in their order
-        size -= 1
-    places = np.arange(bits.size)
-    places[:size] = falling(bits[:size])
-    return places[:count]
-
-
-def largest_first(x: Tensor, count: int) -> Tensor:
-    """Return the first ``count`` places (int64) of contiguous float32 ``x`` (m,) in the order of `falling`; no NaN."""
-    return torch.from_numpy(_largest_first(bits_of(x), count))
 
 
 @jitted

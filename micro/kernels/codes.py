@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels import blockwise, casts, packing, ranges, signs
+from micro.kernels import blockwise, casts, ranges, signs
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import NEAR
@@ -358,26 +358,6 @@ def decode_range_float(wires: Tensor, divisor: float, *, width: int) -> Decoding
         codes.size,
         lambda out, start, own: ranges.decode(own.summands, *forms, codes, out, count, width, start),
     )
-
-
-def pack(codes: Tensor, width: int, packed: Tensor) -> None:
-    """Fill ``packed`` as `micro.bits.pack` has it."""
-    packing.pack_codes(codes.to(torch.int32).contiguous().numpy(), width, packed.numpy())
-
-
-def unpack(packed: Tensor, width: int, codes: Tensor) -> None:
-    """Fill ``codes`` (count,) as `micro.bits.unpack` has them."""
-    packing.unpack_codes(packed.contiguous().numpy(), width, codes.numpy())
-
-
-def put_places(places: Tensor, low: int, gap: int, lows: Tensor, highs: Tensor) -> None:
-    """Fill ``lows`` and ``highs`` as `micro.index_codecs` has them of ascending places."""
-    packing.put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
-
-
-def get_places(lows: Tensor, highs: Tensor, low: int, gap: int, places: Tensor) -> None:
-    """Fill ``places`` with what `put_places` put down."""
-    packing.get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())
 
 
 def _noise(words: Words | None) -> tuple[bool, np.uint32, np.uint32]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from micro.interleaving import BlockRange
 from micro.kernels.choosing import falling
-from micro.kernels.cpu import array_of, bits_of, scan, scan_blocks, scan_divided
 from micro.kernels.cuts_reference import NUM_BINS, Cut
-from micro.kernels.jit import INFINITY_BITS, as_bits, as_float, jitted
+from micro.kernels.jit import INFINITY_BITS, array_of, as_bits, as_float, bits_of, jitted
+from micro.kernels.scanning import scan, scan_blocks, scan_divided
 from micro.scales import AnyScales, ElementScales, Scales
 
 

@@ -6,9 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
+from torch import Tensor
 
 from micro.kernels.compiling import compile_once
 
@@ -54,6 +56,16 @@ def _warn_of_no_cache() -> None:
         "set NUMBA_CACHE_DIR to one",
         stacklevel=2,
     )
+
+
+def array_of(x: Tensor) -> Any:
+    """Return the memory of ``x`` as an array."""
+    return (x.detach() if x.requires_grad else x).numpy()
+
+
+def bits_of(x: Tensor) -> Any:
+    """Return the memory of contiguous float32 ``x`` (numel,) as int32."""
+    return array_of(x).view(np.int32)
 
 
 def _as_float(typingctx: Any, bits: Any) -> Any:

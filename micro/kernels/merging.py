@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels.cpu import array_of
-from micro.kernels.jit import jitted
+from micro.kernels.jit import array_of, jitted
 
 
 def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor] | None:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels.cpu import LANES, bits_of, passing
-from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, bits_of, jitted, lowest_bit
+from micro.kernels.scanning import LANES, passing
 from micro.kernels.threads import in_parts
 
 SPREAD = 4  # lanes for each element that is chosen: two of these seldom share a lane

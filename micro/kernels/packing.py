@@ -3,6 +3,8 @@
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from micro.kernels.jit import get32, get64, jitted, lowest_bit, put32, put64_at
 
@@ -101,7 +103,7 @@ def unpack_ternary(packed: Any, count: Any, codes: Any) -> Any:
 
 
 @jitted
-def put_places(places: Any, low: Any, gap: Any, lows: Any, highs: Any) -> Any:
+def _put_places(places: Any, low: Any, gap: Any, lows: Any, highs: Any) -> Any:
     """Fill ``lows`` with the ``low`` low bits of ascending int32 places, and set bit high + gap * i in ``highs``."""
     highs[:] = 0
     for i in range(places.size):
@@ -117,8 +119,8 @@ def put_places(places: Any, low: Any, gap: Any, lows: Any, highs: Any) -> Any:
 
 
 @jitted
-def get_places(lows: Any, highs: Any, low: Any, gap: Any, places: Any) -> Any:
-    """Fill ``places`` (m,) int32 with what ``put_places`` put down."""
+def _get_places(lows: Any, highs: Any, low: Any, gap: Any, places: Any) -> Any:
+    """Fill ``places`` (m,) int32 with what `_put_places` put down."""
     found = 0
     for start in range(0, highs.size, 8):
         if start + 8 <= highs.size:
@@ -138,3 +140,23 @@ def get_places(lows: Any, highs: Any, low: Any, gap: Any, places: Any) -> Any:
             unpack_codes(lows[start * low // 8 :], low, codes[: part.size])
             for i in range(part.size):
                 part[i] |= codes[i]
+
+
+def pack(codes: Tensor, width: int, packed: Tensor) -> None:
+    """Fill ``packed`` as `micro.bits.pack` has it."""
+    pack_codes(codes.to(torch.int32).contiguous().numpy(), width, packed.numpy())
+
+
+def unpack(packed: Tensor, width: int, codes: Tensor) -> None:
+    """Fill ``codes`` (count,) as `micro.bits.unpack` has them."""
+    unpack_codes(packed.contiguous().numpy(), width, codes.numpy())
+
+
+def put_places(places: Tensor, low: int, gap: int, lows: Tensor, highs: Tensor) -> None:
+    """Fill ``lows`` and ``highs`` as `micro.index_codecs` has them of ascending places."""
+    _put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
+
+
+def get_places(lows: Tensor, highs: Tensor, low: int, gap: int, places: Tensor) -> None:
+    """Fill ``places`` with what `put_places` put down."""
+    _get_places(lows.numpy(), highs.numpy(), low, gap, places.numpy())

@@ -1,10 +1,16 @@
 """What the kernels compute, in plain torch: the oracle of their tests and the fallback where they cannot run."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from micro.health import FirstBad
+from micro.norms import norms_of
+
+SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
+CHUNK = 1 << 18  # elements that are added up at a time on a CPU: they stay in the cache
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
 
 
@@ -51,31 +57,28 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
     return torch.cat([ordered, ends])[place.where(ranks >= 1, torch.full_like(ranks, -1))]
 
 
-def absorb_(residual: Tensor, grad: Tensor) -> int | None:
-    """Add ``grad`` (numel,) to ``residual`` and set it to zero; return where the first sum is too large, or None."""
-    if is_ordinary(grad, residual.dtype):
+def absorb_(residual: Tensor, grad: Tensor) -> FirstBad:
+    """Add ``grad`` (numel,) to ``residual`` and set it to zero; return where the first sum is too large."""
+    if grad.device.type == "cpu" and is_ordinary(grad, residual.dtype):
         residual.add_(grad)
         grad.zero_()
         return None
-    kept = residual.where(~torch.isfinite(grad), torch.zeros_like(residual))
-    total = residual + grad
+    numel, total = grad.numel(), residual + grad
     is_bad = too_large(total)
+    kept = residual.where(~torch.isfinite(grad), torch.zeros_like(residual))
     residual.copy_(kept.where(is_bad, total))
     grad.zero_()
-    bad = torch.nonzero(is_bad).view(-1)
-    return int(bad[0]) if bad.numel() else None  # host sync: only after something was found
-
-
-def absorb_flagged_(residual: Tensor, grad: Tensor) -> Tensor:
-    """Do what ``absorb_`` does, and return the index (1,) int32, ``numel`` for none: the host reads nothing."""
-    numel = grad.numel()
+    if grad.device.type == "cpu":
+        bad = torch.nonzero(is_bad).view(-1)
+        return int(bad[0]) if bad.numel() else None
     places = torch.arange(numel + 1, dtype=torch.int32, device=grad.device)
-    total = residual + grad
-    is_bad = too_large(total)
-    kept = residual.where(~torch.isfinite(grad), torch.zeros_like(residual))
-    residual.copy_(kept.where(is_bad, total))
-    grad.zero_()
     return torch.cat([places[:numel].where(is_bad, numel), places[numel:]]).amin(0, keepdim=True)
+
+
+def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, list[float]]:
+    """Do what ``absorb_`` does; return what it does, and the residual's sums."""
+    first_bad = absorb_(residual, grad)
+    return first_bad, sums(residual, -1.0)
 
 
 def limit(dtype: torch.dtype) -> float:
@@ -119,6 +122,17 @@ def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: in
     return torch.bincount(bins[bins < num_bins], minlength=num_bins).to(torch.int32)
 
 
+def is_sampled(numel: int, k: int) -> bool:
+    """Tell whether a sample of ``numel`` elements tells fast forms of `largest` where the k-th magnitude is."""
+    return numel > 2 * SAMPLE and 4 * k <= numel
+
+
+def sampled_rank(sampled: int, numel: int, k: int) -> int:
+    """Return the rank among ``sampled`` of ``numel`` elements that the k-th of all hardly ever exceeds."""
+    expected = sampled * k / numel
+    return math.ceil(expected + 3 * math.sqrt(expected) + 1)
+
+
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the ascending (min(k, numel),) int32 indices of the k largest magnitudes; ties go to the lowest index."""
     if k >= x.numel():
@@ -133,9 +147,79 @@ def largest(x: Tensor, k: int) -> Tensor:
     return places_of(keep, k).to(torch.int32)
 
 
-def first_distinct(indices: Tensor, k: int) -> Tensor:
+def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
+    """Return the magnitudes (R,) at these ranks, from 1, among those of ``x`` (numel,)."""
+    falling = torch.topk(x.abs(), max(ranks)).values
+    return torch.stack([falling[rank - 1] for rank in ranks])
+
+
+def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
     """Return, in ascending order, the first k that differ of ``indices`` (m,)."""
+    if k >= indices.numel():
+        ascending: Tensor = torch.unique(indices)
+        return ascending
     ordered, places = torch.sort(indices, stable=True)
     is_first = torch.cat([places.new_ones(1), ordered.diff()]).ne(0)[: ordered.numel()]
     ordered, places = ordered[is_first], places[is_first]
     return ordered if places.numel() <= k else ordered[places < places.sort().values[k]]
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """Return ``x`` at ``indices``."""
+    return x.index_select(0, indices)
+
+
+def add_at_(x: Tensor, indices: Tensor, values: Tensor) -> None:
+    """Add ``values`` to ``x`` at ``indices``."""
+    x.index_add_(0, indices, values.to(x.dtype))
+
+
+def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    """Subtract ``values`` from ``x`` at unique ``indices``; return what was there."""
+    before = x.index_select(0, indices)
+    x.index_add_(0, indices, values.to(x.dtype), alpha=-1.0)
+    return before
+
+
+def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the union of lists of indices and the sums of their values, added in the order given."""
+    union = torch.unique(indices)
+    total = values.new_zeros(union.numel())
+    places = torch.searchsorted(union, indices).split(list(counts))
+    for place, part in zip(places, values.split(list(counts)), strict=True):  # in turn: the same bits everywhere
+        total.index_add_(0, place, part)  # each part has an index only once
+    return union, total
+
+
+def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entries whose indices are in ``among`` (K,) too."""
+    if not among.numel():
+        return indices[:0], values[:0]
+    places = torch.searchsorted(among, indices).clamp_(max=among.numel() - 1)
+    kept = torch.nonzero(among.index_select(0, places) == indices).view(-1)
+    return indices.index_select(0, kept), values.index_select(0, kept)
+
+
+def sums(x: Tensor, floor: float) -> list[float]:
+    """Return the numbers of `Sums` of those of ``x`` (numel,) whose magnitude is larger than ``floor``."""
+    chunks = x.split(CHUNK) if x.device.type == "cpu" else (x,)
+    rows = torch.stack([_sums_of_chunk(chunk, floor) for chunk in chunks])
+    largest, smallest = rows[:, 4].max(), rows[:, 5].min()
+    together: list[float] = torch.cat([rows[:, :4].sum(0), torch.stack([largest, smallest])]).tolist()
+    return together  # host sync: a threshold follows from them
+
+
+def _sums_of_chunk(chunk: Tensor, floor: float) -> Tensor:
+    magnitudes = chunk.abs()
+    counts = magnitudes > floor
+    value, magnitude = chunk.where(counts, 0).double(), magnitudes.where(counts, 0).double()
+    least = magnitudes.where(counts, torch.inf).double()
+    if not chunk.numel():
+        return torch.cat([value.new_zeros(5), value.new_full((1,), torch.inf)])
+    sums = counts.sum().double(), value.sum(), magnitude.square().sum(), magnitude.sum(), magnitude.max(), least.min()
+    return torch.stack(sums)
+
+
+def squares_by_piece(x: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Return the sums of squares (S,) float64 of neighbouring pieces of ``x`` (numel,)."""
+    return norms_of(x, lengths).to(torch.float64).square_()

@@ -1,4 +1,4 @@
-"""Compiled sums of squares of neighbouring pieces, made by themselves or in the pass that adds the gradient.
+"""Compiled sums of squares of neighbouring pieces.
 
 Squares are exact in double precision, in which they are added: in lanes that are the same on every processor, then
 unit by unit. A unit is what a piece has of a strip, so that the sums do not depend on the number of threads.
@@ -17,11 +17,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.cpu import array_of
-from micro.kernels.jit import jitted
+from micro.kernels.jit import array_of, jitted
 from micro.kernels.summing import kept_in_registers
 from micro.kernels.threads import in_parts
-from micro.kernels.tiles import STRIP, absorb_and_clear
+from micro.kernels.tiles import STRIP
 from micro.kernels.tree_sums import folded
 
 LANES = 32
@@ -68,20 +67,6 @@ def _squares(x: Any, first: Any, edges: Any, sums: Any) -> Any:
 
 
 @jitted
-def _absorb_and_square(
-    residual: Any, residual_bits: Any, grad: Any, grad_bits: Any, first: Any, edges: Any, sums: Any
-) -> Any:
-    first_bad, number = -1, np.searchsorted(edges, first)
-    for start in range(0, grad.size, STRIP):
-        end = min(start + STRIP, grad.size)
-        part = residual[start:end], residual_bits[start:end], grad[start:end], grad_bits[start:end]
-        bad = absorb_and_clear(*part)
-        first_bad = start + bad if first_bad < 0 <= bad else first_bad
-        number = _square_units(residual, first, edges, number, first + end, sums)
-    return first_bad
-
-
-@jitted
 def _joined(sums: Any, begins: Any) -> Any:
     """Return the sums of pieces (S,), which begin with these units (S + 1,)."""
     joined = np.zeros(begins.size - 1)
@@ -97,20 +82,6 @@ def squares_by_piece(x: Tensor, lengths: Sequence[int]) -> Tensor:
     sums = np.empty(edges.size - 1)
     in_parts(lambda a, b: _squares(values[a:b], a, edges, sums), x.numel(), unit=STRIP)
     return torch.from_numpy(_joined(sums, begins))
-
-
-def absorb_and_square_(residual: Tensor, grad: Tensor, lengths: Sequence[int]) -> tuple[int | None, Tensor]:
-    """Do what `micro.kernels.cpu.absorb_` does for float32 vectors; return what it does, and the residual's squares."""
-    target, source, (edges, begins) = array_of(residual), array_of(grad), _units(tuple(lengths))
-    target_bits, source_bits, sums = target.view(np.int32), source.view(np.int32), np.empty(edges.size - 1)
-
-    def absorb(a: int, b: int) -> tuple[int, int]:
-        part = target[a:b], target_bits[a:b], source[a:b], source_bits[a:b]
-        return a + int(_absorb_and_square(*part, a, edges, sums)), a
-
-    found = in_parts(absorb, grad.numel(), unit=STRIP, moved=16)
-    first_bad = next((place for place, start in found if place >= start), None)
-    return first_bad, torch.from_numpy(_joined(sums, begins))
 
 
 @lru_cache(maxsize=64)  # called at every step

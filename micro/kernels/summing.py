@@ -13,8 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.cpu import array_of
-from micro.kernels.jit import MAGNITUDE_BITS, jitted
+from micro.kernels.jit import MAGNITUDE_BITS, array_of, jitted
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import TILE, absorb_and_clear
 

@@ -24,14 +24,6 @@ def highest_bits(bits: Any) -> Any:
 
 
 @jitted
-def shrink(values: Any, factor: Any) -> Any:
-    """Multiply a tile's values by ``factor``, in place."""
-    if factor != 1:
-        for i in range(values.size):
-            values[i] *= factor
-
-
-@jitted
 def _drop_nonfinite(source: Any, source_bits: Any) -> Any:
     """Set what is NaN or infinite to zero; return its first place, or -1."""
     first_bad = -1

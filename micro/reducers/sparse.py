@@ -44,14 +44,13 @@ class _Accumulated:
     Attributes:
         acc: (numel,) the accumulator.
         first_bad: where its first sum is that is not finite.
-        sums, squares: of it, where the selector wants them; see Step.
+        sums: of it, where the selector wants them; see Step.
         to_add: (numel,) the gradient, where it is still to add.
     """
 
     acc: Tensor
     first_bad: FirstBad = None
     sums: Sums | None = None
-    squares: Tensor | None = None
     to_add: Tensor | None = None
 
 
@@ -129,7 +128,7 @@ class SparseReducer(WithDensity):
         acc, bad, to_add = added.acc, added.first_bad, added.to_add
         is_finite = is_finite_by(bad, grad.numel())
         densities = target.layer_densities
-        step = Step(state.step, target.count, self.seed, state.layout, densities, added.sums, is_finite, added.squares)
+        step = Step(state.step, target.count, self.seed, state.layout, densities, added.sums, is_finite)
         if at_work.sends_all:
             sent = yield from self._send_all(state, acc, grad, step, comm, to_add=to_add)
             sent = replace(sent, forgotten=None if forgotten is None else float(forgotten))  # host sync: the record
@@ -173,10 +172,6 @@ class SparseReducer(WithDensity):
         if Traits.WANTS_SUMS in selector.traits:
             acc, bad, sums = self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n)
             return _Accumulated(acc, bad, sums=sums)
-        if Traits.WANTS_SQUARES in selector.traits:
-            lengths = state.layout.numels
-            acc, bad, squares = self.feedback.accumulate_and_square_(state.memory, grad, lengths=lengths, world_size=n)
-            return _Accumulated(acc, bad, squares=squares)
         return _Accumulated(*self.feedback.accumulate_(state.memory, grad, world_size=n))
 
     def _send_all(

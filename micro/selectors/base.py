@@ -31,7 +31,6 @@ class Traits(Flag):
     SENDS_INDICES = auto()  # most selections make all ranks' indices known everywhere, without an exchange
     UNBIASED = auto()  # the update is scaled, so that its mean over draws is the dense mean
     WANTS_SUMS = auto()  # Step.sums are made while the gradient is added; not within `per_tensor`
-    WANTS_SQUARES = auto()  # Step.squares are made while the gradient is added
     TAKES_SCALES = auto()  # magnitudes are compared in Step.scales, so that no scaled copy is needed
 
 

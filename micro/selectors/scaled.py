@@ -57,8 +57,8 @@ class Scaled(ScalingSelector[ScaledState]):
     The mean squares are running averages. Ranks that share a threshold, each in a slice of its own, average them over
     all ranks, so that all select by the same scale; where a rank selects by itself, or leads, they are its own.
 
-    Costs per step: for L parameters an all-reduce of 8 L bytes where ranks share a threshold. The squares are added up
-    in the pass that adds the gradient, where that is compiled. MiCRO's agreed rule compares each parameter with a
+    Costs per step: for L parameters an all-reduce of 8 L bytes where ranks share a threshold. The
+    accumulator is read once more for the squares. MiCRO's agreed rule compares each parameter with a
     threshold of its own there; its other rules copy the slice that they search, other selectors have the whole vector
     copied (on an accelerator the factors too, one for each element).
 
@@ -76,7 +76,7 @@ class Scaled(ScalingSelector[ScaledState]):
 
     memory: float = 0.9
     name: ClassVar[str] = "scaled"
-    own_traits: ClassVar[Traits] = Traits.ALL_PARAMETERS | Traits.WANTS_SQUARES
+    own_traits: ClassVar[Traits] = Traits.ALL_PARAMETERS
 
     def start(self) -> ScaledState:
         """Return a state that knows no scale yet."""

@@ -208,7 +208,7 @@ def test_every_package_is_looked_at() -> None:
     assert {
         "micro.comm",
         "micro.ddp.attachment",
-        "micro.kernels.cpu",
+        "micro.kernels.scanning",
         "micro.selectors.topk",
         "micro.exchanges.union",
     } <= names
@@ -252,7 +252,7 @@ def test_tables_need_no_drawing_library() -> None:
         ("micro.selectors.topk", "from ..exchanges import union"),
         ("micro.selectors.micro_rules.agreed", "from ...exchanges.base import mean_of"),
         ("micro.exchanges.union", "from micro.selectors.base import Selector"),
-        ("micro.kernels.cpu", "import pandas"),
+        ("micro.kernels.scanning", "import pandas"),
         ("micro.ddp.attachment", "from micro.integrations import lightning"),
         ("micro.ddp.attachment", "def late():\n    import accelerate"),
         ("micro.integrations.transformers", "import lightning"),
@@ -303,7 +303,7 @@ def test_a_planted_crossing_is_caught(module: str, source: str) -> None:
             "import math, torch\nfrom micro.selectors.base import Selector\nfrom micro.exchanges import base",
         ),
         ("micro.reducers.sparse", "comm.broadcast_(x)\nmyself.gather(x)"),
-        ("micro.kernels.cpu", "import numpy\nfrom llvmlite import ir\nfrom numba.core import cgutils"),
+        ("micro.kernels.scanning", "import numpy\nfrom llvmlite import ir\nfrom numba.core import cgutils"),
         ("micro.selectors.micro_rules.agreed", "from ..base import Step\nfrom . import published"),
         ("models.mlp", "from torch import nn\nfrom models.registry import build"),
         ("models.mlp", "class A:\n    def late(self):\n        from transformers import BertConfig"),

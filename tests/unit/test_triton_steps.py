@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.interpreted import kernels as interpreted, serving_the_cpu  # isort: skip  # before what imports triton
+from tests.interpreted import serving_the_cpu  # isort: skip  # before what imports triton
 
 import micro
-from micro import kernels
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
+from micro.kernels import reference, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # numpy, of the interpreter
 
@@ -24,25 +24,31 @@ LAYOUT = micro.Layout(("matrix", "vector"), ((40, 30), (133,)))
 RANKS, STEPS, DENSITY = 2, 3, 0.05
 Kernels = tuple[str, ...]  # those that a step must call
 METHODS: dict[str, tuple[micro.Reducer, Kernels]] = {
-    "micro": (micro.SparseReducer(micro.Micro(), DENSITY), ("absorb_flagged_", "above", "magnitude_counts")),
-    "topk": (micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather()), ("absorb_flagged_", "largest")),
-    "threshold": (micro.SparseReducer(micro.Threshold(value=2.0), DENSITY), ("absorb_flagged_", "above")),
+    "micro": (
+        micro.SparseReducer(micro.Micro(), DENSITY),
+        ("absorbing.absorb_", "scanning.above", "scanning.magnitude_counts"),
+    ),
+    "topk": (
+        micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather()),
+        ("absorbing.absorb_", "scanning.largest"),
+    ),
+    "threshold": (micro.SparseReducer(micro.Threshold(value=2.0), DENSITY), ("absorbing.absorb_", "scanning.above")),
     **{
         name: (micro.SparseReducer(selector, DENSITY, exchange=micro.Gather()), ("summing.absorb_and_sum_", *more))
         for name, selector, more in (
-            ("gaussiank", micro.Estimated(fit="gaussiank"), ("above",)),
-            ("sidco", micro.Estimated(fit={"name": "sidco", "stages": 2}), ("above", "summing.sums")),
+            ("gaussiank", micro.Estimated(fit="gaussiank"), ("scanning.above",)),
+            ("sidco", micro.Estimated(fit={"name": "sidco", "stages": 2}), ("scanning.above", "summing.sums")),
         )
     },
     "redsync": (
         micro.SparseReducer(micro.Estimated(fit="redsync"), DENSITY, exchange=micro.Gather()),
-        ("absorb_flagged_", "above"),
+        ("absorbing.absorb_", "scanning.above"),
     ),
     "dgc": (
         micro.SparseReducer(
             micro.Estimated(fit="dgc"), DENSITY, exchange=micro.Gather(), feedback=micro.MomentumCorrection()
         ),
-        ("above",),
+        ("scanning.above",),
     ),
     **{
         f"{codec.name}, {type(exchange).__name__}": (
@@ -58,7 +64,7 @@ METHODS: dict[str, tuple[micro.Reducer, Kernels]] = {
     },
     "codec without kernels": (
         micro.SparseReducer(micro.TopK(), DENSITY, exchange=micro.Gather(), codec=QSGD()),
-        ("absorb_flagged_", "largest"),
+        ("absorbing.absorb_", "scanning.largest"),
     ),
 }
 
@@ -79,7 +85,7 @@ def run(reducer: micro.Reducer) -> list[Tensor]:
 def counted(name: str, calls: list[str], patches: pytest.MonkeyPatch) -> None:
     """Have the kernel of that name note that it is called."""
     *place, last = name.split(".")
-    module = importlib.import_module(".".join([interpreted.__name__, *place]))
+    module = importlib.import_module(".".join(["micro.kernels.triton", *place]))
     original = getattr(module, last)
 
     def call(*arguments: object, **more: object) -> object:
@@ -93,13 +99,13 @@ def counted(name: str, calls: list[str], patches: pytest.MonkeyPatch) -> None:
 def test_a_step_with_the_kernels_gives_the_bits_of_plain_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reducer, wanted = METHODS[name]
     reducer = replace(reducer, nonfinite="skip")  # type: ignore[type-var]
-    monkeypatch.setattr(kernels, "SAMPLE", 200)  # fewer than half of the elements, as of a long vector
+    monkeypatch.setattr(reference, "SAMPLE", 200)  # fewer than half of the elements, as of a long vector
     calls: list[str] = []
     for each in wanted:
         counted(each, calls, monkeypatch)
     with serving_the_cpu():
         found = run(reducer)
     assert set(calls) == set(wanted)
-    with patch.object(kernels, "_with_numba", lambda: None):
+    with patch.object(table, "TRIED", ()):
         expected = run(reducer)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -34,17 +34,16 @@ def kernel_rows(device: torch.device, numel: int) -> Iterator[Row]:
 
 def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Work, float]]:
     """Yield what is timed, each with the bytes that it moves."""
-    from micro.kernels import triton
-    from micro.kernels.triton import summing
+    from micro.kernels.triton import absorbing, scanning, summing
 
     x = torch.randn(numel, generator=generator(0)).to(device)
     grad, residual, target = x.clone(), x.clone(), torch.empty_like(x)
     cut = float(torch.topk(x.abs(), max(int(DENSITY * numel), 1)).values.min())
     grad.zero_()
     yield "copy", lambda: target.copy_(x), 8 * numel
-    yield "absorb", lambda: triton.absorb_(residual, grad), 16 * numel
-    yield "above", lambda: triton.above(x, cut), 8 * numel
-    yield "count by magnitude", lambda: triton.magnitude_counts(x, 0, 20, 2040), 4 * numel
+    yield "absorb", lambda: absorbing.absorb_(residual, grad), 16 * numel
+    yield "above", lambda: scanning.above(x, cut), 8 * numel
+    yield "count by magnitude", lambda: scanning.magnitude_counts(x, 0, 20, 2040), 4 * numel
     yield "sums", lambda: summing.sums(x, -1.0), 4 * numel
     yield "absorb and sum", lambda: summing.absorb_and_sum_(residual, grad), 16 * numel
 

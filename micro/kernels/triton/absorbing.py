@@ -46,7 +46,7 @@ def absorb_kernel(
     each_block(numel, _absorb, (residual, grad, first_bad), (LIMIT,), ALIGNED, BLOCK)
 
 
-def absorb_flagged_(residual: Tensor, grad: Tensor) -> Tensor:
+def absorb_(residual: Tensor, grad: Tensor) -> Tensor:
     """Add ``grad`` (numel,) to ``residual`` and set it to zero; see micro.kernels. The host reads nothing."""
     numel = grad.numel()
     first_bad = torch.full((1,), numel, dtype=torch.int32, device=grad.device)
@@ -60,9 +60,3 @@ def absorb_flagged_(residual: Tensor, grad: Tensor) -> Tensor:
         BLOCK=BLOCK,
     )
     return first_bad
-
-
-def absorb_(residual: Tensor, grad: Tensor) -> int | None:
-    """Do the same, and return the index of the first sum that is too large, or None; see micro.kernels."""
-    index = int(absorb_flagged_(residual, grad))  # host sync: a step in which something was not finite goes another way
-    return index if index < grad.numel() else None

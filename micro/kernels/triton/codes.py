@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from micro.health import index_of
 from micro.kernels.triton import decoding, encoding
 from micro.kernels.triton.absorbing import absorb_
 from micro.kernels.triton.encoding import Words, serves
@@ -59,7 +60,7 @@ class Values:
 
 def encode(encoding: Encoding, values: Values) -> int | None:
     """Make a message; return the index of the first sum with the gradient that is too large, None where none is."""
-    first_bad = None if values.grad is None else absorb_(values.x, values.grad)
+    first_bad = None if values.grad is None else index_of(absorb_(values.x, values.grad), values.x.numel())
     wire = encoding.wire
     message = torch.empty_like(wire) if wire.storage_offset() % 4 else wire
     encoding.run(values.x, message)

@@ -1,12 +1,11 @@
 """Find what is at or above a threshold, count by magnitude, and exact top-k on top of them."""
 
-import math
-
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from micro.kernels import reference
+from micro.kernels.reference import is_sampled, sampled_rank
 from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 SCAN_PROGRAMS = (
@@ -118,10 +117,10 @@ def histogram_kernel(
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return indices (k,) int32 and magnitudes (k,) of contiguous ``x`` (numel,) with abs(x) >= threshold."""
     rounded = float(torch.tensor(threshold, dtype=x.dtype))  # on the host
-    return above_cut(x, torch.full((1,), rounded, dtype=x.dtype, device=x.device))
+    return _above_cut(x, torch.full((1,), rounded, dtype=x.dtype, device=x.device))
 
 
-def above_cut(x: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+def _above_cut(x: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `above` returns, for a ``threshold`` (1,) of the dtype and on the device of ``x``."""
     ends = _ends(x, threshold)
     found = int(ends[-1])  # host sync: how much memory the lists need
@@ -155,25 +154,17 @@ def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: in
     return bins
 
 
-def sampled_cut(x: Tensor, k: int, sample: int) -> Tensor:
-    """Return the (1,) magnitude that a little more than k elements of ``x`` (numel,) probably reach, on its device.
-
-    It comes from every ``numel // sample``-th element: the expected rank among them, and three standard deviations.
-    """
-    taken = x[:: max(x.numel() // sample, 1)].abs()
-    expected = taken.numel() * k / x.numel()
-    rank = math.ceil(expected + 3 * math.sqrt(expected) + 1)
-    return torch.topk(taken, min(rank, taken.numel()), sorted=False).values.amin(0, keepdim=True)
-
-
-def largest(x: Tensor, k: int, sample: int) -> Tensor:
+def largest(x: Tensor, k: int) -> Tensor:
     """Return the ascending (k,) int32 indices of the k largest magnitudes; ties go to the lowest index. Exact.
 
-    Args:
-        k: from 1 to less than numel.
-        sample: elements that are looked at for an estimate of the k-th magnitude; top-k runs on what is above it.
+    A sample of a long vector tells a magnitude that a little more than k elements probably reach; top-k runs on those.
     """
-    candidates, magnitudes = above_cut(x, sampled_cut(x, k, sample))
+    numel = x.numel()
+    if not is_sampled(numel, k):
+        return reference.largest(x, k)
+    sample = x[:: numel // reference.SAMPLE].abs()
+    rank = min(sampled_rank(sample.numel(), numel, k), sample.numel())
+    candidates, magnitudes = _above_cut(x, torch.topk(sample, rank, sorted=False).values.amin(0, keepdim=True))
     if candidates.numel() < k:
         return reference.largest(x, k)
     return candidates.index_select(0, reference.largest(magnitudes, k))

@@ -93,7 +93,7 @@ def sums(x: Tensor, floor: float) -> list[float]:
 
 
 def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[Tensor, list[float]]:
-    """Do what `absorb_flagged_` does; return what it does, and the residual's sums."""
+    """Do what `absorb_` does; return what it does, and the residual's sums."""
     programs, partials = _partials(grad)
     first_bad = torch.full((1,), grad.numel(), dtype=torch.int32, device=grad.device)
     constants: dict[str, Any] = {"LIMIT": limit(residual.dtype), "ALIGNED": ALIGNED, "BLOCK": BLOCK}

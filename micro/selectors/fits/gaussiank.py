@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from micro.kernels.sums import sums_of
+from micro.kernels import sums_of
 from micro.selectors.base import Traits
 from micro.selectors.estimated import CorrectedFit
 from micro.sparse import Step

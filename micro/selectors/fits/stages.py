@@ -7,7 +7,8 @@ from typing import TypeVar, get_args
 
 from torch import Tensor
 
-from micro.kernels.sums import Sums, sums_above, sums_of
+from micro.kernels import sums_above, sums_of
+from micro.kernels.sums import Sums
 from micro.selectors.estimated import Fit
 from micro.selectors.fits.correction import strictly_above
 from micro.selectors.fits.laws import Law, moments, quantile

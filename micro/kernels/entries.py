@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels.cpu import array_of
-from micro.kernels.jit import jitted
+from micro.kernels.jit import array_of, jitted
 from micro.kernels.merging import ascends
 from micro.kernels.threads import are_few_entries, entries_in_parts
 
@@ -43,7 +42,7 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
     return found
 
 
-def add_(x: Tensor, indices: Tensor, values: Tensor) -> None:
+def add_at_(x: Tensor, indices: Tensor, values: Tensor) -> None:
     """Add ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,), in their order. Raises: IndexError."""
     vector, places, source = array_of(x), array_of(indices), array_of(values)
 

@@ -14,11 +14,18 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.floats import of_bfloat16, of_half
-from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit, lowest_bit_or_64, num_bits
+from micro.kernels.jit import (
+    INFINITY_BITS,
+    MAGNITUDE_BITS,
+    bits_of,
+    jitted,
+    lowest_bit,
+    lowest_bit_or_64,
+    num_bits,
+)
 from micro.kernels.reference import limit
 from micro.kernels.threads import are_few, in_parts
-from micro.kernels.tiles import STRIP, TILE, absorb_and_clear, absorb_tile, shrink
+from micro.kernels.tiles import TILE
 
 LANES = 64
 AT_ONCE = 3  # hits written of each word, there or not: a branch that is guessed wrong costs more than these
@@ -170,60 +177,6 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
 
 
 @jitted
-def _absorb(residual: Any, residual_bits: Any, grad: Any, grad_bits: Any, decay: Any) -> Any:
-    if decay == 1:
-        return absorb_and_clear(residual, residual_bits, grad, grad_bits)
-    first_bad = -1
-    for start in range(0, grad.size, STRIP):
-        end = min(start + STRIP, grad.size)
-        shrink(residual[start:end], decay)
-        bad = absorb_and_clear(residual[start:end], residual_bits[start:end], grad[start:end], grad_bits[start:end])
-        first_bad = start + bad if first_bad < 0 <= bad else first_bad
-    return first_bad
-
-
-@jitted
-def _absorb_narrow(residual: Any, residual_bits: Any, grad: Any, is_half: Any, decay: Any) -> Any:
-    first_bad = -1
-    source = np.empty(STRIP, np.float32)
-    source_bits = source.view(np.int32)
-    for start in range(0, grad.size, STRIP):
-        end = min(start + STRIP, grad.size)
-        codes, size = grad[start:end], end - start
-        if is_half:
-            for i in range(size):
-                source[i] = of_half(np.int32(codes[i]))
-        else:
-            for i in range(size):
-                source[i] = of_bfloat16(np.int32(codes[i]))
-        shrink(residual[start:end], decay)
-        bad = absorb_tile(residual[start:end], residual_bits[start:end], source[:size], source_bits[:size])
-        codes[:] = 0
-        first_bad = start + bad if first_bad < 0 <= bad else first_bad
-    return first_bad
-
-
-def absorb_(residual: Tensor, grad: Tensor, decay: float = 1.0) -> int | None:
-    """Add contiguous ``grad`` (numel,), of 32 or 16 bits, to float32 ``residual`` and set it to zero."""
-    target, numel, is_half = array_of(residual), grad.numel(), grad.dtype is torch.float16
-    target_bits, factor = target.view(np.int32), np.float32(decay)
-    if grad.dtype is torch.float32:
-        source = array_of(grad)
-        source_bits = source.view(np.int32)
-
-        def absorb(a: int, b: int) -> tuple[int, int]:
-            return a + int(_absorb(target[a:b], target_bits[a:b], source[a:b], source_bits[a:b], factor)), a
-    else:
-        codes = grad.detach().view(torch.uint16).numpy()
-
-        def absorb(a: int, b: int) -> tuple[int, int]:
-            return a + int(_absorb_narrow(target[a:b], target_bits[a:b], codes[a:b], is_half, factor)), a
-
-    found = in_parts(absorb, numel, unit=TILE, moved=8 + 2 * grad.element_size())
-    return next((place for place, start in found if place >= start), None)
-
-
-@jitted
 def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
     counts = np.zeros((2, num_bins + 1), np.int32)  # two tables: equal neighbours need not wait for each other
     for i in range(bits.size):
@@ -314,13 +267,3 @@ def scan_divided(numbers: Any, roots: Any, factor: float, eps: float, lowest: An
     parts = in_parts(search, numbers.size, unit=TILE, moved=8.0)
     indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
     return indices, magnitudes
-
-
-def array_of(x: Tensor) -> Any:
-    """Return the memory of ``x`` as an array."""
-    return (x.detach() if x.requires_grad else x).numpy()
-
-
-def bits_of(x: Tensor) -> Any:
-    """Return the memory of contiguous float32 ``x`` (numel,) as int32."""
-    return array_of(x).view(np.int32)
