@@ -8,18 +8,13 @@ from torch import nn
 
 from micro.clipping import ClipNorm, check_clip
 from micro.ddp.attachment import Attachment
-from micro.ddp.checks import (
-    check_group,
-    check_lane,
-    check_model,
-    check_parameters,
-    refused_together,
-)
+from micro.ddp.checks import check_group, check_lane, check_model, check_parameters
 from micro.ddp.hook import Hook
 from micro.drivers.checks import check_on_step
 from micro.drivers.chosen_parameters import Choice, split_by
 from micro.drivers.lane import LaneChoice
 from micro.drivers.loss_scale import check_scaler
+from micro.drivers.meeting import meeting
 from micro.reducers.base import Reducer
 from micro.reducers.checks import check_reducer
 from micro.scope import Scope, scoped
@@ -94,13 +89,14 @@ def attach(
         ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
             the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
             none to sparsify; its parameters are on several devices or one has too many elements; or clip, the reducer
-            or process_group is none; or ranks were given different settings. Raised on all ranks where it is raised
-            on one, and nothing is left behind.
+            or process_group is none; or ranks were given different settings or models. Raised on all ranks where it is
+            raised on one, and nothing is left behind.
+        PeerError: a rank did not call it.
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
             residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
     """
-    model = unwrapped(model)
-    with refused_together(model) as settings:
+    with meeting("micro.attach", lambda: unwrapped(model).process_group) as entry:
+        model = unwrapped(model)
         check_model(model)
         check_clip(clip, clip_norm)
         check_on_step(on_step)
@@ -112,11 +108,12 @@ def attach(
         check_group(process_group, model, lane=lane)
         check_parameters(trained, whole_model=scope == "model")
         Hook.check(model)
-        settings |= {"reducer": reducer, "scope": scope, "clip": clip, "clip_norm": clip_norm, "lane": lane}
-        settings["process_group"] = "made" if process_group is None else "given"
-        settings["scaler"] = "used" if scaler is not None and scaler.is_enabled() else "none"
+        entry.settings |= {"reducer": reducer, "scope": scope, "clip": clip, "clip_norm": clip_norm, "lane": lane}
+        entry.settings["process_group"] = "made" if process_group is None else "given"
+        entry.settings["scaler"] = "used" if scaler is not None and scaler.is_enabled() else "none"
+        entry.parameters, entry.is_exact = trained, False
     return Attachment(
-        model,
+        unwrapped(model),
         reducer,
         whole_model=scope == "model",
         clip=clip,

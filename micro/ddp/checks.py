@@ -1,46 +1,16 @@
 """What attach refuses: on all ranks alike, before it makes or registers anything."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import get_args
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from micro import flat
-from micro.checkpoints.description import describe, difference
 from micro.drivers.lane import LaneChoice
 from micro.flat import real
-from micro.objects import gather_objects
 from micro.reducers.base import Reducer
-
-
-@contextmanager
-def refused_together(model: DistributedDataParallel) -> Iterator[dict[str, Any]]:
-    """Raise a ValueError on every rank of the model where this context raises on any; all ranks enter it.
-
-    The same where a setting that the context puts into the dictionary is not the same on all ranks. A rank that went on
-    alone, or with other collectives, would wait for the others until the timeout.
-    """
-    settings: dict[str, Any] = {}
-    error: Exception | None = None
-    try:
-        yield settings
-    except Exception as caught:  # whatever it is, the others must not wait
-        error = caught
-    device = next(model.module.parameters()).device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where NCCL sends the words from
-        said: list[Any] = gather_objects((error and str(error), describe(settings)), model.process_group)
-    if error is not None:
-        raise error
-    for rank, (words, _) in enumerate(said):
-        if words is not None:
-            raise ValueError(f"rank {rank} refused to attach: {words}")
-    for rank, (_, given) in enumerate(said):
-        if found := difference(said[0][1], given):
-            raise ValueError(f"settings must be the same on all ranks, rank 0 has {found[0]}, rank {rank} {found[1]}")
 
 
 def check_model(model: DistributedDataParallel) -> None:

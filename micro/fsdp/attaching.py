@@ -13,10 +13,11 @@ from micro.clipping import NodeClipNorm, check_clip
 from micro.drivers.checks import check_on_step
 from micro.drivers.chosen_parameters import Choice, split_by
 from micro.drivers.loss_scale import check_scaler
+from micro.drivers.meeting import meeting
 from micro.fsdp.attachment import DenseMean, ShardedAttachment
 from micro.fsdp.exchange import Settings
 from micro.fsdp.groups import ShardGroup, shard_groups
-from micro.fsdp.replicas import check_alike, refused_together, replica_group
+from micro.fsdp.replicas import ranks_of, replica_group
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
 from micro.reducers.checks import check_reducer
@@ -74,14 +75,15 @@ def attach_fsdp(
         ValueError: on all ranks, with nothing left behind: an argument that micro.attach would refuse; the model is not
             one of fully_shard, has no replicas or such as FSDP averages by itself, has a hook already, is sharded over
             a mesh of several dimensions, or keeps its shards in the host's memory; replicas start with different
-            weights, or have different settings.
+            weights, or ranks have different settings.
+        PeerError: a rank did not call it.
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then and
             the model can be trained on.
     """
-    groups = shard_groups(model)
-    chosen = replica_group(replicas, groups)
-    trained = {name: p for group in groups for name, p in group.parameters().items() if p.requires_grad}
-    with refused_together(chosen, groups):
+    with meeting("micro.attach_fsdp", lambda: None) as entry:
+        groups = shard_groups(model)
+        chosen = replica_group(replicas, groups)
+        trained = {name: p for group in groups for name, p in group.parameters().items() if p.requires_grad}
         check_clip(clip, clip_norm, get_args(NodeClipNorm))
         check_on_step(on_step)
         check_scaler(scaler, check_reducer(reducer))
@@ -89,13 +91,12 @@ def attach_fsdp(
         _check_groups(groups, whole_model=scope == "model")
         reducer = split_by(reducer, trained, only=only, dense=dense, start_step=start_step)
         reducer = scoped(reducer, scope)
-    settings = Settings(scope == "model", clip, clip_norm, scaler)
+        settings = Settings(scope == "model", clip, clip_norm, scaler)
+        entry.settings |= {"reducer": reducer, "scope": scope, "clip": clip, "clip_norm": clip_norm}
+        entry.settings["scaler"] = "used" if scaler is not None and scaler.is_enabled() else "none"
+        entry.parameters = {name: shard for group in groups for name, shard in group.local().items()}
+        entry.part = f"replicas {ranks_of(chosen)}"
     comm = PrivateComm(chosen, groups[0].device, timed=timed)
-    try:
-        check_alike(groups, (reducer, settings.words), comm, chosen)
-    except ValueError:
-        comm.close()
-        raise
     prepare(reducer, comm, groups[0].device)
     return ShardedAttachment(model, groups, reducer, comm, chosen, settings=settings, on_step=on_step)
 

@@ -49,12 +49,6 @@ class Settings:
         """Return the factor on the gradients."""
         return LossScale(self.scaler)
 
-    @property
-    def words(self) -> str:
-        """What must be the same on all replicas."""
-        scale = "" if self.scaler is None else ", scaler"
-        return f"clip={self.clip}, clip_norm={self.clip_norm}{scale}, {'model' if self.whole_model else 'bucket'}"
-
 
 @dataclass(frozen=True, slots=True)
 class _Running:

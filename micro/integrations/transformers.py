@@ -9,6 +9,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from micro.checkpoints.resizing import average
 from micro.ddp import Attachment, attach
+from micro.objects import gather_objects
 from micro.reducers.base import Reducer
 
 
@@ -62,7 +63,9 @@ class MicroCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Add this rank's file to the checkpoint."""
         if self.attachment is not None and not args.save_only_model:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            own = self._trainer._get_output_dir(trial=getattr(self._trainer, "_trial", None))
+            first, *_ = gather_objects(own, self.attachment.group)  # in a search rank 0 alone knows the trial's folder
+            folder = Path(str(first)) / f"checkpoint-{state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(self.attachment.state_dict(), _file(folder, self.attachment.comm.rank))
 

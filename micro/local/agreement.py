@@ -1,79 +1,52 @@
-"""What ranks compare: settings and weights before the first step, and where each is before every exchange."""
+"""What ranks tell each other before every exchange: where each is, and which fragment is the next."""
 
-import ctypes
-import json
-import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from micro.comm import Comm
-from micro.flat import real
 from micro.requests import AllGather
 
 
-@contextmanager
-def refused_together(comm: Comm, device: torch.device) -> Iterator[None]:
-    """Raise a ValueError on every rank where this context raises on any; all ranks enter it."""
-    error: ValueError | None = None
-    try:
-        yield
-    except ValueError as caught:
-        error = caught
-    refused = _rows(comm, device, [error is not None])
-    if error is not None:
-        raise error
-    if any(row[0] for row in refused):
-        ranks = [rank for rank, row in enumerate(refused) if row[0]]
-        raise ValueError(f"rank {ranks[0]} refused its settings: its own error says why")
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is when it comes to an exchange.
 
+    Attributes:
+        fragment: that it is to exchange; None: it has finished, and takes part in what the others exchange.
+        num_rounds: of each fragment, how many exchanges have ended.
+        moved: of each fragment, whether this rank has moved its parameters since its last exchange.
+    """
 
-def check_equal(settings: Mapping[str, Any], comm: Comm, device: torch.device) -> None:
-    """Raise ValueError on all ranks where a setting, plain data by name, is not the same on all of them."""
-    said = _rows(comm, device, [_sum_of(json.dumps(value, sort_keys=True).encode()) for value in settings.values()])
-    for rank, row in enumerate(said):
-        for name, own, first in zip(settings, row, said[0], strict=True):
-            if own != first:
-                raise ValueError(f"{name} must be the same on all ranks, rank {rank} has another than rank 0")
+    fragment: int | None
+    num_rounds: Sequence[int]
+    moved: Sequence[bool]
 
+    def next_exchange(self, comm: Comm, device: torch.device) -> int | None:
+        """Return the fragment that is exchanged next, the same on all ranks; None where no rank has anything left.
 
-def check_same_weights(parameters: Mapping[str, Tensor], comm: Comm, device: torch.device) -> None:
-    """Raise ValueError on all ranks where a parameter does not have the same bits on all of them."""
-    sums = _rows(comm, device, [_sum_of(content_of(real(p.detach()))) for p in parameters.values()])
-    for rank, row in enumerate(sums):
-        for name, own, first in zip(parameters, row, sums[0], strict=True):
-            if own != first:
-                raise ValueError(
-                    f"weights must be the same on all ranks at the start, '{name}' of rank {rank} differs from rank "
-                    "0's: give all ranks one seed, or load the same weights"
+        All ranks call this together, by one message of 8 (1 + 2 P) bytes for P fragments. While any rank goes on with
+        its steps it says which; once all have finished, fragments that any of them has moved follow in turn.
+
+        Raises:
+            RuntimeError: on all ranks, where those that go on have come to different exchanges.
+        """
+        own = [-1 if self.fragment is None else self.fragment, *self.num_rounds, *map(int, self.moved)]
+        mine = torch.tensor(own, dtype=torch.int64, device=device)
+        rows: list[list[int]] = comm.answer(AllGather(mine=mine)).tolist()  # host sync: once a round, ranks act on it
+        count = len(self.num_rounds)
+        going_on = {rank: row[0] for rank, row in enumerate(rows) if row[0] >= 0}
+        if not going_on:
+            return next((each for each in range(count) if any(row[1 + count + each] for row in rows)), None)
+        first, fragment = next(iter(going_on.items()))
+        for rank, row in enumerate(rows):
+            ends = row[0] < 0
+            if (row[0] != fragment and not ends) or row[1 + fragment] != rows[first][1 + fragment]:
+                places = ", ".join(
+                    f"rank {each} is at round {rows[each][1 + fragment]}"
+                    + (f" of fragment {rows[each][0]}" if rows[each][0] >= 0 else "")
+                    for each in (first, rank)
                 )
-
-
-def check_same_place(place: Mapping[str, int], comm: Comm, device: torch.device) -> None:
-    """Raise RuntimeError on all ranks where they have come to an exchange from different places in the training."""
-    said = _rows(comm, device, list(place.values()))
-    for rank, row in enumerate(said):
-        if row != said[0]:
-            words = (", ".join(f"{name} {at}" for name, at in zip(place, r, strict=True)) for r in (said[0], row))
-            raise RuntimeError(
-                f"ranks must exchange at the same place: rank 0 is at {next(words)}, rank {rank} at {next(words)}"
-            )
-
-
-def _rows(comm: Comm, device: torch.device, numbers: list[int] | list[bool]) -> list[list[int]]:
-    row = torch.tensor([int(number) for number in numbers], dtype=torch.int64, device=device)
-    rows: list[list[int]] = comm.answer(AllGather(mine=row)).tolist()  # host sync: once a round, ranks act on it
-    return rows
-
-
-def _sum_of(content: bytes) -> int:
-    return zlib.crc32(content)
-
-
-def content_of(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor's numbers."""
-    here = tensor.contiguous().cpu()
-    return ctypes.string_at(here.data_ptr(), here.numel() * here.element_size()) if here.numel() else b""
+                raise RuntimeError(f"ranks must exchange at the same place: {places}")
+        return fragment

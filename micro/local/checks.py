@@ -1,6 +1,8 @@
 """What local steps refuse before the first step."""
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,32 +27,55 @@ def check_settings(every: int, buffers: str, on_round: object) -> None:
         raise ValueError(f"on_round must be callable, got {type(on_round).__name__}: give a function of one RoundStats")
 
 
-def trained_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+def as_optimizers(given: Any) -> list[Optimizer]:
+    """Return the inner optimizers, of which one or several are given.
+
+    Raises:
+        ValueError: one is none, is driven by other local steps, or sends messages of its own.
+    """
+    optimizers = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, list | tuple) else []
+    for each in optimizers or [given]:
+        if not isinstance(each, Optimizer):
+            raise ValueError(f"optimizer must be a torch.optim.Optimizer, or several, got {type(each).__name__}")
+        if each in IN_USE:
+            raise ValueError("optimizer drives other local steps already: close those first, by close()")
+        if type(each).__module__.startswith("torch.distributed.optim"):
+            raise ValueError(
+                f"optimizer {type(each).__name__} exchanges in each step, which local steps do without: use one of "
+                "torch.optim"
+            )
+    return optimizers
+
+
+IN_USE: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+"""Optimizers whose steps are counted as local ones."""
+
+
+def trained_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """Return the parameters that are trained, by their names without wrappers.
 
     Raises:
-        ValueError: the model is none or has nothing to train, the optimizer is none or is that of another model, or the
-            parameters are on several devices, sharded, or too many.
+        ValueError: the model is none or has nothing to train, no optimizer holds one of them, or they are on several
+            devices, sharded, or too many.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     trained = {name: p for name, p in plain_parameters(model).items() if p.requires_grad}
     if not trained:
         raise ValueError("model has no parameter to train: nothing would be exchanged")
-    _check_optimizer(trained, optimizer)
+    _check_optimizers(trained, optimizers)
     _check_tensors(trained)
     return trained
 
 
-def _check_optimizer(trained: Mapping[str, Tensor], optimizer: Optimizer) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def _check_optimizers(trained: Mapping[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
     missing = [name for name, parameter in trained.items() if id(parameter) not in held]
     if missing:
         raise ValueError(
-            f"optimizer must hold all trained parameters, '{missing[0]}' is not in it: add it, or freeze it; with "
-            "several optimizers, give the one that steps last"
+            f"optimizer must hold all trained parameters, '{missing[0]}' is not in it: add it, freeze it, or give all "
+            "optimizers in a list, in the order in which they step"
             if len(missing) < len(trained)
             else "optimizer holds no parameter of the model: make it of model.parameters()"
         )
@@ -91,6 +116,16 @@ def check_outer(outer: Optimizer, state: BucketState, *, allows_both: bool) -> N
             "outer momentum and a residual both add up what was not applied at once, so that it counts twice: use "
             "momentum=0 of the outer optimizer, feedback none, or say momentum_with_feedback=True"
         )
+
+
+def check_frozen(frozen: Mapping[str, Tensor]) -> None:
+    """Raise RuntimeError where a parameter that was frozen when local steps began has a gradient now."""
+    for name, parameter in frozen.items():
+        if parameter.grad is not None:
+            raise RuntimeError(
+                f"'{name}' was frozen when the local steps were made and is trained now, so that nobody would exchange "
+                "it: close them, and make new ones with it"
+            )
 
 
 def check_unchanged(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.drivers.lane import Lane
-from micro.local.agreement import check_same_place
+from micro.local.agreement import Place
 from micro.local.buffers import exchange_
 from micro.local.flat_weights import FlatWeights
 from micro.local.movement import Movement
@@ -40,6 +40,7 @@ class Work:
         round, fragment, num_steps: what the exchange is of, for its statistics.
         weights: the vectors; they have been measured.
         buffers, policy: copies of the model's buffers, and what becomes of them.
+        place: where this rank is, which all tell each other first; None: they have done that already.
         keeps_own: whether parameters change before the end, so that the difference of weights is copied.
     """
 
@@ -49,6 +50,7 @@ class Work:
     weights: Sequence[FlatWeights]
     buffers: list[Tensor]
     policy: str
+    place: Place | None
     keeps_own: bool
     reducer: Reducer
     comm: Comm
@@ -63,8 +65,8 @@ class Work:
         started = time.perf_counter()
         moved, comm = [vector.moved for vector in self.weights], self.comm
         comm.begin_step()
-        place = {"round": self.round, "fragment": self.fragment, "vectors": len(moved)}
-        check_same_place(place, comm, moved[0].device)
+        if self.place is not None:
+            self.place.next_exchange(comm, moved[0].device)
         own = [vector.clone() if self.keeps_own else None for vector in moved]
         vectors = self.reducer.reduce_buckets_([vector.state for vector in self.weights], moved, comm)
         movement = Movement.of(self.weights, own, comm)

@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch import nn
 
 from micro.comm import Comm
-from micro.private_comm import PrivateComm
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -19,20 +18,18 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device(first.device)
 
 
-def comm_of(model: nn.Module, replicas: Any, comm: Comm | None) -> Comm:
-    """Return ``comm``, or a group of its own with the ranks of ``replicas``, a process group; None: all ranks.
+def ranks_of(replicas: Any, comm: Comm | None) -> Comm | dist.ProcessGroup | None:
+    """Return the ranks that exchange: ``comm``, or ``replicas``, a process group; None: all ranks.
 
     Raises:
         ValueError: both are given, replicas is no process group, or there are no ranks.
     """
-    if comm is not None:
-        if replicas is not None:
-            raise ValueError("replicas and comm both say who the ranks are: give one of them")
-        return comm
-    if not dist.is_initialized():
+    if comm is not None and replicas is not None:
+        raise ValueError("replicas and comm both say who the ranks are: give one of them")
+    if comm is None and not dist.is_initialized():
         raise ValueError(
             "local steps need ranks to exchange with: call torch.distributed.init_process_group first, or give comm"
         )
     if replicas is not None and not isinstance(replicas, dist.ProcessGroup):
         raise ValueError(f"replicas must be a torch.distributed.ProcessGroup, got {type(replicas).__name__}")
-    return PrivateComm(replicas, device_of(model))
+    return replicas if comm is None else comm

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from micro.comm import Comm
+from micro.drivers.meeting import content_of
 from micro.flat import Layout
-from micro.local.agreement import content_of
 from micro.local.steps import LocalSteps
 from micro.reducers.base import Reducer
 from micro.reducers.two_level import TwoLevel
@@ -44,7 +43,7 @@ class Regrouped:
     newcomers: tuple[int, ...]
 
 
-def save_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[str]) -> None:
+def save_round(local: LocalSteps, path: str | os.PathLike[str]) -> None:
     """Write what this worker needs to go on from the round that has ended, in place of an earlier one.
 
     Args:
@@ -59,7 +58,8 @@ def save_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[
     check_losable(local.reducer)
     target = Path(path)
     draft = target.with_name(target.name + ".draft")
-    torch.save({"local": local.state_dict(), "optimizer": optimizer.state_dict()}, draft)
+    inner = [optimizer.state_dict() for optimizer in local.optimizers]
+    torch.save({"local": local.state_dict(), "optimizers": inner}, draft)
     os.replace(draft, target)
 
 
@@ -85,7 +85,7 @@ def check_losable(reducer: Reducer) -> None:
         )
 
 
-def take_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[str]) -> Regrouped | None:
+def take_round(local: LocalSteps, path: str | os.PathLike[str]) -> Regrouped | None:
     """Go on from the newest round that a rank of this group has saved; all ranks call this before the first step.
 
     A rank that has saved that round takes its own residual and inner state. One that has not, or an earlier round, or
@@ -113,7 +113,8 @@ def take_round(local: LocalSteps, optimizer: Optimizer, path: str | os.PathLike[
     state = own["local"] if own is not None and is_own else _with_zeros(common)
     local.load_state_dict(_fitting(state, comm))
     if own is not None and is_own:
-        optimizer.load_state_dict(own["optimizer"])
+        for optimizer, inner in zip(local.optimizers, own["optimizers"], strict=True):
+            optimizer.load_state_dict(inner)
     local.take_saved_buffers()
     return Regrouped(newest, comm.world_size, common["world_size"], newcomers)
 

@@ -1,12 +1,14 @@
 """How a model is split into fragments, each of which is exchanged at a time of its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
 from micro.flat import real
 from micro.names import as_patterns, check_matched, listed, matches
 
+T = TypeVar("T")
 Fragments = int | Sequence[str | Sequence[str]]
 """A number of fragments of about equal size, or for each the patterns of its parameters' names."""
 
@@ -24,9 +26,10 @@ def check_streaming(fragments: Fragments, delay: int, mix: float, every: int) ->
         raise ValueError(f"mix must be in (0, 1], got {mix!r}")
 
 
-def phases(number: int, every: int) -> list[int]:
-    """Return the step of a round, in [1, every], at which each of ``number`` fragments begins its exchange."""
-    return [(fragment + 1) * every // number for fragment in range(number)]
+def phased(parts: Sequence[T], every: int) -> Iterator[tuple[int, T]]:
+    """Yield with each of P fragments the step of a round, in [1, every], at which its exchange begins."""
+    for number, part in enumerate(parts, 1):
+        yield number * every // len(parts), part
 
 
 def split(parameters: Mapping[str, Tensor], fragments: Fragments) -> list[dict[str, Tensor]]:

@@ -1,7 +1,7 @@
 """Local steps: H steps of a worker's own optimizer, then one exchange of how far the workers have moved."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,20 +14,32 @@ from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
 from micro.comm import Comm
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
+from micro.drivers.meeting import meeting
 from micro.flat import real
 from micro.group_comm import GroupComm
-from micro.local.agreement import check_equal, check_same_weights, refused_together
+from micro.local.agreement import Place
 from micro.local.buffers import BufferPolicy, copies, learnt_buffers
-from micro.local.checks import check_method, check_outer, check_settings, check_unchanged, trained_parameters
+from micro.local.checks import (
+    IN_USE,
+    as_optimizers,
+    check_frozen,
+    check_method,
+    check_outer,
+    check_settings,
+    check_unchanged,
+    trained_parameters,
+)
 from micro.local.exchange import Exchange, Work
 from micro.local.flat_weights import FlatWeights
 from micro.local.fragment import Fragment
-from micro.local.group import comm_of, device_of
+from micro.local.group import device_of, ranks_of
 from micro.local.outer import MakeOuter, Outer
 from micro.local.round_stats import RoundStats
-from micro.local.splitting import Fragments, check_streaming, phases, split
+from micro.local.splitting import Fragments, check_streaming, phased, split
 from micro.nonfinite import NonFiniteGradient
+from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, saved_layout
+from micro.wrappers import plain_parameters
 
 SCOPE = "local"
 
@@ -53,7 +65,8 @@ class LocalSteps:
 
     Args:
         model: with the same weights on all ranks. Not wrapped in DDP, unless that averages within a smaller group.
-        optimizer: the inner one, of all trained parameters of the model. With several, the one that steps last.
+        optimizer: the inner one, of all trained parameters of the model, or several in the order in which they step.
+            A step is one of the last; none of them may exchange anything in its own steps.
         reducer: of the differences of weights.
         every: H, inner steps of a round.
         outer: makes the outer optimizer of the global weights: `Outer`, or a function such as
@@ -68,19 +81,21 @@ class LocalSteps:
         mix: share of the new global weights in the parameters after an exchange, in (0, 1]; the rest is what they were.
         replicas: the process group between which rounds are exchanged; by default all ranks. Where each of several
             nodes trains a replica by DDP, it is this rank's peers in the other nodes.
-        comm: the ranks, in place of a process group: those of micro.SimulatedRanks are threads.
+        comm: the ranks, in place of a process group: those of micro.SimulatedRanks.
         momentum_with_feedback: let the outer optimizer have momentum though the reducer keeps what it has not sent.
         on_round: called with the statistics at the end of each exchange.
 
     A step that a GradScaler leaves out is no step: the rank comes to the exchange one batch later, and the others wait.
+    So ranks may end with different numbers of steps, as with uneven data: see ``finish``, which all call.
 
     Raises:
         ValueError: on all ranks, where one of them has settings out of range, a model or an optimizer that does not
             fit, other settings than rank 0, or weights that are not rank 0's to the bit.
-        NonFiniteGradient: out of ``optimizer.step()``, on all ranks, where weights hold NaN or Inf at the end of a
-        round
-            and the reducer's policy is to stop; all ranks are back at the start of the round then. With the policy to
-            skip they go on from there, and a rank whose own weights were not finite begins with a new inner state.
+        NonFiniteGradient: out of ``optimizer.step()`` or ``finish()``, on all ranks, where weights hold NaN or Inf at
+            the end of a round and the reducer's policy is to stop; all ranks are back at the start of the round then.
+            With the policy to skip they go on from there, and a rank whose own weights were not finite begins with a
+            new inner state.
+        RuntimeError: out of ``optimizer.step()``, where a parameter has a gradient that was frozen at the beginning.
 
     Source: LocalSGD: Stich, ICLR 2019, arXiv 1805.09767. DiLoCo: Douillard et al., 2023, arXiv 2311.08105. Streaming
     DiLoCo: Douillard et al., 2025, arXiv 2501.18512. SparseLoCo: Sarfi et al., 2025, arXiv 2508.15706. Differences: one
@@ -91,7 +106,7 @@ class LocalSteps:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         reducer: Reducer,
         *,
         every: int,
@@ -105,51 +120,46 @@ class LocalSteps:
         momentum_with_feedback: bool = False,
         on_round: Callable[[RoundStats], object] | None = None,
     ) -> None:
-        self.comm = comm_of(model, replicas, comm)
-        device = device_of(model)
+        with meeting("micro.LocalSteps", lambda: ranks_of(replicas, comm)) as entry:
+            self.device = device_of(model)
+            check_settings(every, buffers, on_round)
+            check_streaming(fragments, delay, mix, every)
+            self.reducer = check_method(reducer)
+            self.optimizers = as_optimizers(optimizer)
+            self._parameters = trained_parameters(model, self.optimizers)
+            self._shapes = {name: tuple(real(p.detach()).shape) for name, p in self._parameters.items()}
+            self.reducer.check_parameters(self._shapes)
+            self._fragments = [
+                Fragment(number, phase, part, self.reducer, outer)
+                for number, (phase, part) in enumerate(phased(split(self._parameters, fragments), every))
+            ]
+            for vector in self._vectors:
+                check_outer(vector.outer, vector.state, allows_both=momentum_with_feedback)
+            entry.parameters = self._parameters
+            entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
+            entry.settings |= {"reducer": self.reducer, "outer": [vector.outer_settings() for vector in self._vectors]}
+            entry.settings["fragments"] = [list(vector.parameters) for vector in self._vectors]
+        self._owns_comm = comm is None
+        self.comm = PrivateComm(replicas, self.device) if comm is None else comm
         try:
-            with refused_together(self.comm, device):
-                check_settings(every, buffers, on_round)
-                check_streaming(fragments, delay, mix, every)
-                self.reducer = check_method(reducer)
-                parameters = trained_parameters(model, optimizer)
-                self.reducer.check_parameters({name: tuple(real(p.detach()).shape) for name, p in parameters.items()})
-                parts = split(parameters, fragments)
-            self.reducer.prepare(self.comm, device)
-            with refused_together(self.comm, device):
-                self._fragments = [
-                    Fragment(number, phase, part, self.reducer, outer)
-                    for number, (phase, part) in enumerate(zip(phases(len(parts), every), parts, strict=True))
-                ]
-                for vector in self._vectors:
-                    check_outer(vector.outer, vector.state, allows_both=momentum_with_feedback)
-            settings = {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
-            self._check_together(settings, parameters, device)
-        except BaseException:
-            if isinstance(self.comm, GroupComm) and comm is None:
-                self.comm.close()
+            self.reducer.prepare(self.comm, self.device)
+        except ValueError:
+            self._close_comm()
             raise
         self.every, self.delay, self.mix = every, delay, mix
         self.outer, self.on_round = outer, on_round
-        self._model, self._optimizer, self._parameters = model, optimizer, parameters
-        self._shapes = {name: tuple(real(p.detach()).shape) for name, p in parameters.items()}
-        self.device, self._policy, self._owns_comm = device, str(buffers), comm is None
+        self._model, self._policy = model, str(buffers)
+        self._frozen = {name: p for name, p in plain_parameters(model).items() if name not in self._parameters}
         self.num_steps = self._steps_in_round = 0
         self.stats: RoundStats | None = None
-        self._lane = _lane_of(self.comm, device) if delay else None
+        self._lane = _lane_of(self.comm, self.device) if delay else None
         self._kept_buffers = copies(model)
         self._versions: int | None = None
-        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
-
-    def _check_together(self, settings: dict[str, Any], parameters: dict[str, Tensor], device: torch.device) -> None:
-        settings |= {
-            "reducer": describe(self.reducer),
-            "outer": [vector.outer_settings() for vector in self._vectors],
-            "parameters": [[name, *real(p.detach()).shape] for name, p in parameters.items()],
-            "fragments": [list(vector.parameters) for vector in self._vectors],
-        }
-        check_equal(settings, self.comm, device)
-        check_same_weights(parameters, self.comm, device)
+        *others, last = self.optimizers
+        self._hooks = [each.register_step_pre_hook(self._before) for each in self.optimizers]
+        self._hooks += [each.register_step_post_hook(self._between) for each in others]
+        self._hooks.append(last.register_step_post_hook(self._after))
+        IN_USE.update(self.optimizers)
 
     @property
     def _vectors(self) -> list[FlatWeights]:
@@ -194,11 +204,17 @@ class LocalSteps:
         return [fragment.under_way for fragment in self._fragments if fragment.under_way is not None]
 
     def _before(self, *_: object) -> None:
+        with self._failing_together():
+            check_frozen(self._frozen)
         if self._versions is not None and self._versions != self._version():
             raise RuntimeError(
                 "weights were changed in the middle of a round, by other than the optimizer: load them at the start "
                 "of a round and call restart(), or use load_state_dict"
             )
+
+    def _between(self, *_: object) -> None:
+        if self._versions is not None:
+            self._versions = self._version()
 
     def _after(self, *_: object) -> None:
         self.after_step()
@@ -228,16 +244,30 @@ class LocalSteps:
         self._note_versions()
 
     def finish(self) -> None:
-        """End what is under way, and exchange what has moved since, on all ranks: the weights are equal then."""
+        """End what is under way, and exchange what has moved since; weights are equal on all ranks then.
+
+        All ranks call this, and it returns when all have. Ranks may have taken different numbers of steps: one that has
+        finished takes part in the exchanges of those that go on, with what it has moved since its own last one, as a
+        rule nothing. The mean is over all ranks still.
+        """
         begun = [fragment for fragment in self._fragments if fragment.under_way is not None]
         for fragment in sorted(begun, key=lambda fragment: -fragment.under_way.age):  # type: ignore[union-attr]
             self._end(fragment)
-        for fragment in self._fragments:
-            if fragment.is_apart:
-                self._begin(fragment, keeps_own=False)
-                self._end(fragment, mix=1.0)
+        while True:
+            with self._failing_together():
+                number = self._place(None).next_exchange(self.comm, self.device)
+            if number is None:
+                break
+            fragment = self._fragments[number]
+            self._begin(fragment, keeps_own=False, has_met=True)
+            self._end(fragment, mix=1.0)
         self._steps_in_round = 0
         self._note_versions()
+
+    def _place(self, fragment: Fragment | None) -> Place:
+        fragments = self._fragments
+        at = None if fragment is None else fragment.number
+        return Place(at, [each.num_rounds for each in fragments], [each.is_apart for each in fragments])
 
     def _note_versions(self) -> None:
         self._versions = self._version() if any(fragment.is_apart for fragment in self._fragments) else None
@@ -269,12 +299,13 @@ class LocalSteps:
         """
         for exchange in self._under_way:
             exchange.result()
-        check_same_weights(self._parameters, self.comm, self.device)
+        with meeting("LocalSteps.restart", lambda: self.comm) as entry:
+            entry.parameters = self._parameters
         for fragment in self._fragments:
             fragment.begin()
         self._steps_in_round, self._versions = 0, None
 
-    def _begin(self, fragment: Fragment, *, keeps_own: bool) -> None:
+    def _begin(self, fragment: Fragment, *, keeps_own: bool, has_met: bool = False) -> None:
         """Measure how far this rank has moved, and begin to reduce that."""
         started = time.perf_counter()
         check_unchanged(self._parameters, self.device, self._shapes)
@@ -289,6 +320,7 @@ class LocalSteps:
                 weights=fragment.weights,
                 buffers=copies(self._model) if is_last else [],
                 policy=self._policy,
+                place=None if has_met else self._place(fragment),
                 keeps_own=keeps_own,
                 reducer=self.reducer,
                 comm=self.comm,
@@ -330,7 +362,8 @@ class LocalSteps:
     def _go_back(self) -> None:
         """Return to the global weights; a rank that had left the finite numbers forgets its inner state too."""
         if not all(vector.is_finite() for vector in self._vectors):
-            self._optimizer.state.clear()
+            for optimizer in self.optimizers:
+                optimizer.state.clear()
         for fragment in self._fragments:
             fragment.go_back()
         self.take_saved_buffers()
@@ -411,8 +444,13 @@ class LocalSteps:
         """Let go of the optimizer: its steps exchange nothing any more. The model keeps this rank's weights."""
         for hook in self._hooks:
             hook.remove()
+        for optimizer in self.optimizers:
+            IN_USE.discard(optimizer)
         if self._lane is not None:
             self._lane.close()
+        self._close_comm()
+
+    def _close_comm(self) -> None:
         if self._owns_comm and isinstance(self.comm, GroupComm):
             self.comm.close()
 

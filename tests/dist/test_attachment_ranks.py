@@ -212,7 +212,7 @@ def test_no_rank_has_the_new_group_before_all_have_joined_it() -> None:
 def test_what_one_rank_refuses_all_ranks_refuse() -> None:
     first, second = ranks(2).run(refuse_on_rank_1)
     assert second == "clip must be positive, got -1.0: leave it out to disable clipping"
-    assert first == f"rank 1 refused to attach: {second}"
+    assert first == f"rank 1 refused micro.attach: {second}"
 
 
 def train_at(scales: tuple[float, float]) -> str:

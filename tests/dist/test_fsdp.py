@@ -342,9 +342,9 @@ def test_what_cannot_work_is_refused_on_all_ranks_with_nothing_left_behind() -> 
         assert "must be the ranks that hold the same shard" in same_node
         assert "one dimension, got 2" in two_dimensions
         assert "averages densely by itself" in replicated
-        assert "start with the same weights" in weights_differ
-        assert "reducer of replicas must be the same" in reducers_differ
-        assert "settings of replicas must be the same, ranks" in clips_differ
+        assert "weights must be the same on all ranks at the start" in weights_differ
+        assert "settings must be the same on all ranks, rank 0 has reducer" in reducers_differ
+        assert "settings must be the same on all ranks, rank 0 has clip=" in clips_differ
         assert "clip must be positive, got -1.0" in negative
         assert all("\n" not in each for each in words)
         assert after == before

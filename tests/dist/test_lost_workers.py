@@ -29,7 +29,7 @@ def train(folder: Path, last: int, killed: int | None = None) -> tuple[Any, Tens
     rank, model = dist.get_rank(), network(has_norm=True)
     optimizer, own = ADAM(model.parameters()), folder / f"{rank}.pt"
     with LocalSteps(model, optimizer, SPARSE, every=EVERY) as local:
-        found = take_round(local, optimizer, own)
+        found = take_round(local, own)
         kept = local.residuals()[0].clone()
         while local.num_steps < last:
             if rank == killed and local.num_steps == KILLED_AT:
@@ -37,7 +37,7 @@ def train(folder: Path, last: int, killed: int | None = None) -> tuple[Any, Tens
             backward(model, local.num_steps, rank)
             optimizer.step()
             if local.is_equal:
-                save_round(local, optimizer, own)
+                save_round(local, own)
         weights = flat(model)
     dist.destroy_process_group()
     return found, kept, weights
@@ -114,11 +114,11 @@ def test_what_all_ranks_keep_a_sum_of_cannot_be_lost(tmp_path: Path) -> None:
     reducer = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather(), feedback=micro.EF21())
     with LocalSteps(model, optimizer, reducer, every=2, comm=micro.Comm()) as local:
         with pytest.raises(ValueError, match="a worker cannot be lost; use feedback residual, or none"):
-            save_round(local, optimizer, tmp_path / "0.pt")
+            save_round(local, tmp_path / "0.pt")
         backward(model, 0, 0)
         optimizer.step()
         with pytest.raises(RuntimeError, match="a round is saved at its end"):
-            save_round(local, optimizer, tmp_path / "0.pt")
+            save_round(local, tmp_path / "0.pt")
 
 
 def test_a_round_of_another_group_is_left(tmp_path: Path) -> None:
@@ -129,14 +129,14 @@ def test_a_round_of_another_group_is_left(tmp_path: Path) -> None:
         with LocalSteps(model, optimizer, SPARSE, every=1, comm=micro.Comm()) as local:
             backward(model, seed, 0)
             optimizer.step()
-            save_round(local, optimizer, path)
+            save_round(local, path)
     models = [network(), network()]
 
     def work(comm: Any) -> tuple[Any, Tensor]:
         model = models[comm.rank]
         optimizer = ADAM(model.parameters())
         with LocalSteps(model, optimizer, SPARSE, every=1, comm=comm) as local:
-            return take_round(local, optimizer, paths[comm.rank]), flat(model)
+            return take_round(local, paths[comm.rank]), flat(model)
 
     (found, first), (_, second) = on_ranks(2, work)
     assert found.newcomers == (1,)
@@ -152,11 +152,11 @@ def test_an_earlier_round_than_the_others_is_left(tmp_path: Path) -> None:
                 backward(model, step, comm.rank)
                 optimizer.step()
                 if comm.rank != 0 or step < 2:  # rank 0 was lost before it could save
-                    save_round(local, optimizer, own)
+                    save_round(local, own)
         again = network()
         optimizer = ADAM(again.parameters())
         with LocalSteps(again, optimizer, SPARSE, every=1, comm=comm) as local:
-            found = take_round(local, optimizer, own)
+            found = take_round(local, own)
             assert torch.equal(flat(again), flat(model))
             return found, local.residuals()[0].clone()
 

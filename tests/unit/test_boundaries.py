@@ -169,6 +169,7 @@ def micro_may_import(module: str, name: str) -> bool:
             "micro.ddp.backward",
             "micro.ddp.checks",
             "micro.ddp.hook",
+            "micro.drivers.meeting",
             "micro.local.group",
         )  # types: process groups, and the bucket that DDP gives its hook
     if is_in(module, "micro.integrations"):

@@ -324,7 +324,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an outer rate of 0": ({"outer": partial(torch.optim.SGD, lr=0.0)}, "lr of the outer optimizer must not be 0"),
     "other settings on a rank": (
         {"every": by_rank(lambda rank: 2 + rank)},
-        "every must be the same on all ranks, rank 1",
+        "rank 0 has every=2, rank 1 every=3",
     ),
     "other weights on a rank": ({"model": by_rank(shifted)}, "'b.bias' of rank 1 differs from rank 0's"),
     "replicas and comm": ({"replicas": object()}, "replicas and comm both say who the ranks are"),
@@ -339,10 +339,94 @@ def test_what_does_not_fit_is_refused_on_all_ranks(case: str) -> None:
         assert "\n" not in said
 
 
+def test_an_optimizer_drives_one_object_at_a_time() -> None:
+    model = network()
+    optimizer = SGD(model.parameters())
+    first = micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+    with pytest.raises(ValueError, match="drives other local steps already"):
+        micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+    first.close()
+    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_an_optimizer_that_sends_messages_is_refused() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = network()
+    sending = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match="optimizer ZeroRedundancyOptimizer exchanges in each step"):
+        micro.LocalSteps(model, sending, SPARSE, every=2)
+
+
+def test_a_parameter_that_is_unfrozen_later_ends_the_steps() -> None:
+    model = network()
+    model.b.requires_grad_(False)  # type: ignore[operator, union-attr]
+    optimizer = SGD(model.parameters())
+    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+    backward(model, 0, 0)
+    optimizer.step()
+    model.b.requires_grad_(True)  # type: ignore[operator, union-attr]
+    backward(model, 1, 0)
+    with pytest.raises(RuntimeError, match=r"'b.weight' was frozen when the local steps were made"):
+        optimizer.step()
+
+
+def several(comm: Comm, *, is_one: bool) -> Tensor:
+    model = network()
+    matrices, rest = [[p for p in model.parameters() if (p.dim() > 1) == wanted] for wanted in (True, False)]
+    optimizers = [SGD([*matrices, *rest])] if is_one else [SGD(matrices), SGD(rest)]
+    local = micro.LocalSteps(model, optimizers, SPARSE, every=2, comm=comm)
+    for step in range(5):
+        backward(model, step, comm.rank)
+        for optimizer in optimizers:
+            optimizer.step()
+    local.finish()
+    assert local.num_steps == 5
+    return flat(model)
+
+
+def test_several_optimizers_are_as_one_of_all_parameters() -> None:
+    one, two = (on_ranks(2, partial(several, is_one=is_one)) for is_one in (True, False))
+    assert torch.equal(one[0], one[1])
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def of_other_lengths(comm: Comm, steps: tuple[int, ...], settings: dict[str, Any]) -> tuple[Tensor, int]:
+    model = network()
+    optimizer = SGD(model.parameters())
+    local = micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=4, comm=comm, **settings)
+    for step in range(steps[comm.rank]):
+        backward(model, step, comm.rank)
+        optimizer.step()
+    local.finish()
+    return flat(model), local.num_rounds
+
+
+@pytest.mark.parametrize("settings", [{}, {"fragments": 2}], ids=["whole", "fragments"])
+@pytest.mark.parametrize("steps", [(8, 9), (8, 10), (9, 8), (8, 15), (0, 5), (3, 21)])
+def test_ranks_that_take_other_numbers_of_steps_end_with_the_same_weights(
+    steps: tuple[int, ...], settings: dict[str, Any]
+) -> None:
+    (first, rounds), (second, others) = on_ranks(2, partial(of_other_lengths, steps=steps, settings=settings))
+    assert torch.equal(first, second)
+    assert rounds == others == -(-max(steps) // 4)
+
+
+def test_a_rank_that_has_finished_counts_in_the_mean_as_one_that_stands_still() -> None:
+    (found, _), _ = on_ranks(2, partial(of_other_lengths, steps=(4, 5), settings={}))
+    (before, _), _ = on_ranks(2, partial(of_other_lengths, steps=(4, 4), settings={}))
+    model = network()
+    nn.utils.vector_to_parameters(before, model.parameters())
+    backward(model, 4, 1)
+    moved = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]) * LR
+    torch.testing.assert_close(found, before - moved / 2)
+
+
 def test_all_ranks_refuse_where_one_does() -> None:
     first, second = refused(every=by_rank(lambda rank: 2 * rank))
     assert first == "every must be a number of steps, at least 1, got 0"
-    assert second == "rank 0 refused its settings: its own error says why"
+    assert second == f"rank 0 refused micro.LocalSteps: {first}"
 
 
 @pytest.mark.parametrize("settings", [{"lr": 0.0}, {"lr": -1.0}, {"momentum": 1.0}, {"nesterov": True}])
